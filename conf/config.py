@@ -72,8 +72,7 @@ with warnings.catch_warnings():
         artifact and an event report it; `fail`: the flow and the command fail as well, after everything is recorded;
         `off`: runs are not compared."""
         max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
-        """Loss of training throughput that is to be found within three runs, as a share, relative to the baseline that
-        was timed in the same run; twice as much is to be found in a single run."""
+        """Largest tolerated loss of training throughput, as a share; twice as much for a single run."""
         max_accuracy_loss: Annotated[float, Field(gt=0, lt=1)] = 0.01
         """Largest tolerated loss of the test score; twice as much for a single run."""
         max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -126,6 +125,16 @@ class Config(Section):
     def workload(self) -> Workload:
         """The part that two compared runs must share."""
         return Workload(data=self.data, model=self.model, recipe=self.recipe, seed=self.seed)
+
+    @property
+    def stored_size(self) -> tuple[int, str]:
+        """Shorter side of the prepared images, pixels, and the reason."""
+        return self.data.stored_for(self.recipe.vary.crop_scale)
+
+    @property
+    def stored_data(self) -> Data:
+        """The settings of the data as preparation needs them, which knows no recipe."""
+        return self.data.model_copy(update={"stored_size": self.stored_size[0]})
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -1,5 +1,6 @@
 """The settings of the data: the source, its location, and how it becomes images of one size."""
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +16,8 @@ NUM_COLOURS = 3  # channels of a frame of a clip, of grey ones too
 NUM_FRAMES, MAX_FRAMES = 8, 64  # frames of a clip: the default and the largest number
 CLIP_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.facts.has_clips)
 """Sources whose samples are clips; all frames of a clip are the channels of one image."""
+ONE_SIZE_SOURCES = frozenset({"cifar10", "arrays"})  # their images have one size, which is seldom above `image_size`
+STORED_MARGIN = 1.15  # 256 pixels for crops of 224, as ImageNet's images are scaled since Krizhevsky et al. (2012)
 MIN_CLASSES = 2
 DRAWN_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.is_drawn)
 
@@ -38,6 +41,16 @@ class Data(Section):
     """How images of other sizes get `image_size`. `scale`: the shorter side is scaled, and the middle is cropped;
     `crop`: the middle is cropped without scaling, for images where the size of things or the grain of noise matters.
     Images that are too small for that are rejected."""
+    stored_size: Annotated[int, Field(ge=8, le=4096)] | Literal["auto"] = "auto"
+    """Shorter side of a stored image, pixels. Above `image_size`, images keep their aspect ratio, random crops
+    (`recipe.vary.crop_scale`) take their pixels from the complete image, and evaluation scales the middle. `auto`:
+    1.15 times `image_size`, or more for small crops, where photographs are cropped; else `image_size`."""
+    storage: Literal["auto", "raw", "jpeg"] = "auto"
+    """Form of stored images. `raw`: pixels; `jpeg`: each image is encoded once and decoded in each epoch, which takes
+    about a tenth of the space; `auto`: `jpeg` where the pixels exceed a quarter of the host's memory and the host
+    decodes fast enough."""
+    jpeg_quality: Annotated[int, Field(ge=50, le=100)] = 90
+    """Quality of `storage=jpeg`, in steps of libjpeg."""
     num_frames: Annotated[int, Field(ge=2, le=MAX_FRAMES)] = NUM_FRAMES
     """Frames of a prepared clip, of `clips` and `motions`: the clip is divided into so many equal
     parts, and the middle frame of each part is used. Clips with fewer frames are rejected."""
@@ -78,6 +91,61 @@ class Data(Section):
                 "are not clips; remove data.num_frames or choose data.source=clips"
             )
         return self
+
+    @model_validator(mode="after")
+    def _storage_fits(self) -> Self:
+        stored, side = self.stored_size, self.image_size
+        if stored != "auto" and stored < side:
+            raise ValueError(
+                f"data.stored_size={stored} is below data.image_size={side}, and images are not enlarged when they "
+                f"are loaded; use data.stored_size={side} or more"
+            )
+        if self.keeps_aspect and not self.are_photographs:
+            raise ValueError(
+                f"data.stored_size={stored} cannot be used with data.source={self.source} and data.fit={self.fit}; "
+                "it is for images of classes that are scaled; remove data.stored_size"
+            )
+        if self.storage == "jpeg" and not self.may_be_encoded:
+            raise ValueError(
+                f"data.storage=jpeg cannot be used with data.source={self.source}: encoding changes masks, angles, "
+                "signals and clips; use data.storage=raw"
+            )
+        return self
+
+    @property
+    def stored_side(self) -> int:
+        """Shorter side of a stored image, pixels."""
+        return self.image_size if self.stored_size == "auto" else self.stored_size
+
+    @property
+    def keeps_aspect(self) -> bool:
+        """Whether stored images keep their aspect ratio; otherwise they are squares of `image_size`."""
+        return self.stored_side > self.image_size
+
+    @property
+    def may_be_encoded(self) -> bool:
+        """Whether its samples are images and nothing else, as far as that is known without the user's package."""
+        if self.source not in EMBEDDED_SOURCES:
+            return True
+        facts = plugins.source_facts(self.source)
+        return self.source not in SIGNAL_SOURCES and not (facts.has_masks or facts.has_clips or facts.target_names)
+
+    @property
+    def are_photographs(self) -> bool:
+        """Whether its images may be larger than `image_size`, and are scaled to it."""
+        return self.has_sizes and self.may_be_encoded and self.fit == "scale"
+
+    def stored_for(self, crop_scale: tuple[float, float] | None) -> tuple[int, str]:
+        """The stored size for random crops (smallest and largest share of the area), pixels, and the reason."""
+        side = self.image_size
+        if self.stored_size != "auto":
+            return self.stored_size, "set by data.stored_size"
+        if crop_scale is None:
+            return side, "without random crops (recipe.vary.crop_scale), an image is its scaled middle"
+        if not self.are_photographs or self.source in ONE_SIZE_SOURCES:
+            return side, f"the images of data.source={self.source} are not photographs that are scaled"
+        margin = max(STORED_MARGIN, crop_scale[1] ** -0.5)  # the largest crop of a square has image_size pixels a side
+        return math.ceil(side * margin), f"{margin:.2f} x data.image_size, so that random crops use real pixels"
 
     @property
     def num_channels(self) -> int:

@@ -115,7 +115,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
         checked = preflight.confirm_on_cluster(config, checked, address)
         stage = with_retries(prepare, config.limits)
-        prepared = stage(config.data, str(environment.root), address, config.limits.prepare_seconds)
+        prepared = stage(config.stored_data, str(environment.root), address, config.limits.prepare_seconds)
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         with new_run(request.config, environment, checked.experiment_id, "advise", workload) as handle:
             tracking.log_dataset(handle, prepared, config.data.source)

@@ -18,6 +18,7 @@ from paceline.tasks.train.plan import resolve
 
 OTHERS = {
     "execution.strategy": Choice(value="none", reason="a single rank shares its work with no other"),
+    "data.storage": Choice(value="to be chosen", reason="raw unless the pixels exceed a quarter of the memory"),
     "cluster.num_workers": Choice(value="to be chosen", reason="one worker per core, and at least one per rank"),
     "speedup.steps_per_block": Choice(value="to be chosen", reason="enough steps for a block of a quarter of a second"),
 }
@@ -74,5 +75,7 @@ def _choices(config: Config) -> dict[str, Choice]:
     else:
         later = Choice(value="to be chosen", reason="by the hardware of the hosts that the cluster gives")
         choices = {name: later for name, value in flatten(config.execution).items() if value == "auto"}
+    side, reason = config.stored_size
+    stored = {"data.stored_size": Choice(value=side, reason=reason)}
     tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
-    return OTHERS | {f"execution.{name}": choice for name, choice in choices.items()} | tls
+    return OTHERS | stored | {f"execution.{name}": choice for name, choice in choices.items()} | tls

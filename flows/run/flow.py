@@ -57,11 +57,14 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     cancel_older()  # only now: a refused run must not cancel its predecessor
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
+    get_run_logger().info("data.stored_size=%s: %s", *config.stored_size)
     with cluster_for_run(config, checked.plan, environment) as cluster:
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
         try:
             prepare_data = with_retries(prepare, config.limits)
-            prepared = prepare_data(config.data, str(environment.root), cluster.address, config.limits.prepare_seconds)
+            prepared = prepare_data(
+                config.stored_data, str(environment.root), cluster.address, config.limits.prepare_seconds
+            )
         except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
             with _mlflow_run(config, environment, checked, resume):
                 raise

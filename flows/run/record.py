@@ -24,7 +24,17 @@ TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_steps", "seconds", "samples_per_second", "final_loss", "checkpoint"),
     *("resumed_from", "data_wait_fraction", "wall_seconds", "restarts", "compile"),
 )
-DATASET_KEYS = ("fingerprint", "num_train", "num_validation", "num_test", "num_rejected", "reused", "seconds")
+DATASET_KEYS = (
+    "fingerprint",
+    "num_train",
+    "num_validation",
+    "num_test",
+    "num_rejected",
+    "reused",
+    "seconds",
+    "storage",
+    "stored_size",
+)
 
 
 def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str, seconds: float) -> dict[str, Any]:
@@ -158,7 +168,6 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
         Tag.BASELINE_RUN_ID: next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
         Tag.DATASET: outcome.prepared.fingerprint,
         Tag.SERIES: outcome.series,
-        Tag.HOSTS: outcome.hosts,
         Tag.DISTURBED: str(outcome.is_disturbed),
         Tag.CONTAMINATED: str(outcome.speedup.contaminated),
         Tag.CONTAMINATION: "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",

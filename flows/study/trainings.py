@@ -80,8 +80,8 @@ def open_study(
         limits = request.config.limits
         stage = with_retries(prepare, limits)
         prepared = {
-            data: stage(data, str(environment.root), address, limits.prepare_seconds)
-            for data in {arm.config.data: None for arm in arms}
+            data: stage(stored, str(environment.root), address, limits.prepare_seconds)
+            for data, stored in {arm.config.data: arm.config.stored_data for arm in reversed(arms)}.items()
         }
         data = prepared[arms[0].config.data].fingerprint
         workload = workload_fingerprint(request.config.workload, data, arms[0].checked.weights)

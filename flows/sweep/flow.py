@@ -137,7 +137,8 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     with open_cluster(config.cluster, room.demand, environment) as address:
         checked = preflight.confirm_on_cluster(config, planned.checked, address)
         limits = config.limits
-        prepared = with_retries(prepare, limits)(config.data, str(environment.root), address, limits.prepare_seconds)
+        data = config.stored_data
+        prepared = with_retries(prepare, limits)(data, str(environment.root), address, limits.prepare_seconds)
         if not prepared.num_validation:
             raise RunError(
                 "the prepared set has no validation samples, and trials are compared on them; "

@@ -67,10 +67,15 @@ def workers(client: Client) -> list[str]:
     return sorted(infos, key=lambda address: (infos[address]["host"], str(infos[address]["name"]), address))
 
 
+def host_of(worker: str) -> str:
+    """The host in a worker's address."""
+    return urlsplit(worker).hostname or worker
+
+
 def count_workers(address: str) -> dict[str, int]:
     """Workers of a scheduler by their hosts' addresses. Raises InputError: no scheduler answers there."""
     with connect(address) as client:
-        return dict(Counter(urlsplit(worker).hostname or worker for worker in workers(client)))
+        return dict(Counter(map(host_of, workers(client))))
 
 
 def wait_for_workers(address: str, demand: ClusterResources, seconds: float, check: Callable[[], str]) -> None:
@@ -81,9 +86,7 @@ def wait_for_workers(address: str, demand: ClusterResources, seconds: float, che
     """
     deadline = time.monotonic() + seconds
     with connect(address) as client:
-        while not demand.is_met(
-            num_by_host := Counter(urlsplit(worker).hostname or worker for worker in workers(client))
-        ):
+        while not demand.is_met(num_by_host := Counter(map(host_of, workers(client)))):
             status = check()
             if time.monotonic() > deadline:
                 arrived = ", ".join(f"{host}: {number}" for host, number in num_by_host.items()) or "none"

@@ -31,6 +31,10 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         "versions": {library: metadata.version(library) for library in libraries},
         **spec.key(origin),
     }
+    if data.keeps_aspect:
+        inputs["stored_size"] = data.stored_side
+    if data.storage == "jpeg":
+        inputs["jpeg"] = data.jpeg_quality
     if origin.fit != "scale":
         inputs["fit"] = origin.fit
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()

@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from paceline.conf.data import Data
 from paceline.tasks import deadline
 from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.prepare.storage import choose_storage
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.progress import progress_of_samples
 from paceline.tasks.records.data import PreparedSet
@@ -27,6 +28,9 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
     logger = get_run_logger()
     with deadline.time_limit("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
         listing = deadline.within(lambda: source.list_samples(data))
+        storage = choose_storage(listing, data, Path(home).resolve())
+        logger.info("data.storage=%s: %s", storage.value, storage.reason)
+        data = data.model_copy(update={"storage": storage.value})
         prepared = graph.prepare(listing, data, Path(home), address, show)
     counts = f"{prepared.num_train} train, {prepared.num_validation} validation, {prepared.num_test} test"
     if prepared.reused:

@@ -1,19 +1,14 @@
 """One split of a prepared set, memory-mapped."""
 
+import math
 import mmap
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.tasks.data.listing import SplitName
-from paceline.tasks.data.prepare import manifest
-from paceline.tasks.data.prepare.shard import Shard
-from paceline.tasks.errors import RunError, one_line
-from paceline.tasks.records.data import PreparedSet
 
 # Shape suffixes: N samples, H height, W width, C channels, T targets.
 
@@ -23,7 +18,7 @@ class Split:
     """One split; images stay on disk until they are gathered."""
 
     name: SplitName
-    images: list[np.memmap[tuple[int, int, int, int], np.dtype[np.uint8]]]  # one NHWC memory map per shard, in order
+    images: list[npt.NDArray[np.uint8]]  # one NHWC memory map per shard, in order
     labels_N: npt.NDArray[np.int64]
     targets_NT: npt.NDArray[np.float32] | None
     image_shape: tuple[int, int, int]
@@ -35,7 +30,10 @@ class Split:
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        return np.cumsum([0, *(len(shard) for shard in self.images)], dtype=np.int64)
+        return np.cumsum([0, *(self._num_in(shard) for shard in range(len(self.images)))], dtype=np.int64)
+
+    def _num_in(self, shard: int) -> int:
+        return len(self.images[shard])
 
     @cached_property
     def _arrays(self) -> list[npt.NDArray[np.uint8]]:
@@ -88,12 +86,15 @@ class Split:
         first, last = self.shards_of(np.array([start, stop - 1]))
         for shard in range(int(first), int(last) + 1):
             images = self.images[shard]
-            if not isinstance(images.base, mmap.mmap):  # in memory
+            if not (isinstance(images, np.memmap) and isinstance(images.base, mmap.mmap)):  # in memory
                 continue
             begin, end = np.clip([start, stop], self._starts[shard], self._starts[shard + 1]) - self._starts[shard]
-            size = images[0].nbytes
-            aligned = (images.offset + int(begin) * size) // mmap.PAGESIZE * mmap.PAGESIZE
-            images.base.madvise(advice, aligned, images.offset + int(end) * size - aligned)
+            aligned = (images.offset + self._first_byte(shard, int(begin))) // mmap.PAGESIZE * mmap.PAGESIZE
+            images.base.madvise(advice, aligned, images.offset + self._first_byte(shard, int(end)) - aligned)
+
+    def _first_byte(self, shard: int, number: int) -> int:
+        """Of an image in its shard, or the end of the last one."""
+        return number * math.prod(self.image_shape)
 
 
 def owner(shards_N: npt.NDArray[np.int64], world_size: int) -> npt.NDArray[np.int64]:
@@ -106,42 +107,3 @@ def first_reader(split: SplitName, shard: int, num_shards: int, world_size: int)
     if split == "train":
         return int(owner(np.array(shard), world_size))
     return shard * world_size // num_shards
-
-
-def open_split(prepared: PreparedSet, split: SplitName) -> Split:
-    """Open one split of a prepared set; RunError if the set does not match its manifest."""
-    path = Path(prepared.path)
-    try:
-        facts = manifest.read(path)
-    except manifest.DamagedError as error:
-        raise RunError(f"prepared set {path}: {error}; run again to prepare it again") from error
-
-    def load(kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> list[Any]:
-        return [_load(path, shard, kind, dtype, shape) for shard in facts.of_split(split)]
-
-    num_targets = len(facts.target_names)
-    no_targets = np.empty((0, num_targets), dtype=np.float32)
-    try:
-        labels_N = np.concatenate([np.empty(0, dtype=np.int64), *load("labels", np.int64, ())])
-        if labels_N.size and not 0 <= labels_N.min() <= labels_N.max() < len(facts.class_names):
-            raise manifest.DamagedError(f"a label of {split} is outside of its {len(facts.class_names)} classes")
-        images = load("images", np.uint8, facts.image_shape)
-        targets = [no_targets, *load("targets", np.float32, (num_targets,))] if num_targets else []
-        return Split(split, images, labels_N, np.concatenate(targets) if targets else None, facts.image_shape)
-    except manifest.DamagedError as error:
-        raise RunError(f"prepared set {path}: {error}; remove the set and run again to prepare it") from error
-
-
-def _load(path: Path, shard: Shard, kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    file = shard.file(kind)
-    if file is None:
-        raise manifest.DamagedError(f"shard {shard.number} of {shard.split} has no {kind}")
-    try:
-        array: npt.NDArray[Any] = np.load(path / file.name, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise manifest.DamagedError(f"{file.name} is not an array of numbers ({one_line(error)[:200]})") from error
-    if array.dtype != dtype or array.shape != (shard.num_samples, *shape):
-        raise manifest.DamagedError(
-            f"{file.name} holds {array.dtype} {array.shape}, not {np.dtype(dtype)} {(shard.num_samples, *shape)}"
-        )
-    return array

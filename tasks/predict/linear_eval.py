@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from paceline.conf.config import Config
 from paceline.conf.execution import Precision
-from paceline.tasks.data.split import Split, open_split
+from paceline.tasks.data.loading.split_reader import open_split
+from paceline.tasks.data.split import Split
 from paceline.tasks.evaluate.linear_classifier import Fit, fit
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.validity import ValidityWatch

@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tasks.data.split import open_split
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.flops import count_cost

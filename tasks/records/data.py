@@ -87,7 +87,11 @@ class PreparedSet(Record):
     fingerprint: str
     """8 hex digits over the content (every shard's sha256, class names): equal for equal data on any machine."""
     image_shape: tuple[int, int, int]
-    """Height, width, channels, masks among them."""
+    """Height, width, channels, masks among them, of an image as it is learned."""
+    stored_size: int | None = None
+    """Shorter side of stored images that keep their aspect ratio, pixels; None for squares of `image_shape`."""
+    storage: Literal["raw", "jpeg"] = "raw"
+    """Form of stored images."""
     class_names: tuple[str, ...]
     target_names: tuple[str, ...] = ()
     """Names of regression targets, such as ("angle",)."""
@@ -110,6 +114,11 @@ class PreparedSet(Record):
     """Wall time of this call; of looking the set up when it was reused."""
     reads: Reads = Reads()
     """Remote reads of this call."""
+
+    @property
+    def has_squares(self) -> bool:
+        """Whether images are stored as squares of pixels, or else as photographs."""
+        return self.storage == "raw" and self.stored_size is None
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:

@@ -201,6 +201,21 @@ def worst_mistakes(train: TrainResult, prepared: PreparedSet, number: int = NUM_
     log_NK = log_softmax(read_predictions(train.predictions, len(labels_N)).outputs, axis=1)
     chosen = np.argsort(log_NK[np.arange(len(labels_N)), labels_N], kind="stable")[:number]
     predicted_N = log_NK.argmax(axis=1)
+    images = _test_images(prepared, chosen)
+    names = prepared.class_names
+    return [
+        Mistake(image_HWC, names[predicted_N[index]], names[labels_N[index]], float(np.exp(log_NK[index].max())))
+        for image_HWC, index in zip(images, chosen, strict=True)
+    ]
+
+
+def _test_images(prepared: PreparedSet, chosen: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
+    path = Path(prepared.path)
+    if not prepared.has_squares:
+        from paceline.tasks.data.loading.split_reader import open_split  # torch: more than a second
+
+        photographs = open_split(prepared, "test")
+        return [photographs.image(index) for index in chosen.tolist()]
     try:  # memory maps: only the chosen images are read
         files = sorted((path / "test").glob("*.images.npy"))
         shards = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
@@ -208,16 +223,7 @@ def worst_mistakes(train: TrainResult, prepared: PreparedSet, number: int = NUM_
         raise RunError(f"{path / 'test'}: pixels cannot be read ({error}); prepare the set again") from error
     starts = np.cumsum([0, *(len(shard) for shard in shards)])
     places = np.searchsorted(starts, chosen, side="right") - 1
-    names = prepared.class_names
-    return [
-        Mistake(
-            np.array(shards[place][index - starts[place]]),
-            names[predicted_N[index]],
-            names[labels_N[index]],
-            float(np.exp(log_NK[index].max())),
-        )
-        for place, index in zip(places, chosen, strict=True)
-    ]
+    return [np.array(shards[place][index - starts[place]]) for place, index in zip(places, chosen, strict=True)]
 
 
 def draw_mistakes(train: TrainResult, prepared: PreparedSet, spectrogram: str | None = None) -> Figure | None:

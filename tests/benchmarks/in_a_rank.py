@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.streaming import _NUM_BUFFERS
-from paceline.tasks.data.split import open_split
 from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.tasks.cluster.dask_config import ENVIRON, low_overhead_config
 from paceline.tasks.cluster.hardware import usable_cores
-from paceline.tasks.data.split import open_split
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, estimate_ratio
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.predict.job import Settings, batch_size_for

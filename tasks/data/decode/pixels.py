@@ -1,7 +1,9 @@
 """The pixels of samples, as a worker reads them for a shard or a prediction, and why some cannot be read."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,9 @@ from paceline.tasks.data.listing import Origin
 from paceline.tasks.data.samples import Extent, Item, Picture, Samples
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import one_line
+
+T = TypeVar("T")
+_AHEAD = 4  # samples for each thread that decodes, which are in memory
 
 # Shape suffixes: N samples that could be read, H height, W width, C channels, T targets.
 
@@ -26,7 +31,12 @@ class Pixels(NamedTuple):
 
 
 def read_pixels(
-    origin: Origin, samples: Samples, image_size: int, channels: int, between: Callable[[], None] = lambda: None
+    origin: Origin,
+    samples: Samples,
+    image_size: int,
+    channels: int,
+    between: Callable[[], None] = lambda: None,
+    num_threads: int = 1,
 ) -> Pixels:
     """Read and scale samples to `image_size`.
 
@@ -39,23 +49,62 @@ def read_pixels(
     positions: list[int] = []
     reasons: dict[int, str] = {}
     num_unread = 0
-    for position, item in enumerate(source.read_items(origin, samples, image_size)):
-        between()
-        try:
-            image_HWC = images_NHWC[len(positions)]
-            colours_HWC, mask_HW = _pixels_of(item, image_size, origin.fit)
-            if mask_HW is None:
-                image_HWC[:] = colours_HWC
-            else:
-                image_HWC[..., :-1], image_HWC[..., -1] = colours_HWC, mask_HW
-        except transform.DecodeError as error:
-            reasons[position] = str(error)
-            num_unread += isinstance(error, transform.UnreadError)
+
+    def pixels_of(item: Item) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
+        return _pixels_of(item, image_size, origin.fit)
+
+    for position, item, pixels in map_items(origin, samples, image_size, pixels_of, between, num_threads):
+        if isinstance(pixels, transform.DecodeError):
+            reasons[position] = str(pixels)
+            num_unread += isinstance(pixels, transform.UnreadError)
+            continue
+        image_HWC = images_NHWC[len(positions)]
+        colours_HWC, mask_HW = pixels
+        if mask_HW is None:
+            image_HWC[:] = colours_HWC
         else:
-            positions.append(position)
-            if item.targets_T is not None:
-                targets.append(item.targets_T)
+            image_HWC[..., :-1], image_HWC[..., -1] = colours_HWC, mask_HW
+        positions.append(position)
+        if item.targets_T is not None:
+            targets.append(item.targets_T)
     return Pixels(images_NHWC[: len(positions)], np.stack(targets) if targets else None, positions, reasons, num_unread)
+
+
+def map_items(
+    origin: Origin,
+    samples: Samples,
+    image_size: int,
+    work: Callable[[Item], T],
+    between: Callable[[], None],
+    num_threads: int,
+) -> Iterator[tuple[int, Item, T | transform.DecodeError]]:
+    """Read samples, and do `work` on them in threads: position, item, and the result or why there is none, in order.
+
+    Decoders work outside of Python's lock. Errors are as in `read_pixels`.
+    """
+
+    def attempt(item: Item) -> T | transform.DecodeError:
+        try:
+            return work(item)
+        except transform.DecodeError as error:
+            return error
+
+    items = enumerate(source.read_items(origin, samples, image_size))
+    if num_threads == 1 or source.spec_of(origin).has_rows:  # a row takes less time than handing it to a thread
+        for position, item in items:
+            between()
+            yield position, item, attempt(item)
+        return
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="paceline-decode") as pool:
+        waiting: deque[tuple[int, Item, Future[T | transform.DecodeError]]] = deque()
+        for position, item in items:
+            between()
+            waiting.append((position, item, pool.submit(attempt, item)))
+            if len(waiting) > _AHEAD * num_threads:
+                first, its_item, result = waiting.popleft()
+                yield first, its_item, result.result()
+        for first, its_item, result in waiting:
+            yield first, its_item, result.result()
 
 
 def read_whole(
@@ -74,13 +123,17 @@ def read_whole(
         yield pixels
 
 
-def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
-    """A sample's picture (H, W, C), and its mask (H, W) if it has one: 1 for the first class, 0 for none."""
+def picture_of(item: Item, image_size: int, fit: Extent) -> npt.NDArray[np.uint8]:
+    """A sample's picture (H, W, C)."""
     picture = _content(item.picture)
     if isinstance(picture, bytes):
-        colours_HWC = transform.decode(picture, image_size, fit)
-    else:
-        colours_HWC = transform.resize(picture, image_size, fit)
+        return transform.decode(picture, image_size, fit)
+    return transform.resize(picture, image_size, fit)
+
+
+def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
+    """A sample's picture (H, W, C), and its mask (H, W) if it has one: 1 for the first class, 0 for none."""
+    colours_HWC, picture = picture_of(item, image_size, fit), item.picture
     if item.mask is None:
         return colours_HWC, None
     mask = _content(item.mask)

@@ -17,9 +17,12 @@ from paceline.tasks.errors import one_line
 TRANSFORM_VERSION = 1
 MAX_PIXELS = 178_956_970
 """Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
+MAX_ASPECT = 4
+"""Of an image that keeps its aspect ratio, the middle of so many times its shorter side is stored."""
 _SIXTEEN_BIT_MAX = 65_535
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 SMALL_PIXELS = 512 * 512  # pictures of more pixels take Pillow as long as any other library, or less
+_SCALED: tuple[Extent, ...] = ("scale", "side")
 _JPEG = b"\xff\xd8\xff"
 _APP1 = b"\xff\xe1"
 """Marker of a segment with an orientation (Exif, XMP). In coded pixels these two bytes never follow each other."""
@@ -39,7 +42,7 @@ def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArra
     Of an animation the first frame is taken. A grey image becomes three equal channels.
 
     Returns:
-        Pixels (image_size, image_size, 3), or (H, W, 3) of the whole.
+        Pixels (image_size, image_size, 3), or (H, W, 3) of a complete image.
 
     Raises:
         DecodeError: The file is empty, truncated, no image, too large, too small to be cropped, or of a kind that has
@@ -57,7 +60,7 @@ def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArra
             with Image.open(io.BytesIO(content)) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise DecodeError(f"{image.width} x {image.height} pixels; more than {MAX_PIXELS} look like a bomb")
-                if image.format == "JPEG" and fit == "scale":
+                if image.format == "JPEG" and fit in _SCALED:
                     # At a fraction of the size where twice the requested size remains: faster, and still antialiased.
                     image.draft(None, (2 * image_size, 2 * image_size))
                 ImageOps.exif_transpose(image, in_place=True)  # else what is upright already is copied
@@ -84,7 +87,7 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
         if height * width > SMALL_PIXELS or colours not in ("YCbCr", "Gray"):
             return None
         # As Pillow's draft mode chooses.
-        scales = (8, 4, 2, 1) if fit == "scale" else (1,)
+        scales = (8, 4, 2, 1) if fit in _SCALED else (1,)
         scale = next(scale for scale in scales if scale == 1 or min(height, width) >= 2 * image_size * scale)
         pixels_HWC: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
             content, min_height=-(-height // scale), min_width=-(-width // scale)
@@ -106,6 +109,13 @@ def _fit(
         )
     if fit == "whole" or picture.size == size:
         return np.asarray(picture)
+    if fit == "side":
+        short = min(picture.size)
+        kept = [min(side, MAX_ASPECT * short) for side in picture.size]
+        left, top = ((side - part) / 2 for side, part in zip(picture.size, kept, strict=True))
+        width, height = (round(part * image_size / short) for part in kept)
+        box = (left, top, left + kept[0], top + kept[1])
+        return np.asarray(picture.resize((width, height), method, box=box))
     if fit == "crop":
         left, top = ((side - image_size) // 2 for side in picture.size)
         return np.asarray(picture.crop((left, top, left + image_size, top + image_size)))
@@ -181,4 +191,4 @@ def resize(image: npt.NDArray[np.uint8], image_size: int, fit: Extent = "scale")
         return pixels_HWC
     channels = pixels_HWC.shape[2]
     fitted = _fit(Image.fromarray(pixels_HWC[..., 0] if channels == 1 else pixels_HWC), image_size, fit)
-    return fitted.reshape(image_size, image_size, channels)
+    return fitted.reshape(*fitted.shape[:2], channels)

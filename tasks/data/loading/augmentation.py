@@ -104,31 +104,41 @@ def _apart(pixels_NCHW: Tensor, centre: Tensor, factor: Tensor) -> Tensor:
     return (centre + (pixels_NCHW - centre) * factor).clamp_(0, 1)
 
 
-def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int]) -> npt.NDArray[np.int64]:
+def crops(
+    settings: Vary, draw_N: npt.NDArray[np.int64], seed: int, sizes_N2: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The crops (N, 4) of images of these heights and widths, by the numbers that `Variation` draws."""
+    return boxes(settings, uniform(torch.from_numpy(draw_N), _NUM_UNIFORM, seed).numpy(), sizes_N2.T)
+
+
+def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Crops (N, 4): top, left, height and width, whole pixels.
 
     As torchvision's RandomResizedCrop: areas are uniform, ratios in their logarithm, places uniform among those inside.
-    `uniform_NU` is in [0, 1), `shape` the height and width of the images.
+    `uniform_NU` is in [0, 1), `shape` the height and width of the images, or those of each.
     """
     assert settings.crop_scale is not None
-    tall, wide = shape
+    tall_N1, wide_N1 = np.array(shape).reshape(2, -1, 1)
+    tall, wide = tall_N1[:, 0], wide_N1[:, 0]
     tries_NK2 = uniform_NU[:, _CROPS].reshape(-1, NUM_TRIES, 2)
     least, largest = settings.crop_scale
-    area_NK = tall * wide * (least + (largest - least) * tries_NK2[..., 0])
+    area_NK = tall_N1 * wide_N1 * (least + (largest - least) * tries_NK2[..., 0])
     low, high = np.log(settings.crop_ratio)
     ratio_NK = np.exp(low + (high - low) * tries_NK2[..., 1])
     height_NK = np.rint(np.sqrt(area_NK / ratio_NK)).astype(np.int64)
     width_NK = np.rint(np.sqrt(area_NK * ratio_NK)).astype(np.int64)
-    fits_NK = (height_NK > 0) & (height_NK <= tall) & (width_NK > 0) & (width_NK <= wide)
+    fits_NK = (height_NK > 0) & (height_NK <= tall_N1) & (width_NK > 0) & (width_NK <= wide_N1)
     first_N = fits_NK.argmax(axis=1)[:, np.newaxis]
     fits_N = fits_NK.any(axis=1)
-    ratio = min(max(wide / tall, settings.crop_ratio[0]), settings.crop_ratio[1])
-    height_N = np.where(fits_N, np.take_along_axis(height_NK, first_N, 1)[:, 0], min(tall, round(wide / ratio)))
-    width_N = np.where(fits_N, np.take_along_axis(width_NK, first_N, 1)[:, 0], min(wide, round(tall * ratio)))
+    ratio = np.clip(wide / tall, *settings.crop_ratio)
+    height_N = np.where(
+        fits_N, np.take_along_axis(height_NK, first_N, 1)[:, 0], np.minimum(tall, np.rint(wide / ratio))
+    )
+    width_N = np.where(fits_N, np.take_along_axis(width_NK, first_N, 1)[:, 0], np.minimum(wide, np.rint(tall * ratio)))
     place_N2 = np.where(fits_N[:, np.newaxis], uniform_NU[:, _PLACE], 0.5)
     top_N = (place_N2[:, 0] * (tall - height_N + fits_N)).astype(np.int64)
     left_N = (place_N2[:, 1] * (wide - width_N + fits_N)).astype(np.int64)
-    return np.stack([top_N, left_N, height_N, width_N], axis=1)
+    return np.stack([top_N, left_N, height_N, width_N], axis=1).astype(np.int64)
 
 
 def resize_boxes(images_NCHW: Tensor, boxes_N4: Tensor) -> Tensor:

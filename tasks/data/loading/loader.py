@@ -1,6 +1,7 @@
 """The loaders by name, and the baseline: a plain `DataLoader` over a plain `Dataset`, in the process of the step."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,15 +25,15 @@ class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
         self._bias_C11 = torch.tensor(bias_C).view(-1, 1, 1)
         self._no_targets = torch.empty(0)
 
-    def __getitem__(self, item: tuple[int, bool, int, int]) -> tuple[Tensor, int, Tensor]:
+    def __getitem__(self, item: tuple[int, bool, int, int, list[int] | None]) -> tuple[Tensor, int, Tensor]:
         """One image (C, H, W), its label and its targets (empty where there are none).
 
-        `item` has the sample number, the flip, and the top row and left column of the window.
+        `item` has the sample number, the flip, the top row and left column of the window, and the crop.
         """
-        index, flip, dy, dx = item
-        split = self._feed.split
+        index, flip, dy, dx, box = item
+        split, photographs = self._feed.split, self._feed.photographs
         height, width, _ = split.image_shape
-        image_HWC = split.image(index)
+        image_HWC = split.image(index) if photographs is None else photographs.image(index, box)
         if flip:
             image_HWC = image_HWC[:, ::-1]
         image_HWC = pad(image_HWC, self._feed.padding, self._feed.fill_C)[dy : dy + height, dx : dx + width]
@@ -56,8 +57,7 @@ class ForegroundLoader(TrainLoader):
         # More ranks than samples in a batch: this rank takes part in the step with nothing.
         empty = torch.empty(0, channels, height, width), torch.empty(0, dtype=torch.int64), torch.empty(0, num_targets)
         pending = list(requests)
-        columns = ((request.index_N, request.flip_N, request.dy_N, request.dx_N) for request in pending)
-        items = [list(zip(*(column.tolist() for column in each), strict=True)) for each in columns]
+        items = [list(_items(request)) for request in pending]
         delivered = iter(DataLoader(self._dataset, batch_sampler=[batch for batch in items if batch], num_workers=0))
         for request in pending:
             images, labels, targets = next(delivered) if len(request.index_N) else empty
@@ -70,6 +70,12 @@ class ForegroundLoader(TrainLoader):
             )
 
 
+def _items(request: BatchRequest) -> Iterator[tuple[int, bool, int, int, list[int] | None]]:
+    columns = (request.index_N, request.flip_N, request.dy_N, request.dx_N)
+    boxes = [None] * len(request.index_N) if request.boxes_N4 is None else request.boxes_N4.tolist()
+    return zip(*(column.tolist() for column in columns), boxes, strict=True)
+
+
 _LOADERS: dict[Loading, type[TrainLoader]] = {
     "resident": ResidentLoader,
     "streaming": StreamingLoader,
@@ -78,5 +84,11 @@ _LOADERS: dict[Loading, type[TrainLoader]] = {
 
 
 def make_loader(loading: Loading, config: LoaderConfig) -> TrainLoader:
-    """Make a training loader; all kinds deliver the same batches in the same order, bit for bit on one device."""
+    """Make a training loader; all kinds deliver the same batches in the same order, bit for bit on one device.
+
+    Photographs that are cropped stay in the memory of the host where they are resident.
+    """
+    photographs = config.photographs
+    if loading == "resident" and photographs is not None:
+        return StreamingLoader(replace(config, split=photographs.decoded))
     return _LOADERS[loading](config)

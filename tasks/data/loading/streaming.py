@@ -220,10 +220,16 @@ class Canvas:
     def batch(self, request: BatchRequest, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
         """The images (N, H, W, C) of a request, in `out` or in a new array."""
         feed, num = self._feed, len(request.index_N)
+        photographs, gathered_NHWC = feed.photographs, self._gathered_NHWC[:num]
         if feed.augment == "none":
+            if photographs is not None:
+                return photographs.gather(request.index_N, out, request.boxes_N4)
             return feed.split.gather(request.index_N, out=out)
-        # In the order of the shards, which is undone by the windows' numbers at no cost.
-        order_N = feed.split.gather_by_shard(request.index_N, self._gathered_NHWC[:num])
+        if photographs is not None:
+            photographs.gather(request.index_N, gathered_NHWC, request.boxes_N4)
+            order_N = np.arange(num)
+        else:  # in the order of the shards, which is undone by the windows' numbers at no cost
+            order_N = feed.split.gather_by_shard(request.index_N, gathered_NHWC)
         self._inside_NHWC[:num] = self._gathered_NHWC[:num]
         place_N = np.empty(num, dtype=np.int64)
         place_N[order_N] = np.arange(num)

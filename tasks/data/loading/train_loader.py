@@ -12,8 +12,9 @@ import torch
 from paceline.conf.augmentation import Vary
 from paceline.conf.recipe import Augment
 from paceline.tasks.data.loading import sampling
-from paceline.tasks.data.loading.augmentation import Variation
+from paceline.tasks.data.loading.augmentation import Variation, crops
 from paceline.tasks.data.loading.batch import Normalise
+from paceline.tasks.data.loading.photo_split import PhotoSplit
 from paceline.tasks.data.loading.pinned_ring import Array, PinnedRing
 from paceline.tasks.data.loading.sampling import BatchPlan, epoch_augmentation, epoch_order
 from paceline.tasks.data.loading.step_schedule import StepSchedule
@@ -54,6 +55,13 @@ class LoaderConfig:
         return np.round(np.asarray(self.mean) * 255.0).clip(0, 255).astype(np.uint8)
 
     @property
+    def photographs(self) -> PhotoSplit | None:
+        """The split, where random crops are cut out of stored images that are larger."""
+        split = self.split
+        has_crops = self.vary.crop_scale is not None and isinstance(split, PhotoSplit) and split.keeps_aspect
+        return split if has_crops and isinstance(split, PhotoSplit) else None
+
+    @property
     def shuffle(self) -> sampling.Shuffle:
         """Sizes of the shuffle."""
         return sampling.Shuffle.of(math.prod(self.split.image_shape), self.shuffle_mib)
@@ -69,6 +77,8 @@ class BatchRequest:
     dx_N: npt.NDArray[np.int64]
     draw_N: npt.NDArray[np.int64]
     weight: float
+    boxes_N4: npt.NDArray[np.int64] | None = None
+    """Random crops of stored images: top, left, height and width. None where the loader crops nothing."""
 
 
 class TrainLoader(ABC):
@@ -83,7 +93,8 @@ class TrainLoader(ABC):
         self._course = StepSchedule(feed.plan)
         self.next_step = 0
         self.normalise = Normalise(feed.mean, feed.std, feed.split.image_shape).to(feed.device)
-        self._variation = Variation(feed.vary, feed.mean, feed.std, feed.seed, feed.device)
+        vary = feed.vary if feed.photographs is None else feed.vary.model_copy(update={"crop_scale": None})
+        self._variation = Variation(vary, feed.mean, feed.std, feed.seed, feed.device)
         self.ring = PinnedRing(feed.device)
 
     def __len__(self) -> int:
@@ -123,9 +134,13 @@ class TrainLoader(ABC):
         for step in range(first_local_step, plan.steps_per_epoch):
             positions = plan.local(step, feed.rank, order, feed.split.shards_of)
             draw_N = epoch * plan.num_samples + positions
-            yield BatchRequest(
-                order[positions], flip[positions], dy[positions], dx[positions], draw_N, plan.weight(step, feed.rank)
-            )
+            index_N, weight = order[positions], plan.weight(step, feed.rank)
+            boxes_N4 = self._crops(index_N, draw_N)
+            yield BatchRequest(index_N, flip[positions], dy[positions], dx[positions], draw_N, weight, boxes_N4)
+
+    def _crops(self, index_N: npt.NDArray[np.int64], draw_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        split = self.feed.photographs
+        return None if split is None else crops(self.feed.vary, draw_N, self.feed.seed, split.sizes_N2[index_N])
 
     def draw(self, request: BatchRequest) -> dict[str, Array]:
         """What `answer` needs on the device: random numbers of the samples."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
+from paceline.tasks.data.prepare.photographs import form_of
 from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.samples import Samples
 from paceline.tasks.data.sources.registry import spec_of
@@ -25,6 +26,8 @@ MAX_ROWS = 8_192  # rows of arrays cost a fiftieth of a file
 MIN_RUNS = 4  # fewest runs of a chunk, so that no chunk is more than a quarter larger than another
 MAX_DECODED_BYTES = 64 * 2**20
 MAX_ENCODED_BYTES = 64 * 2**20
+
+JPEG_RATIO = 8  # of the bytes of photographs as pixels to those as JPEG of quality 90, at 260 pixels
 
 # Limits of a portion. Of the smallest files (CIFAR's) 4,096 are 150 to 200 ms of work, where Dask spends 5 on a task;
 # of large ones a single chunk is seconds.
@@ -89,7 +92,7 @@ class ChunkPlanner:
 
     @property
     def _decoded_bytes(self) -> int:
-        return self.data.image_size**2 * (self.listing.channels + self.listing.num_planes)
+        return image_bytes(self.data, self.listing.channels + self.listing.num_planes)
 
     def _chunk(self, split: SplitName, number: int) -> Chunk:
         # Training samples are dealt out like cards, or in short runs, so that each shard has a share of every class.
@@ -106,7 +109,16 @@ class ChunkPlanner:
             channels=self.listing.channels,
             num_planes=self.listing.num_planes,
             directory=str(self.directory),
+            form=form_of(self.data),
         )
+
+
+def image_bytes(data: Data, channels: int) -> int:
+    """Bytes of a stored image, those of photographs and of JPEG as they usually are."""
+    num_bytes = data.stored_side**2 * channels
+    if data.keeps_aspect:
+        num_bytes = num_bytes * 4 // 3  # most photographs are 4:3 or 3:2
+    return max(1, num_bytes // JPEG_RATIO) if data.storage == "jpeg" else num_bytes
 
 
 def deal(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:

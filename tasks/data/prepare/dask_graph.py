@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from paceline.conf.data import Data
 from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_results
-from paceline.tasks.cluster.client import workers
+from paceline.tasks.cluster.client import host_of, workers
 from paceline.tasks.data.key import preparation_key
 from paceline.tasks.data.listing import SampleListing
 from paceline.tasks.data.prepare import manifest, store
@@ -128,9 +129,13 @@ def run_chunks(
     done = sum(record.num_samples for record in records) + spool.num_rejected
     with connect_to_workers(address, "preparation") as client:
         readers = workers(client)
-        num_threads = -(-sum(client.nthreads().values()) // len(readers))
-        portions = cutter.portions(len(readers), num_threads)
-        with closing(iter_results(client, portions, partial(_submit, client, readers))) as results:
+        threads: dict[str, int] = client.nthreads()
+        portions = cutter.portions(len(readers), -(-sum(threads.values()) // len(readers)))
+        hosts = Counter[str]()
+        for worker, number in threads.items():
+            hosts[host_of(worker)] += number
+        sharing = [hosts[host_of(reader)] for reader in readers]
+        with closing(iter_results(client, portions, partial(_submit, client, readers, sharing))) as results:
             for record in chain.from_iterable(results):
                 spool.add(record)
                 records.append(record.model_copy(update={"rejected": ()}))
@@ -141,11 +146,12 @@ def run_chunks(
     return records
 
 
-def _submit(client: Client, readers: list[str], portion: TaskChunks) -> Future[list[ShardRecord]]:
+def _submit(client: Client, readers: list[str], sharing: list[int], portion: TaskChunks) -> Future[list[ShardRecord]]:
     """Send a portion to the worker whose rank will read its shards; one with nothing to do may steal it."""
     return client.submit(
         write_shards,
         portion.chunks,
+        sharing[portion.reader],
         key=f"prepare-{portion.key}-{uuid4().hex}",
         pure=False,
         retries=RETRIES,

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import numpy
 import PIL
@@ -40,6 +40,9 @@ class Manifest(Record):
     key: str
     fingerprint: str
     image_shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=MAX_CHANNELS)]]
+    stored_size: Annotated[int, Field(ge=1)] | None = None
+    """Shorter side of images that keep their aspect ratio, pixels; None for squares of `image_shape`."""
+    storage: Literal["raw", "jpeg"] = "raw"
     class_names: tuple[str, ...]
     target_names: tuple[str, ...]
     num_planes: Annotated[int, Field(ge=0, le=1)] = 0
@@ -74,6 +77,11 @@ class Manifest(Record):
         return sum(shard.num_samples for shard in self.of_split(split))
 
     @property
+    def has_squares(self) -> bool:
+        """Whether images are stored as squares of pixels, or else as photographs."""
+        return self.storage == "raw" and self.stored_size is None
+
+    @property
     def files(self) -> tuple[ShardFile, ...]:
         """Every file of every shard."""
         return tuple(file for shard in self.shards for file in shard.files)
@@ -106,6 +114,8 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
         key=key,
         fingerprint=fingerprint(shards, listing.class_names),
         image_shape=(data.image_size, data.image_size, listing.channels + listing.num_planes),
+        stored_size=data.stored_side if data.keeps_aspect else None,
+        storage="jpeg" if data.storage == "jpeg" else "raw",
         class_names=listing.class_names,
         target_names=listing.target_names,
         num_planes=listing.num_planes,

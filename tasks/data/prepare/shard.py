@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, NonNegativeInt
 
+from paceline.tasks.cluster.hardware import usable_cores
 from paceline.tasks.data.decode.pixels import Pixels, read_pixels
 from paceline.tasks.data.listing import Origin, SplitName
 from paceline.tasks.data.prepare import moments
 from paceline.tasks.data.prepare.moments import Moments
+from paceline.tasks.data.prepare.photographs import Form, Photographs, read_photographs
 from paceline.tasks.data.samples import Samples
 from paceline.tasks.data.storage import read_files as reading
 from paceline.tasks.errors import RunError
@@ -26,7 +28,7 @@ from paceline.tasks.records.data import Reads
 from paceline.tasks.records.record import Record
 
 LOOK_SECONDS = 1.0  # between checks whether the preparation still runs
-FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
+FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|shapes|labels|targets)\.npy$"
 """The only names a manifest may hold; none of them can lead out of its directory."""
 
 
@@ -43,6 +45,7 @@ class Chunk:
     channels: int  # channels of an image
     num_planes: int
     directory: str  # the temporary set; shared by all workers and the caller
+    form: Form | None = None  # of the images; None for squares of pixels
 
 
 class ShardFile(Record):
@@ -71,7 +74,7 @@ class Shard(Record):
     files: tuple[ShardFile, ...]
 
     def file(self, kind: str) -> ShardFile | None:
-        """The file of `images`, `labels` or `targets`."""
+        """The file of `images`, `shapes`, `labels` or `targets`."""
         return next((file for file in self.files if file.name.endswith(f".{kind}.npy")), None)
 
 
@@ -84,17 +87,19 @@ class ShardRecord(Shard):
     reads: Reads = Reads()
 
 
-def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
+def write_shards(chunks: Sequence[Chunk], sharing: int = 0) -> list[ShardRecord]:
     """Decode chunks and write their files, each through a temporary name.
 
-    While one shard is written the next one is decoded, so that at most two are in memory. A RunError is raised where
-    the directory is not visible from this worker.
+    `sharing` tasks at a time share the cores of a host, all of which decode; 0 for one thread. While one shard is
+    written the next one is decoded, so that at most two are in memory. A RunError is raised where the directory is not
+    visible from this worker.
     """
     records = []
+    num_threads = max(1, usable_cores() // sharing) if sharing else 1
     with ThreadPoolExecutor(1, thread_name_prefix="paceline-shard") as disk:
         writing: Future[ShardRecord] | None = None
         for chunk in chunks:
-            decoded = _decode(chunk)
+            decoded = _decode(chunk, num_threads)
             if writing is not None:
                 records.append(writing.result())
             writing = disk.submit(_write, chunk, *decoded)
@@ -104,7 +109,7 @@ def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
     return records
 
 
-def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
+def _decode(chunk: Chunk, num_threads: int) -> tuple[Pixels | Photographs, Reads]:
     directory, next_look, num_classes = Path(chunk.directory), 0.0, len(chunk.class_names)
 
     def check_directory() -> None:
@@ -122,7 +127,10 @@ def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
     check_directory()
     num_channels = chunk.channels + chunk.num_planes
     with reading.count_reads() as tally:
-        decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, check_directory)
+        given = chunk.origin, chunk.samples
+        if chunk.form is not None:
+            return read_photographs(*given, chunk.form, num_channels, check_directory, num_threads), tally.reads
+        decoded = read_pixels(*given, chunk.image_size, num_channels, check_directory, num_threads)
     if not chunk.num_planes:
         return decoded, tally.reads
     largest_N = decoded.images_NHWC[..., -1].max(axis=(1, 2), initial=0)
@@ -137,19 +145,23 @@ def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
     return decoded, tally.reads
 
 
-def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
-    images_NHWC, targets_NT, positions, reasons, _ = decoded
+def _write(chunk: Chunk, decoded: Pixels | Photographs, reads: Reads) -> ShardRecord:
+    positions, reasons = decoded.positions, decoded.reasons
     labels_N = chunk.samples.labels[positions].astype(np.int64)
-    arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
-    if targets_NT is not None:
-        arrays["targets"] = targets_NT
+    arrays: dict[str, npt.NDArray[Any]]
+    if isinstance(decoded, Photographs):
+        arrays = {"images": decoded.content, "shapes": decoded.shapes_N3, "labels": labels_N}
+    else:
+        arrays = {"images": decoded.images_NHWC, "labels": labels_N}
+        if decoded.targets_NT is not None:
+            arrays["targets"] = decoded.targets_NT
     files = tuple(
         _write_array(Path(chunk.directory), f"{chunk.split}/{chunk.number:05d}.{kind}.npy", array)
         for kind, array in arrays.items()
         if len(labels_N)
     )
     if chunk.num_planes:  # pixels of each class, where these have one
-        counts = np.bincount(images_NHWC[..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
+        counts = np.bincount(arrays["images"][..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
     else:
         counts = np.bincount(labels_N, minlength=len(chunk.class_names))
     return ShardRecord(
@@ -158,7 +170,7 @@ def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
         num_samples=len(labels_N),
         files=files,
         class_counts=tuple(counts.tolist()),
-        moments=moments.of_images(images_NHWC),
+        moments=decoded.sums.moments() if isinstance(decoded, Photographs) else moments.of_images(arrays["images"]),
         rejected=tuple(
             Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
             for sample, reason in zip(

@@ -13,8 +13,9 @@ from paceline.tasks.data.loading.batch import Normalise
 from paceline.tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.loading.train_loader import LoaderConfig, TrainLoader
-from paceline.tasks.data.split import Split, open_split
+from paceline.tasks.data.split import Split
 from paceline.tasks.errors import RunError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
@@ -27,7 +28,7 @@ from paceline.tasks.model.pretrained import begin_with
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records.execution import Arm, Plan
-from paceline.tasks.train.launch.rank_process import running_ranks, supervisors_of
+from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.affinity import bind
@@ -158,16 +159,12 @@ class RankContext:
         """Read this rank's share of a split in large batches."""
         prepared = self.spec.prepared
         height, width, _ = prepared.image_shape
-        views = self.config.model.test_views
-        fitting = EVALUATION_PIXELS // (height * width * views)
-        if self.device.type == "cuda":
-            # A pass of the training keeps its activations for the gradients and fits: without gradients as many fit.
-            fitting = max(fitting, (self.spec.plan.micro_batch or self.config.recipe.batch_size) // views)
+        num_pixels = height * width * self.config.model.test_views
         return evaluation_batches(
             split,
             prepared.mean,
             prepared.std,
-            min(MAX_EVALUATION_BATCH, max(1, fitting)),
+            min(MAX_EVALUATION_BATCH, max(1, EVALUATION_PIXELS // num_pixels)),
             self.spec.rank,
             self.spec.world_size,
             self.device,
@@ -189,11 +186,10 @@ class RankContext:
         return on_cpu or plan.memory_format == "channels_last"
 
     def own_processes(self) -> list[int]:
-        """Process ids of this run on this host: its ranks, the Dask worker of each, and the flow."""
+        """Process ids of this run on this host: its ranks, their Dask worker and the flow."""
         host, pid = self.spec.coordinator
         flow = [pid] if host == host_identity() else []
-        ranks = running_ranks(self.spec.run_id)
-        return [os.getppid(), *ranks, *supervisors_of(ranks), *flow]
+        return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
 
     def data_files(self) -> list[Path]:
         """The shards that training reads."""

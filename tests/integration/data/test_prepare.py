@@ -20,15 +20,16 @@ from PIL import Image
 
 from paceline.conf.data import Data
 from paceline.tasks import progress as display
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.prepare import chunks, store
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.sources import registry as source
-from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import RunError
 from paceline.tasks.records.data import PreparedSet
 from tests.support.jobs import two_workers
+from tests.support.photographs import save_photographs
 from tests.support.refusals import refused
 
 
@@ -407,3 +408,22 @@ def test_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with refused(None, "tcp://127.0.0.1:1", kind=RunError):
         prepare(Data(source="digits"), tmp_path, "tcp://127.0.0.1:1")
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("storage", ["raw", "jpeg"])
+def test_photographs_on_any_number_of_threads(tmp_path: Path, address: str, storage: Any) -> None:
+    """Workers of one thread each share the cores of their host: one worker has them all, two have half."""
+    root = save_photographs(tmp_path / "images", 20)
+    (root / "a" / "zero.jpg").write_bytes(b"")
+    data = folder(root, stored_size=20, storage=storage, max_rejected_fraction=0.1)
+    two = prepare(data, tmp_path / "two", address)
+    with start(1, processes=False) as cluster:
+        one = prepare(data, tmp_path / "one", cluster.scheduler_address)
+    assert (one.fingerprint, one.mean, one.std) == (two.fingerprint, two.mean, two.std)
+    assert (one.storage, one.stored_size, one.image_shape, one.num_rejected) == (storage, 20, (16, 16, 3), 1)
+    assert store.verify(Path(one.path)) == ()
+    assert prepare(data, tmp_path / "one", address).reused
+    squares = prepare(data.model_copy(update={"stored_size": "auto", "storage": "auto"}), tmp_path / "one", address)
+    assert not squares.reused
+    assert not list(Path(squares.path).glob("*/*.shapes.npy"))
+    assert leftovers(tmp_path / "one") == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.tasks.data.split import open_split
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.files import sha256_of
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from paceline.conf.data import Data
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
-from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedSet

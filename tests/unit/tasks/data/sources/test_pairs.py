@@ -15,12 +15,12 @@ from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.decode.transform import DecodeError, decode_mask
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.loading.train_loader import LoaderConfig
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
-from paceline.tasks.data.split import open_split
 from paceline.tasks.records.data import PreparedSet
 from tests.support.refusals import refused
 
