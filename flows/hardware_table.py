@@ -71,6 +71,8 @@ def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> 
         joules_per_sample=joules / (rate * fit_seconds) if joules and rate and fit_seconds else None,
         price_per_device_hour=None if price == "None" else float(price),
         prediction_samples_per_second=run.metrics.get(Metric.PREDICTION_THROUGHPUT),
+        of_limit=run.metrics.get(Metric.OF_LIMIT),
+        mfu=run.metrics.get(Metric.MFU),
     )
 
 

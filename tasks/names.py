@@ -106,6 +106,8 @@ class Metric:
     SPEEDUP_LOW = "speedup/low"
     SPEEDUP_HIGH = "speedup/high"
     EFFICIENCY = "speedup/efficiency"
+    OF_LIMIT = "speedup/of_limit"
+    OF_BANDWIDTH = "speedup/of_bandwidth"
     END_TO_END_SPEEDUP = "speedup/end_to_end_ratio"
     PREDICTION_SPEEDUP = "speedup/prediction_ratio"
     TARGET_SPEEDUP = "speedup/target_ratio"
@@ -136,6 +138,9 @@ class Metric:
     THROUGHPUT = "throughput/samples_per_second"
     BASELINE_THROUGHPUT = "throughput/baseline_samples_per_second"
     PREDICTION_THROUGHPUT = "throughput/prediction_samples_per_second"
+    BYTES_THROUGHPUT = "throughput/bytes_per_second"
+    FLOPS_THROUGHPUT = "throughput/flops_per_second"
+    MFU = "throughput/mfu"
     STEADY_THROUGHPUT = "throughput/steady_samples_per_second"
 
     COMMUNICATION_FRACTION = "time/communication_fraction"

@@ -33,6 +33,7 @@ from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.summary import summary_table
+from paceline.tasks.speedup.limit_share import add_share
 from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.track.run import RunHandle, log_dataset
 from paceline.tasks.train.autotune.cache import AutotuneCache
@@ -87,7 +88,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             else:
                 speedup = speedup_over_others(outcome, handle)
                 get_run_logger().info("%s", speedup.verdict)
-            outcome = replace(outcome, speedup=speedup)
+            outcome = replace(outcome, speedup=add_share(speedup, outcome.share))
             summary = _record(outcome, handle, started)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     mlflow_views.link(summary["view"], "This run among those like it")

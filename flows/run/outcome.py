@@ -12,6 +12,7 @@ from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.comparability import comparison_facts
+from paceline.tasks.speedup.limit_share import LimitShare, limit_share
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.regression import RegressionVerdict
 from paceline.tasks.track.environment import package_versions
@@ -42,6 +43,11 @@ class Outcome:
         """Whether the machine disturbed the training; busy cores do not count, `regression` compares them."""
         validity = self.trained.validity
         return validity is not None and judge(validity.model_copy(update={"foreign_load": None})).contaminated is True
+
+    @cached_property
+    def share(self) -> LimitShare:
+        """Share of the device's limit that the training reached."""
+        return limit_share(self.trained)
 
     @cached_property
     def facts(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
+from paceline.tasks.speedup.limit_share import SHARES, LimitShare
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.speedup.verdict import break_even_steps
 from paceline.tasks.track import run as tracking
@@ -22,7 +23,7 @@ from paceline.tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_steps", "seconds", "samples_per_second", "final_loss", "checkpoint"),
-    *("resumed_from", "data_wait_fraction", "wall_seconds", "restarts", "compile"),
+    *("resumed_from", "data_wait_fraction", "wall_seconds", "restarts", "compile", "cost", "limit"),
 )
 DATASET_KEYS = (
     "fingerprint",
@@ -46,7 +47,8 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str
         "workload": outcome.workload,
         "dataset": {key: getattr(outcome.prepared, key) for key in DATASET_KEYS},
         "pretrained": outcome.pretrained and outcome.pretrained.model_dump(mode="json"),
-        "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS}),
+        "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS})
+        | outcome.share.model_dump(mode="json", include={*SHARES}),
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
         "prediction": verdicts.prediction,
@@ -73,6 +75,7 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
         prepared=outcome.prepared,
         train=outcome.trained,
         speedup=outcome.speedup,
+        share=outcome.share,
         evaluate=outcome.evaluated,
         figures=quality,
         environment=environment,
@@ -106,6 +109,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         Metric.SPEEDUP_LOW: speedup.low,
         Metric.SPEEDUP_HIGH: speedup.high,
         Metric.EFFICIENCY: speedup.efficiency,
+        **share_metrics(outcome.share),
         Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
         Metric.COMMUNICATION_FRACTION: trained.communication_fraction,
         Metric.IDLE_FRACTION: trained.idle_fraction,
@@ -142,6 +146,17 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
         Metric.FOREIGN_CORES: trained.validity.foreign_load if trained.validity else None,
     }
     return metrics | {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
+
+
+def share_metrics(share: LimitShare) -> dict[str, float | None]:
+    """Rates of one device in a training step, and their shares of the device's limit."""
+    return {
+        Metric.OF_LIMIT: share.of_limit,
+        Metric.OF_BANDWIDTH: share.of_bandwidth,
+        Metric.FLOPS_THROUGHPUT: share.flops_per_second,
+        Metric.BYTES_THROUGHPUT: share.bytes_per_second,
+        Metric.MFU: share.mfu,
+    }
 
 
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:

@@ -2,9 +2,10 @@
 
 import itertools
 
-from paceline.flows.run.record import compile_metrics
+from paceline.flows.run.record import compile_metrics, share_metrics
 from paceline.tasks.names import Metric
 from paceline.tasks.records.training import EvaluateResult, TrainResult
+from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 
@@ -26,6 +27,7 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
         position=0,
         **{name: getattr(trained, name) for name in OF_TRAINING},
         samples_per_second=steady_rate(trained),
+        **limit_share(trained).model_dump(include={"of_limit", "flops_per_second", "mfu"}),
         epoch_seconds=sorted(lengths)[len(lengths) // 2] if lengths else None,
         first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
         end_to_end_seconds=ends[-1] if ends else None,
@@ -58,5 +60,6 @@ def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResul
         Metric.TEST_SCORE: evaluated.score,
         Metric.TRAIN_FINAL_LOSS: trained.final_loss,
     }
+    metrics |= share_metrics(limit_share(trained))
     metrics |= {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
     return metrics | compile_metrics(trained)

@@ -21,7 +21,8 @@ from paceline.tasks.records.hardware import DeviceLimit
 LIMIT_SECONDS = 2.0
 MIN_REPEATS = 3
 REPEAT_SECONDS = 0.01  # shortest repeat: the clock and the start of kernels are then below a thousandth of it
-SIZES = {"cpu": (256, 2048), "cuda": (1024, 8192)}  # rows of the smallest and the largest matrices
+MIN_SIZE = 256  # rows of the smallest matrices
+MAX_SIZE = {"cpu": 2048, "cuda": 8192}
 SIZE_SHARE = 0.1  # part of a precision's time that one product may take
 COPY_BYTES = 128 * 2**20  # of each buffer: above the caches of most devices
 DTYPES = {
@@ -83,11 +84,13 @@ def _usual_precisions(device: torch.device) -> tuple[str, ...]:
 
 def _product_rate(device: torch.device, precision: str, seconds: float) -> float:
     """Operations per second of the product of the largest matrices that memory and `seconds` allow."""
-    size, largest = SIZES[device.type]
+    size = MIN_SIZE
     with _fp32_products("tf32" if precision == "tf32" else "ieee", device):
         product = _product(size, DTYPES[precision], device)
         single = _best_seconds(product, device, 0.0)
-        while size < largest and 8 * single <= SIZE_SHARE * seconds:  # twice the rows are 8 times the operations
+        while (
+            size < MAX_SIZE[device.type] and 8 * single <= SIZE_SHARE * seconds
+        ):  # twice the rows are 8 times the operations
             try:
                 larger = _product(2 * size, DTYPES[precision], device)
                 single = _best_seconds(larger, device, 0.0)

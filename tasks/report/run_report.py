@@ -15,6 +15,8 @@ from paceline.tasks.report.run_charts import budget_items, draw_speed
 from paceline.tasks.report.summary import prediction_text
 from paceline.tasks.scores import class_scores, quality_facts
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.data_sheet import sheet_of
+from paceline.tasks.speedup.limit_share import LimitShare, format_flops
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import break_even_steps, format_ratio
 
@@ -48,6 +50,7 @@ class ReportInput:
     prepared: PreparedSet
     train: TrainResult
     speedup: SpeedupResult
+    share: LimitShare = field(default_factory=LimitShare)
     evaluate: EvaluateResult | None = None
     figures: Mapping[str, Figure] = field(default_factory=dict)  # pictures of quality by name
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, hosts, commit: anything that JSON can hold
@@ -75,6 +78,8 @@ def render_report(report: ReportInput) -> str:
         prediction=prediction_text(summary.get("prediction")),
         arms=_arms(report),
         budget=budget_items(summary.get("time_budget") or {}),
+        sheet=sheet_of(train.limit.device_name) if train.limit else None,
+        flops=format_flops,
         shares=sorted(speedup.shares.items(), key=lambda item: -item[1][0]),
         next_steps=next_steps(report.config, report.plan, report.prepared, train, (speedup, report.evaluate)),
         quality=quality_facts(report.evaluate) if report.evaluate else [],

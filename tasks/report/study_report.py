@@ -119,13 +119,14 @@ def _scaling_notes(result: StudyResult) -> Iterator[str]:
 def study_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
     """Make the head and rows for the terminal."""
     word = _score_word(result)
-    head = ["arm", "verdict", "steady state", "end to end", "efficiency", "samples/s", word]
+    head = ["arm", "verdict", "steady state", "end to end", "efficiency", "samples/s", "of limit", word]
     rows = [
         [
             arm.arm.name,
             _verdict(arm),
             *(interval_text(ratio) for ratio in (arm.ratio, arm.end_to_end_ratio, arm.efficiency)),
             number_text(arm.samples_per_second),
+            number_text(arm.of_limit, ".0%"),
             _score(arm, word),
         ]
         for arm in result.arms

@@ -8,6 +8,7 @@ from paceline.tasks.records.data import Pretrained
 from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
+from paceline.tasks.speedup.limit_share import format_flops
 
 NUM_BUDGET_ITEMS = 4
 MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly always among the first five
@@ -23,6 +24,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("weights", Pretrained.model_validate(pretrained).summary if pretrained else ""),
         ("quality", _quality(evaluate)),
         ("speedup", str(speedup.get("verdict") or "")),
+        ("limit", _limit(speedup, train, summary.get("execution") or {})),
         ("efficiency", _efficiency(speedup, train)),
         ("prediction", prediction_text(summary.get("prediction"))),
         ("history", _history(summary.get("regression"))),
@@ -52,6 +54,21 @@ def _quality(evaluate: Mapping[str, Any]) -> str:
     shown_top = ("top-5 accuracy",) if len(result.per_class_accuracy) >= MIN_CLASSES_FOR_TOP_5 else ()
     facts = quality_facts(result)
     return ", ".join(f"{name} {value}" for name, value in facts if name in shown_top or not name.startswith("top-"))
+
+
+def _limit(speedup: Mapping[str, Any], train: Mapping[str, Any], execution: Mapping[str, Any]) -> str:
+    if speedup.get("of_limit") is None:
+        return f"unknown: {train['why_no_share']}" if train.get("why_no_share") else ""
+    precision, limit = execution["precision"], train["limit"]
+    rates = (format_flops(rate) for rate in (train["flops_per_second"], limit["flops_per_second"][precision]))
+    parts = [f"{speedup['of_limit']:.0%} of what this device does in {precision}: {' of '.join(rates)}"]
+    if speedup["of_bandwidth"] is not None:
+        parts.append(f"at least {speedup['of_bandwidth']:.0%} of its memory bandwidth")
+    if train["mfu"] is not None:
+        parts.append(f"MFU {train['mfu']:.1%}")
+    if limit["contaminated"]:
+        parts.append("the machine was busy when its limit was measured")
+    return ", ".join(parts)
 
 
 def _efficiency(speedup: Mapping[str, Any], train: Mapping[str, Any]) -> str:

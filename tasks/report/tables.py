@@ -8,7 +8,7 @@ from paceline.tasks.report.run_charts import draw_ratios
 from paceline.tasks.speedup.compare import Comparison, compare_notes, compare_table
 from paceline.tasks.speedup.hardware_table import HardwareRow, HardwareTable, WorkTable
 
-HEAD = ("hardware", "samples/s", "speedup", "runs", "fixed", "memory", "energy", "price", "execution")
+HEAD = ("hardware", "samples/s", "of limit", "speedup", "runs", "fixed", "memory", "energy", "price", "execution")
 
 
 def hardware_rows(work: WorkTable) -> list[list[str]]:
@@ -22,6 +22,7 @@ def _cells(row: HardwareRow, price: float | None) -> list[str]:
     return [
         row.label,
         f"{row.samples_per_second:,.0f}",
+        number_text(row.of_limit, ".0%") + ("" if row.mfu is None else f", MFU {row.mfu:.0%}"),
         format_interval(row.speedup, row.low, row.high),
         str(row.num_runs),
         seconds_text(row.fixed_seconds),
@@ -37,6 +38,8 @@ def hardware_notes(table: HardwareTable) -> list[str]:
     notes = [
         "Speedup is over the slowest hardware of the same work; of several executions the fastest stands for each. "
         "An interval (95 %, Welch) needs two runs on either side.",
+        "Of limit: floating-point operations per second of a training step over those of a matrix product on the same "
+        "device. MFU: over the peak in the data sheet.",
         "Fixed is what does not grow with the samples: start-up, setting up, evaluation, accounting; memory is the "
         "largest of one rank; energy and price are of the training.",
     ]

@@ -45,6 +45,9 @@ class HardwareRun(Record):
     price_per_device_hour: float | None
     prediction_samples_per_second: float | None = None
     """Over the test split, over all devices."""
+    of_limit: float | None = None
+    mfu: float | None = None
+    """Floating-point operations per second of one device, over its measured limit and over its data sheet."""
 
 
 class HardwareRow(Record):
@@ -68,6 +71,9 @@ class HardwareRow(Record):
     """Of training, without what is fixed."""
     prediction_samples_per_second: float | None = None
     """Median over the runs."""
+    of_limit: float | None = None
+    mfu: float | None = None
+    """Medians over the runs."""
 
     @property
     def label(self) -> str:
@@ -193,6 +199,8 @@ def _row(
         joules_per_sample=median_known([run.joules_per_sample for run in runs]),
         price_per_million_samples=None if price is None else price * number / SECONDS_PER_HOUR / rate * 1e6,
         prediction_samples_per_second=median_known([run.prediction_samples_per_second for run in runs]),
+        of_limit=median_known([run.of_limit for run in runs]),
+        mfu=median_known([run.mfu for run in runs]),
     )
 
 

@@ -11,7 +11,11 @@ from typing import Literal
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.data_sheet import sheet_of
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import steady_rate
+
+SHARES = ("flops_per_second", "bytes_per_second", "mfu", "why_no_share")
+"""Fields of a share that are in the summary of a training; `add_share` gives the others to the speedup."""
 
 
 class LimitShare(Record):
@@ -31,36 +35,27 @@ class LimitShare(Record):
     """Model FLOP utilisation: `flops_per_second` over the peak in the maker's data sheet."""
     limit_flops_per_second: float | None = None
     """Measured, at this precision."""
-    unknown: str = ""
+    limit_bytes_per_second: float | None = None
+    contaminated: bool | None = None
+    """Whether other work disturbed the measurement of the limit."""
+    why_no_share: str = ""
     """Why `of_limit` is None."""
-
-    @property
-    def text(self) -> str:
-        """For people; the reason where the share is not known."""
-        if self.of_limit is None or self.flops_per_second is None or self.limit_flops_per_second is None:
-            return self.unknown and f"unknown: {self.unknown}"
-        rates = f"{format_flops(self.flops_per_second)} of {format_flops(self.limit_flops_per_second)}"
-        parts = [f"{self.of_limit:.0%} of what this device does in {self.precision} ({rates})"]
-        if self.of_bandwidth is not None:
-            parts.append(f"at least {self.of_bandwidth:.0%} of its memory bandwidth")
-        if self.mfu is not None:
-            parts.append(f"MFU {self.mfu:.1%} of the data sheet")
-        return ", ".join(parts)
 
 
 def limit_share(train: TrainResult) -> LimitShare:
     """The share that a training reached, by its probe's step time where it has a probe."""
     if train.cost is None:
-        return LimitShare(unknown=train.uncounted or "not counted")
+        return LimitShare(why_no_share=train.uncounted or "not counted")
     rate = _samples_per_second(train)
-    if train.plan is None or rate is None:
-        return LimitShare(unknown="no step was timed")
-    precision = train.plan.precision
+    execution = train.plan or (train.probe.candidate if train.probe else None)
+    if execution is None or rate is None:
+        return LimitShare(why_no_share="no step was timed")
+    precision = execution.precision
     flops = train.cost.training_flops * rate
     bytes_moved = None if train.bytes_per_sample is None else train.bytes_per_sample * rate
     share = LimitShare(precision=precision, flops_per_second=flops, bytes_per_second=bytes_moved)
     if train.limit is None or precision not in train.limit.flops_per_second:
-        return share.model_copy(update={"unknown": train.uncounted or "the device's limit was not measured"})
+        return share.model_copy(update={"why_no_share": train.uncounted or "the device's limit was not measured"})
     peak = train.limit.flops_per_second[precision]
     sheet = sheet_of(train.limit.device_name)
     sheet_peak = sheet.peaks.get(precision) if sheet else None
@@ -74,8 +69,16 @@ def limit_share(train: TrainResult) -> LimitShare:
             "bound": None if of_bandwidth is None else nearer,
             "mfu": None if sheet_peak is None else flops / sheet_peak,
             "limit_flops_per_second": peak,
+            "limit_bytes_per_second": train.limit.bytes_per_second,
+            "contaminated": train.limit.contaminated,
         }
     )
+
+
+def add_share(speedup: SpeedupResult, share: LimitShare) -> SpeedupResult:
+    """The speedup with the share of the limit."""
+    shares = {name: getattr(share, name) for name in ("of_limit", "of_bandwidth", "bound")}
+    return speedup.model_copy(update=shares)
 
 
 def _samples_per_second(train: TrainResult) -> float | None:

@@ -1,5 +1,7 @@
 """The speedup of a run."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from paceline.tasks.records.measurement import Validity
@@ -39,5 +41,12 @@ class SpeedupResult(Record):
     and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
     diagnosis: tuple[str, ...] = ()
     """One sentence for each share, the largest first."""
+    of_limit: float | None = None
+    """Floating-point operations per second of one device in a training step, over what the same device did in a matrix
+    product of the same precision."""
+    of_bandwidth: float | None = None
+    """Bytes per second that a step moves at the least, over what the device did in a copy."""
+    bound: Literal["arithmetic", "memory"] | None = None
+    """The limit that is nearer; None unless both shares are known."""
     baseline_runs: tuple[str, ...] = ()
     """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""

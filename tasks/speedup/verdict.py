@@ -16,6 +16,7 @@ from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
+from paceline.tasks.speedup.limit_share import LimitShare, limit_share
 from paceline.tasks.speedup.records import SpeedupResult
 
 Cause = Literal[
@@ -55,6 +56,7 @@ class _Facts:
     too_small: TooSmall | None
     not_amortised: NotAmortised | None
     gains: dict[str, Estimate]  # what settings gain that were timed alone
+    share: LimitShare
 
     @property
     def bottleneck(self) -> Cause | None:
@@ -89,6 +91,7 @@ def speedup_result(
         too_small=too_small(train),
         not_amortised=not_amortised(probe, train),
         gains=gains,
+        share=limit_share(train) if train else LimitShare(),
     )
     cause = _cause(facts)
     return SpeedupResult(
@@ -262,13 +265,25 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
     share = facts.diagnosis.share_of(limit) if facts.diagnosis else None
     if facts.diagnosis and share:
         lesser = [_LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause)) for cause in facts.diagnosis.lesser]
-        return ", ".join([_MEASURED_TEXT[limit].format(share=share), *lesser])
+        measured = _MEASURED_TEXT[limit].format(share=share, of_limit=_of_limit_text(facts.share))
+        return ", ".join([measured, *lesser])
     return _LIMIT_TEXT[limit].format(
         data_wait=facts.data_wait_fraction or 0.0,
         efficiency=facts.efficiency.value if facts.efficiency else 0.0,
         num_devices=facts.probe.candidate.num_devices,
         milliseconds=facts.step_seconds * 1000,
+        of_limit=_of_limit_text(facts.share),
     )
+
+
+def _of_limit_text(share: LimitShare) -> str:
+    """How near the arithmetic is to the device's limit, and the memory traffic where that is nearer to its own."""
+    if share.of_limit is None or share.contaminated:
+        return ""
+    text = f" at {share.of_limit:.0%} of what this device does"
+    if share.bound == "memory":
+        text += f", and moves data at {share.of_bandwidth:.0%} of its memory bandwidth or more"
+    return text
 
 
 _CHECK_TEXT: dict[bool | None, str] = {
@@ -281,15 +296,15 @@ _LIMIT_TEXT: dict[str, str] = {
     "communication-bound": "the ranks hold each other up (communication, or hardware that they share), "
     "efficiency {efficiency:.2f} on {num_devices} devices",
     "launch-bound": "the step is launch-bound, its {milliseconds:.1f} ms are mostly the framework's overhead",
-    "compute-bound": "the step is probably compute-bound, as no data, communication or launch bottleneck showed "
-    "(inferred; --diagnose measures it)",
+    "compute-bound": "the step is probably compute-bound{of_limit}, as no data, communication or launch bottleneck "
+    "showed (inferred; --diagnose measures it)",
 }
 _MEASURED_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, waiting for input takes {share} of a step",
     "communication-bound": "the run is communication-bound, exchanging gradients takes {share} of a step",
     "contention": "the devices are in contention for what they share, which takes {share} of a step",
     "launch-bound": "the step is launch-bound, {share} of it do not shrink with the batch",
-    "compute-bound": "the step is compute-bound, {share} of it are arithmetic and memory traffic",
+    "compute-bound": "the step is compute-bound{of_limit}, {share} of it are arithmetic and memory traffic",
 }
 
 _LESSER_TEXT: dict[str, str] = {

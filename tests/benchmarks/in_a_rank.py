@@ -1,7 +1,8 @@
 """Measurements inside one rank's process: python in_a_rank.py SPEC.json WHAT SECONDS, in the environment of a rank.
 
 Prints a probe's result as JSON. WHAT: `loading` (goal 1), `prediction` (goals 3 and C), `loop` (goal 4); `device`
-(goal D) prints two numbers, the device's idle share and the waits of the host between log points.
+(goal D) prints two numbers, the device's idle share and the waits of the host between log points; `flops` (goal F) the
+operations of a training step by our count and by a profiler's.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import sys
 import time
 import warnings
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.streaming import _NUM_BUFFERS
 from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.flops import count_cost
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import predictions
 from paceline.tasks.records.execution import BASELINE
@@ -38,7 +41,9 @@ from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.precision import forward_context, prepare_network
+from tests.support.profiled_flops import profiled_flops
 
+WARM_UP = 3
 AHEAD = _NUM_BUFFERS + 1
 
 
@@ -157,6 +162,19 @@ def device(place):
     return {"idle": idle_share(busy), "num_waits": len(waits), "waits": sorted(set(waits))}
 
 
+def flops(place):
+    """Of an eager step: our count, and that of a profiler of the device's own step."""
+    arm = chosen(place).model_copy(update={"compile": "off"})
+    cost, reason = count_cost(place.new_network(), place.spec.prepared.picture_shape)
+    assert cost is not None, reason
+    inputs = StepInputs(place.network, place.task, place.config.recipe, place.config.recipe.learning_rate, place.device)
+    with closing(place.loader(arm, place.batches, 0)) as loader:
+        steps = BareStep(inputs, arm, loader, place.batches.num_full_steps)
+        steps.run(WARM_UP)
+        profiled = profiled_flops(lambda: steps.run(1))
+    return {"counted": cost.training_flops * place.batches.global_batch_size, "profiled": profiled}
+
+
 def may_wait(method):
     """Of a callback: the host may wait for the device in it, and is watched from its end on."""
 
@@ -193,8 +211,8 @@ def idle_share(busy):
 def main(spec_path, what, seconds):
     place = RankContext(RankSpec.model_validate_json(Path(spec_path).read_text()))
     place.build_network()
-    if what == "device":
-        print(json.dumps(device(place)))
+    if what in ("device", "flops"):
+        print(json.dumps({"device": device, "flops": flops}[what](place)))
         return
     changes = {"max_seconds": float(seconds), "num_blocks": 1000, "target_half_width": 0.005}
     settings = place.config.speedup.model_copy(update=changes)

@@ -1,6 +1,6 @@
-"""Goals A to D, on one GPU; prints goal, value, interval, verdict, and skips itself without one.
+"""Goals A to D and F, on one GPU; prints goal, value, interval, verdict, and skips itself without one.
 
-infra/bench A B C D          about 10 minutes on one H200
+infra/bench A B C D F          about 10 minutes on one H200
 """
 
 import json
@@ -11,6 +11,7 @@ import pytest
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.measure.paired_ratio import arm_ratio
 from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, said_in_a_rank, tell
 from tests.support.jobs import changed, planned_arm
@@ -114,6 +115,21 @@ def test_goal_d_the_device_is_never_idle(job, tmp_path, preset, mode):
     tell(f"{goal}: idle share of the device <= 5 %", f"{idle:.1%}", "two epochs", at_most(idle, idle, 0.05))
     waits = found["num_waits"]
     tell(f"{goal}: waits of the host between log points: 0", f"{waits} {found['waits']}", "counted", verdict_of(waits))
+
+
+@pytest.mark.parametrize("preset", ["cifar10", "twohead"])
+def test_goal_f_the_count_of_operations(job, cluster_address, tmp_path, preset):
+    """`mfu` is the count over time and data sheet: its error is the count's, as long as the share is of that count."""
+    built = job(preset, "execution.compile=off", "recipe.num_epochs=2")
+    counts = json.loads(said_in_a_rank(built, "flops", tmp_path))
+    error = counts["counted"] / counts["profiled"] - 1
+    share = limit_share(train_group(built, cluster_address))
+    tell(
+        f"goal F, {preset}: `mfu` within 2 % of a profiler's count",
+        f"{error:+.2%} (mfu {share.mfu}, of_limit {share.of_limit}, {share.why_no_share or share.precision})",
+        "one step",
+        at_most(abs(error), abs(error), 0.02),
+    )
 
 
 def verdict_of(number):

@@ -6,8 +6,10 @@ import numpy as np
 
 from paceline.conf.config import Config
 from paceline.tasks.measure.validity import judge
+from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import BASELINE, Arm, Plan
+from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.records.measurement import Block, ProbeResult, Validity
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import EvaluateResult, TrainResult
@@ -80,6 +82,27 @@ def make_train(probe: ProbeResult | None, **fields: Any) -> TrainResult:
         }
         | fields
     )
+
+
+def limited(of_limit: float = 0.71, of_bandwidth: float | None = 0.2, device_name: str = "Xeon") -> dict[str, Any]:
+    """Fields of a training whose step reached these shares with `make_probe()`: 750 samples/s on one device."""
+    training_flops, rate = 3e9, 750.0
+    return {
+        "world_size": 1,
+        "cost": Cost(
+            forward_flops=1e9, training_flops=training_flops, num_parameters=10, num_trained=10, image_bytes=3072
+        ),
+        "bytes_per_sample": None if of_bandwidth is None else of_bandwidth * 1e10 / rate,
+        "limit": DeviceLimit(
+            device_name=device_name,
+            driver=None,
+            torch="2.13.0",
+            num_threads=2,
+            flops_per_second={"32-true": 1e12, "bf16-mixed": training_flops * rate / of_limit},
+            bytes_per_second=1e10,
+            seconds=2.0,
+        ),
+    }
 
 
 def make_evaluate(class_names: tuple[str, ...] = CLASSES) -> EvaluateResult:

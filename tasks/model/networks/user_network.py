@@ -11,6 +11,7 @@ from torch import nn
 from paceline.conf.model import Model
 from paceline.conf.plugins import Plugin, model_facts
 from paceline.tasks.errors import RunError
+from paceline.tasks.model.flops import GIVEN
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
@@ -28,6 +29,9 @@ class Builder(Protocol):
     noise. If it takes targets, it returns a pair: that, and targets_NT. It must follow from the arguments alone,
     because it is built again for every training and prediction, and then gets the stored weights. Random numbers in
     training, such as those of dropout, follow from seed, rank and step if they come from torch's own generators.
+
+    The module's attribute `flops_per_sample`, where it has one, gives the floating-point operations of a sample:
+    forward, and forward with backward. Otherwise torch counts them.
     """
 
     def __call__(self, *, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> nn.Module:
@@ -40,6 +44,9 @@ class OwnNetwork(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.network = module
+        if hasattr(module, GIVEN):
+            forward, training = getattr(module, GIVEN)
+            setattr(self, GIVEN, (float(forward), float(training)))
 
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return the outputs of the task, and targets or None."""
@@ -59,7 +66,8 @@ def build(model: Model, image_shape: tuple[int, int, int], num_classes: int, num
         module = builder(image_shape=image_shape, num_classes=num_classes, width=model.width, depth=model.depth)
     if not isinstance(module, nn.Module):
         raise RunError(f"{plugin} builds {type(module).__name__}; give a torch.nn.Module")
-    network = OwnNetwork(module)
+    with attribute_errors_to(plugin, f"reading {GIVEN}", RunError, RunError):
+        network = OwnNetwork(module)
     _try(plugin, network, image_shape, num_classes, num_targets)
     if not any(weight.requires_grad for weight in network.parameters()):
         raise RunError(f"{plugin} has no weights to be learned; give it some")

@@ -74,6 +74,12 @@ class ArmRun(Record):
     num_epochs: int = 0
     samples_per_second: float | None = None
     """Steady state: median over the windows after warm-up, over all devices."""
+    flops_per_second: float | None = None
+    """Floating-point operations of one device, steady state."""
+    of_limit: float | None = None
+    """Over what the device did in a matrix product of the same precision."""
+    mfu: float | None = None
+    """Over the peak in the device's data sheet."""
     epoch_seconds: float | None = None
     """One epoch at steady state, validation and checkpoint included."""
     first_epoch_seconds: float | None = None
@@ -134,6 +140,10 @@ class ArmSummary(Record):
     run_ids: tuple[str, ...]
     samples_per_second: float | None
     """Median over repeats, steady state."""
+    flops_per_second: float | None = None
+    of_limit: float | None = None
+    mfu: float | None = None
+    """As of each run; medians over repeats."""
     epoch_seconds: float | None
     end_to_end_seconds: float | None
     """Medians over repeats."""

@@ -243,6 +243,29 @@ def test_batches_and_what_varies_in_them_do_not_wait_for_the_device(with_gpu):
     assert done.returncode == 0, done.stderr
 
 
+LIMIT = """
+import warnings
+import torch
+from pretended_gpu import waits
+from paceline.tasks.measure import device_limit
+device_limit.COPY_BYTES = 4096
+torch.cuda.set_sync_debug_mode("warn")
+warnings.simplefilter("error")
+limit = device_limit.measure_limit(torch.device("cuda", 0), seconds=0.0)
+assert limit.flops_per_second.keys() == {"32-true", "tf32", "bf16-mixed", "16-mixed"}, limit
+assert (limit.device_name, limit.driver, limit.num_threads) == ("Pretended GPU", "0.0", None), limit
+print(sum(waits.values()))
+"""
+
+
+def test_the_limit_of_a_gpu_is_measured_with_one_wait_a_repeat(with_gpu):
+    command = [sys.executable, "-c", LIMIT]
+    done = subprocess.run(command, env=os.environ | with_gpu, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # Warm-up and one repeat: of the smallest and of the chosen matrices in four precisions, and of the copy.
+    assert int(done.stdout.split()[-1]) == 2 * (2 * 4 + 1)
+
+
 @pytest.fixture(scope="module")
 def run(call, with_gpu):
     def to_the_end(accelerator, *overrides):
@@ -280,7 +303,7 @@ def test_a_run_has_the_loss_of_the_cpu(run, on_cpu, execution):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("goal", "abcd")
+@pytest.mark.parametrize("goal", "abcdf")
 def test_a_goal_is_measured_to_its_end(with_gpu, goal, test_data):
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "small_goals"]
     chosen = f"goal_{goal} and not step]"  # no compiler makes code for it

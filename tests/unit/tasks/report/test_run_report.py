@@ -23,6 +23,7 @@ QUESTIONS = [
     "Compared with what?",
     "Where did the time go?",
     "What limits it?",
+    "How near is it to the device's limit?",
     "What to do next",
     "How good is the model?",
     "What data?",
