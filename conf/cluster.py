@@ -83,7 +83,7 @@ class Cluster(Section):
     """Where the Dask workers come from."""
 
     kind: Kind = "local"
-    """`local`: workers on this machine for this run; `local_cuda`: one worker of dask-cuda for each GPU to be used;
+    """`local`: workers on this machine for this run; `local_cuda`: one worker for each GPU to be used;
     `ssh`: workers on `hosts`; `slurm`: one job per host; `address`: join a running scheduler."""
     num_workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """`local`: worker processes; `auto`: one per core, and at least one per rank. The other kinds start one worker for

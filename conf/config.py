@@ -72,7 +72,8 @@ with warnings.catch_warnings():
         artifact and an event report it; `fail`: the flow and the command fail as well, after everything is recorded;
         `off`: runs are not compared."""
         max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
-        """Largest tolerated loss of training throughput, as a share; twice as much for a single run."""
+        """Loss of training throughput that is to be found within three runs, as a share, relative to the baseline that
+        was timed in the same run; twice as much is to be found in a single run."""
         max_accuracy_loss: Annotated[float, Field(gt=0, lt=1)] = 0.01
         """Largest tolerated loss of the test score; twice as much for a single run."""
         max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05

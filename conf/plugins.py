@@ -65,7 +65,7 @@ class EmbeddedSource(NamedTuple):
 _GREY = SourceFacts(needs_root=False, channels=1)
 Source = Literal[
     "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays",
-    "clips", "motions",
+    "clips", "motions", "webdataset", "imagefolder",
 ]  # fmt: skip
 EMBEDDED_SOURCES: dict[str, EmbeddedSource] = {
     "digits": EmbeddedSource("1,797 handwritten digits", _GREY, is_drawn=True),
@@ -80,7 +80,7 @@ EMBEDDED_SOURCES: dict[str, EmbeddedSource] = {
     ),
     "textures": EmbeddedSource("1,200 generated grey textures", _GREY, is_drawn=True),
     "signals": EmbeddedSource(
-        "class-named folders of WAV, NumPy and Parquet files, as time-frequency images",
+        "class-named folders of WAV, FLAC, MP3, Ogg, NumPy and Parquet files, as time-frequency images",
         SourceFacts(channels=1),
         has_signals=True,
     ),
@@ -94,6 +94,8 @@ EMBEDDED_SOURCES: dict[str, EmbeddedSource] = {
     "motions": EmbeddedSource(
         "1,600 generated clips in one of four directions", SourceFacts(needs_root=False, has_clips=True)
     ),
+    "webdataset": EmbeddedSource("WebDataset shards .tar with images and labels", SourceFacts()),
+    "imagefolder": EmbeddedSource("images with a table `metadata.csv` of `file_name` and `label`", SourceFacts()),
 }
 EMBEDDED_MODELS: dict[str, NetworkFacts] = {
     "convblocks": NetworkFacts(),

@@ -29,6 +29,8 @@ class Tag:
     GATE = "paceline.gate"
     GROUP = "paceline.group"
     HOST = "paceline.host"
+    HOSTS = "paceline.hosts"
+    """Hosts of the ranks, in alphabetical order; `HOST` is that of the command."""
     IS_BASELINE = "paceline.is_baseline"
     KEY = "paceline.key"
     LAYER = "paceline.layer"

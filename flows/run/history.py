@@ -1,5 +1,6 @@
 """Compares a run with earlier runs of the same settings, and reports a regression."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,8 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
         return RegressionVerdict(verdict="not comparable", text=f"finished on {ranks} of {num_devices} devices")
     past = past_runs(handle, outcome.series)
     metrics = {name: value for name, value in judged_metrics(outcome).items() if value is not None}
-    now = run_metrics(handle.run_id, metrics, contaminated=outcome.is_disturbed)
+    tags = {Tag.CONTAMINATED: str(outcome.speedup.contaminated), Tag.HOSTS: outcome.hosts}
+    now = run_metrics(handle.run_id, metrics, tags, time.time(), contaminated=outcome.is_disturbed)
     margins = Tolerances(
         throughput=track.max_throughput_loss,
         score=track.max_accuracy_loss,
@@ -64,26 +66,36 @@ def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
             continue
         regressed = run.tags.get(Tag.REGRESSION, "none") not in ("none", ACCEPTED)
         contaminated = run.tags.get(Tag.DISTURBED) == "True"
-        past.append(run_metrics(run.run_id, run.metrics, contaminated=contaminated, regressed=regressed))
+        facts = run.metrics, run.tags, run.start_time
+        past.append(run_metrics(run.run_id, *facts, contaminated=contaminated, regressed=regressed))
         if run.tags.get(Tag.REGRESSION) == ACCEPTED:
             break
     return past[::-1]
 
 
 def run_metrics(
-    run_id: str, metrics: Mapping[str, float], *, contaminated: bool = False, regressed: bool = False
+    run_id: str,
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+    start_time: float,
+    *,
+    contaminated: bool = False,
+    regressed: bool = False,
 ) -> RunMetrics:
     """Select the metrics of a run that a regression is judged by."""
     rate = metrics.get(Metric.THROUGHPUT)
     seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
     total = sum(seconds.values())
+    is_disturbed = tags.get(Tag.CONTAMINATED) == "True"  # the probe, in which the control was timed
     items = {name: spent / total / rate for name, spent in seconds.items()} if rate and total > 0 else {}
     return RunMetrics(
         run_id=run_id,
         throughput=metrics.get(Metric.STEADY_THROUGHPUT),
         score=metrics.get(Metric.TEST_SCORE, metrics.get(Metric.TEST_ACCURACY)),
         data_wait=metrics.get(Metric.DATA_WAIT_FRACTION),
-        baseline_throughput=metrics.get(Metric.BASELINE_THROUGHPUT),
+        baseline_throughput=None if is_disturbed else metrics.get(Metric.BASELINE_THROUGHPUT),
+        host=tags.get(Tag.HOSTS, tags.get(Tag.HOST, "")),
+        start_time=start_time,
         item_seconds=items,
         foreign_cores=metrics.get(Metric.FOREIGN_CORES),
         contaminated=contaminated,

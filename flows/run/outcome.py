@@ -39,6 +39,11 @@ class Outcome:
         return series_fingerprint(self.config, devices, self.prepared.class_names)
 
     @property
+    def hosts(self) -> str:
+        """Names of the hosts that trained."""
+        return ", ".join(sorted(set(self.trained.hosts)))
+
+    @property
     def is_disturbed(self) -> bool:
         """Whether the machine disturbed the training; busy cores do not count, `regression` compares them."""
         validity = self.trained.validity

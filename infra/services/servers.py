@@ -5,7 +5,6 @@ Commands hold no secrets, since everybody on a host can read them; those go by e
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -197,13 +196,11 @@ class Servers:
         gpus = [gpu.uuid for gpu in describe().gpus][: self.num_workers]
         environment = self._dask_environment()
         if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dask-cuda starts one worker for each
-            command = _python("dask", "cuda", "worker", *arguments)
-        else:
-            command = _python("distributed.cli.dask_worker", *arguments, "--nworkers", str(self.num_workers))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            arguments += ["--preload-nanny", "paceline.tasks.cluster.gpu_workers"]
         return Service(
             daemon=self._daemon("workers"),
-            command=command,
+            command=_python("distributed.cli.dask_worker", *arguments, "--nworkers", str(self.num_workers)),
             environment=environment,
             ports=(),
             check=self._check_workers,
@@ -242,8 +239,6 @@ def check_workers(settings: Settings) -> None:
     gpus = describe().gpus
     if gpus and num_workers > len(gpus):
         raise InputError(f"--workers {num_workers}, and this host has {len(gpus)} GPUs; each has one worker")
-    if gpus and importlib.util.find_spec("dask_cuda") is None:
-        raise InputError("this host has GPUs, and dask-cuda is not installed: pip install --editable '.[cuda]'")
 
 
 def _own_environment() -> dict[str, str]:

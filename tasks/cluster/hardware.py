@@ -1,13 +1,16 @@
 """The hardware of a host, detected in milliseconds, without importing torch."""
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import platform
 import re
 import socket
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -61,33 +64,42 @@ def _gpus() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()  # no driver, so no GPU that could be used
     try:
-        gpus = [_describe_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        boards = [_describe_board(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
-    return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible(boards, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def visible(found: list[Gpu], setting: str | None) -> tuple[Gpu, ...]:
+def visible(boards: Sequence[Sequence[Gpu]], setting: str | None) -> tuple[Gpu, ...]:
     """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, which NVML does not heed; never in the rotated order of a worker.
 
+    Args:
+        boards: the GPU of each board, or its slices.
+        setting: the variable. The number or UUID of a divided board stands for all its slices.
+
     Raises:
-        InputError: it names parts of GPUs.
+        InputError: it names slices by the instances of their boards.
     """
     if setting is None:
-        return tuple(found)
+        return tuple(gpu for board in boards for gpu in board)
     names = [name.strip() for name in setting.split(",") if name.strip()]
-    if any(name.startswith("MIG") for name in names):
+    if any(name.startswith("MIG-GPU-") for name in names):
         raise InputError(
-            f"CUDA_VISIBLE_DEVICES={setting}: instances of a divided GPU (MIG) are not supported; give whole GPUs, or "
-            "an empty value to train on the CPU"
+            f"CUDA_VISIBLE_DEVICES={setting}: slices of a divided GPU (MIG) are named by their instances; use their "
+            "UUIDs, MIG-..., which `nvidia-smi -L` prints, or an empty value to train on the CPU"
         )
-    uuids = {gpu.uuid for gpu in found}
+    uuids = {uuid for board in boards for gpu in board for uuid in (gpu.uuid, gpu.board)}
     # CUDA takes the beginning of a UUID for it, too.
-    beginnings = tuple(name for name in names if name.startswith("GPU-") and name not in uuids)
+    beginnings = tuple(name for name in names if name.startswith(("GPU-", "MIG-")) and name not in uuids)
+
+    def is_named(uuid: str | None) -> bool:
+        return uuid is not None and (uuid in names or (bool(beginnings) and uuid.startswith(beginnings)))
+
     return tuple(
         gpu
-        for index, gpu in enumerate(found)
-        if str(index) in names or gpu.uuid in names or (beginnings and gpu.uuid.startswith(beginnings))
+        for index, board in enumerate(boards)
+        for gpu in board
+        if str(index) in names or is_named(gpu.uuid) or is_named(gpu.board)
     )
 
 
@@ -101,14 +113,33 @@ def torch_has_cuda() -> bool:
     return re.search(r"^cuda\b[^=]*=\s*['\"]", text, re.MULTILINE) is not None
 
 
-def _describe_gpu(index: int) -> Gpu:
+def _describe_board(index: int) -> list[Gpu]:
+    """The GPU of a board, or its slices if it is divided (MIG); CUDA cannot use a divided GPU without slices."""
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    try:
+        is_divided = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError:  # of a board that cannot be divided
+        is_divided = False
+    if not is_divided:
+        return [_describe_gpu(handle, handle)]
+    slices = []
+    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(pynvml.NVMLError):  # no slice has that number
+            slices.append(_describe_gpu(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number), handle))
+    return slices
+
+
+def _describe_gpu(handle: Any, board: Any) -> Gpu:
+    import pynvml
+
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=pynvml.nvmlDeviceGetName(handle),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-        compute_capability=(major, minor),
+        memory_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        compute_capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(board)),
+        board=None if handle is board else pynvml.nvmlDeviceGetUUID(board),
     )

@@ -5,7 +5,6 @@ Use: `python -m paceline.tasks.cluster.host_report [TLS_DIRECTORY]`.
 That this program answers at all shows that the host has the interpreter and the package where they are needed.
 """
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ class HostFacts(Record):
     hardware: Hardware
     code: str
     """Fingerprint of the code that its workers would run."""
-    has_dask_cuda: bool
     missing: tuple[str, ...]
     """Files of the certificates that cannot be read there."""
 
@@ -33,7 +31,6 @@ def facts(tls_directory: str | None) -> HostFacts:
     return HostFacts(
         hardware=describe(),
         code=code_fingerprint(),
-        has_dask_cuda=importlib.util.find_spec("dask_cuda") is not None,
         missing=tuple(str(path) for path in files if not os.access(path, os.R_OK)),
     )
 

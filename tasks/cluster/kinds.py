@@ -91,9 +91,8 @@ class Local(ClusterKind):
 
 
 class LocalCuda(Local):
-    """One worker of dask-cuda for each GPU of this host."""
+    """One worker for each GPU of this host."""
 
-    module, extra = "dask_cuda", "cuda"
     shares_gpu = False
 
     def check(self) -> None:
@@ -102,10 +101,6 @@ class LocalCuda(Local):
                 "cluster.kind=local_cuda, and this host has no GPU that NVML sees and torch is built for; "
                 "use cluster.kind=local"
             )
-        super().check()
-
-    def open(self, settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
-        return local.open_local_cuda(demand, local_security(settings, site))
 
 
 class Ssh(ClusterKind):
@@ -129,11 +124,6 @@ class Ssh(ClusterKind):
 
 def _check_gpus(config: Config, answers: Sequence[HostFacts]) -> None:
     for name, host in zip(config.cluster.hosts, answers, strict=True):
-        if not host.has_dask_cuda:
-            raise InputError(
-                f"cluster.hosts: {name} lacks dask-cuda, which starts the workers of GPUs; "
-                "install paceline[cuda] there, or set execution.accelerator=cpu"
-            )
         if len(host.hardware.gpus) < config.execution.num_devices:
             raise InputError(
                 f"execution.num_devices={config.execution.num_devices} exceeds the {len(host.hardware.gpus)} GPUs of "

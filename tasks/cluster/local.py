@@ -1,4 +1,4 @@
-"""A Dask cluster on this machine for the time of one run: plain workers, or one worker of dask-cuda per GPU."""
+"""A Dask cluster on this machine for the time of one run: plain workers, or one worker per GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.hardware import describe, usable_cores
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import register_security
@@ -44,10 +45,7 @@ def local_arguments(num_workers: int, security: Security | None) -> dict[str, An
 
 
 def local_cuda_arguments(gpus: Sequence[Gpu], demand: ClusterResources, security: Security | None) -> dict[str, Any]:
-    """Arguments of dask-cuda's `LocalCUDACluster`: one worker for each of the first GPUs.
-
-    GPUs by UUID, which neither their order on the bus nor CUDA's own order changes. No pool of RMM: it would take the
-    memory that the ranks need.
+    """Arguments of Dask's `LocalCluster`: one worker for each of the first GPUs.
 
     Raises:
         InputError: this host has too few GPUs.
@@ -57,36 +55,21 @@ def local_cuda_arguments(gpus: Sequence[Gpu], demand: ClusterResources, security
             f"execution.num_devices={demand.workers_per_host} and cluster.kind=local_cuda, and this host has "
             f"{len(gpus)} GPUs that NVML sees and torch is built for; use fewer devices or another kind"
         )
-    chosen = [gpu.uuid for gpu in gpus[: demand.workers_per_host]]
-    return local_arguments(len(chosen), security) | {"CUDA_VISIBLE_DEVICES": chosen, "rmm_pool_size": None}
+    return local_arguments(demand.workers_per_host, security) | PRELOAD
 
 
 @contextmanager
 def open_local(settings: Cluster, demand: ClusterResources, security: Security | None) -> Iterator[str]:
-    """Start plain workers on loopback and yield the scheduler's address; end them afterwards."""
+    """Start workers on loopback and yield the scheduler's address; end them afterwards."""
     from distributed import LocalCluster
 
-    _quieten()
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
+    if settings.kind == "local_cuda":
+        arguments = local_cuda_arguments(describe().gpus, demand, security)
+    else:
+        arguments = local_arguments(num_local_workers(settings, demand), security)
     with (
-        LocalCluster(**local_arguments(num_local_workers(settings, demand), security)) as cluster,
+        LocalCluster(**arguments) as cluster,
         register_security(cluster.scheduler_address, security),
     ):
         yield cluster.scheduler_address
-
-
-@contextmanager
-def open_local_cuda(demand: ClusterResources, security: Security | None) -> Iterator[str]:
-    """Start one worker per GPU and yield the scheduler's address; end them afterwards."""
-    from dask_cuda import LocalCUDACluster
-
-    _quieten()
-    with (
-        LocalCUDACluster(**local_cuda_arguments(describe().gpus, demand, security)) as cluster,
-        register_security(cluster.scheduler_address, security),
-    ):
-        address: str = cluster.scheduler_address
-        yield address
-
-
-def _quieten() -> None:
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO

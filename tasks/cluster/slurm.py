@@ -17,6 +17,7 @@ from typing import Any
 from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster.client import wait_for_workers
 from paceline.tasks.cluster.dask_config import exports
+from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.local import QUIET_HTTP
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import Certificates
@@ -53,12 +54,12 @@ def slurm_arguments(
         "job_extra_directives": _directives(settings, demand, logs),
         "job_script_prologue": [*_lines_of_the_site(), *exports()],
         "python": shlex.quote(sys.executable),
-        # dask-cuda starts one worker per GPU that Slurm grants; plain workers need their number.
-        "worker_command": "dask cuda worker" if demand.gpus else "distributed.cli.dask_worker",
-        "processes": 1 if demand.gpus else demand.workers_per_host,
-        "cores": 1 if demand.gpus else demand.workers_per_host,  # threads; each worker has one
-        "memory": memory_bytes(settings) // (demand.workers_per_host if demand.gpus else 1),
-        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
+        "worker_command": "distributed.cli.dask_worker",
+        "processes": demand.workers_per_host,
+        "cores": demand.workers_per_host,  # threads; each worker has one
+        "memory": memory_bytes(settings),
+        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+        + (["--preload-nanny", *PRELOAD["preload_nanny"]] if demand.gpus else []),
         "death_timeout": DEATH_SECONDS,
         "interface": settings.interface
         and shlex.quote(settings.interface),  # of the command; the scheduler's own below

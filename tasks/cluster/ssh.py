@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster.client import wait_for_workers
+from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.host_report import HostFacts
 from paceline.tasks.cluster.local import QUIET_HTTP
 from paceline.tasks.cluster.resources import ClusterResources
@@ -38,31 +39,19 @@ def ssh_arguments(settings: Cluster, demand: ClusterResources, certificates: Cer
     scheme = "tls://" if certificates else "tcp://"
     shared: dict[str, Any] = dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {})
     scheduler = {"port": 0, "protocol": scheme, "idle_timeout": IDLE_TIMEOUT, **shared}
-    worker = {"nthreads": 1, "death_timeout": DEATH_SECONDS, **shared}
+    worker = {"n_workers": demand.workers_per_host, "nthreads": 1, "death_timeout": DEATH_SECONDS, **shared}
     if certificates:
         scheduler["security"] = certificates.settings("scheduler")
         worker["security"] = certificates.settings("worker")
-    python = _python()
-    if demand.gpus:  # a CUDAWorker starts one worker for each visible GPU; `SSHCluster` has no argument for them
-        visible = visible_devices(demand.workers_per_host)
-        python = " ".join(["env", *(f"{name}={value}" for name, value in visible.items()), python])
-    else:
-        worker["n_workers"] = demand.workers_per_host
+    if demand.gpus:
+        worker |= PRELOAD
     return {
         "hosts": [settings.hosts[0], *settings.hosts],
         "connect_options": dict(CONNECT_OPTIONS),
         "scheduler_options": scheduler,
         "worker_options": worker,
-        "worker_class": "dask_cuda.CUDAWorker" if demand.gpus else "distributed.Nanny",
-        "remote_python": [_python(), *([python] * len(settings.hosts))],
-    }
-
-
-def visible_devices(workers_per_host: int) -> dict[str, str]:
-    """Environment in which dask-cuda starts so many workers on a host: its first GPUs, in NVML's order."""
-    return {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(workers_per_host)),
+        "worker_class": "distributed.Nanny",
+        "remote_python": _python(),
     }
 
 

@@ -133,6 +133,12 @@ def hash_name(name: str) -> str:
     return _sha256(name).hexdigest()
 
 
+def order_classes(words: set[str]) -> tuple[str, ...]:
+    """Class names in the order of their numbers if all are whole numbers, else in that of words."""
+    are_numbers = all(word.isascii() and word.removeprefix("-").isdecimal() for word in words)
+    return tuple(sorted(words, key=(lambda word: (int(word), word)) if are_numbers else (lambda word: (0, word))))
+
+
 def check_classes(samples: Samples, class_names: Sequence[str], where: str) -> None:
     """Raise an InputError if there are fewer than two classes, or one of them has no training sample."""
     if len(class_names) < MIN_CLASSES:

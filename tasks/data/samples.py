@@ -91,8 +91,20 @@ class StringColumn:
         """Some of them, in the same block."""
         return StringColumn(self._block, self._starts[chosen], self._ends[chosen])
 
+    @classmethod
+    def join(cls, columns: Sequence[StringColumn]) -> StringColumn:
+        """The strings of all columns, end to end in one block."""
+        blocks, lengths = zip(*(column._compact() for column in columns), strict=True)
+        borders = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
+        return cls.from_bytes(b"".join(blocks), borders.tobytes())
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A few strings of a large block travel without the others."""
+        block, lengths = self._compact()
+        return StringColumn.from_bytes, (bytes(block), np.concatenate([[0], np.cumsum(lengths)]).tobytes())
+
+    def _compact(self) -> tuple[bytes | bytearray, Indices]:
+        """A block of these strings alone, and their lengths."""
         lengths = self._ends - self._starts
         borders = np.concatenate([[0], np.cumsum(lengths)])
         block = self._block
@@ -101,7 +113,7 @@ class StringColumn:
             places = np.repeat(self._starts - borders[:-1], lengths)
             places += np.arange(borders[-1])
             block = np.frombuffer(block, dtype=np.uint8).take(places).tobytes()
-        return StringColumn.from_bytes, (bytes(block), borders.tobytes())
+        return block, lengths
 
 
 class Samples(Sequence[Sample]):
@@ -131,6 +143,22 @@ class Samples(Sequence[Sample]):
         for sample in samples:
             builder.add(*sample)
         return builder.build()
+
+    @classmethod
+    def join(cls, parts: Sequence[Samples]) -> Samples:
+        """All samples of at least one part, one part after the other; all files or all rows of arrays."""
+        rows = [part.rows for part in parts if part.rows is not None]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else cls(
+                StringColumn.join([part.paths for part in parts]),
+                np.concatenate([part.labels for part in parts]),
+                np.concatenate([part.sizes for part in parts]),
+                StringColumn.join([part.stamps for part in parts]),
+                np.concatenate(rows) if rows else None,
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -39,7 +39,7 @@ def _drivers() -> Finding:
     if not NVIDIA.exists():
         return good("driver", "no NVIDIA driver, none needed")
     if not torch_has_cuda():
-        remedy = 'install torch from the index of your CUDA version, and "paceline[cuda]" for dask-cuda'
+        remedy = "install torch from the index of your CUDA version"
         return bad("driver", "there are GPUs, and torch is built for CPUs", remedy)
     import pynvml
 

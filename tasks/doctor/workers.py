@@ -24,6 +24,7 @@ from paceline.tasks.data.sources.folder import is_local, reach_root
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
 from paceline.tasks.errors import one_line
 from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.measure.gpu import contexts_of
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 from paceline.tasks.track.environment import installed_version
@@ -54,6 +55,8 @@ class Seen(Record):
     free_bytes: int
     writes_leases: bool
     num_gpus: int
+    contexts: dict[str, bool]
+    """GPUs on which it holds a CUDA context, and whether each takes a single process."""
     own: Packages
     """The requested user packages that it has."""
 
@@ -87,6 +90,8 @@ def examine_workers(
     if not reports:
         return findings
     findings += [_code(reports), _versions(reports), _skew(skews), _home(reports, home), _leases(reports, leases)]
+    if any(report.num_gpus for report in reports.values()):
+        findings.append(_contexts(reports))
     if packages:
         findings.append(_packages(reports, packages, named))
     if root is not None:
@@ -118,7 +123,8 @@ def look(marker: str, leases: str, asked: tuple[PackageName, ...]) -> Seen:
         writes_home=writes,
         free_bytes=shutil.disk_usage(marker_file.parent).free if marker_file.parent.is_dir() else 0,
         writes_leases=os.access(place, os.W_OK) and place == Path(leases),
-        num_gpus=len(describe().gpus),
+        num_gpus=len(gpus := describe().gpus),
+        contexts=contexts_of(os.getpid(), [gpu.uuid for gpu in gpus]),
         own=look_for_packages(asked),
     )
 
@@ -184,6 +190,23 @@ def _code(reports: dict[str, Seen]) -> Finding:
         remedy = "install the same version there and restart the workers"
         return bad("code", f"{len(other)} workers run other code than this process ({code}): {other[0]}", remedy)
     return good("code", f"{code} everywhere")
+
+
+def _contexts(reports: dict[str, Seen]) -> Finding:
+    """A CUDA context of a worker, as dask-cuda creates it, next to those of ranks."""
+    holders = [(worker, report.contexts) for worker, report in reports.items() if report.contexts]
+    if not holders:
+        return good("contexts", "no worker holds a CUDA context")
+    worker, contexts = max(holders, key=lambda holder: any(holder[1].values()))
+    text = f"{len(holders)} workers hold a CUDA context, {worker} on {', '.join(contexts)}"
+    remedy = (
+        "start them with dask worker --preload-nanny paceline.tasks.cluster.gpu_workers in place of dask cuda worker"
+    )
+    if any(contexts.values()):
+        return bad(
+            "contexts", f"{text}, which takes a single process (EXCLUSIVE_PROCESS): no training can start", remedy
+        )
+    return doubtful("contexts", f"{text}: memory that trainings lack", remedy)
 
 
 def _versions(reports: dict[str, Seen]) -> Finding:

@@ -1,4 +1,4 @@
-"""State of GPUs from their driver: clock, throttling, processes, energy.
+"""GPUs as their driver reports them: handles, load, energy.
 
 Everything comes from NVML. Without a driver, or for a figure that a board does not give, there is None, never an error.
 """
@@ -8,32 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-POWER_CAP = "power cap"
-CLOCK_SETTING = "clock setting"
-HARDWARE_SLOWDOWN = "hardware slowdown"
-THERMAL = "thermal"
-IDLE_BIT = 0x1
-# Bits of NVML's clocks event reasons (nvml.h): a board's clock is below the highest because of these.
-BRAKES: dict[int, str] = {
-    0x2: CLOCK_SETTING,
-    0x4: POWER_CAP,
-    0x8: HARDWARE_SLOWDOWN,
-    0x20: THERMAL,
-    0x40: THERMAL,
-    0x80: HARDWARE_SLOWDOWN,  # the power brake of the board's supply
-}
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class GpuSample:
-    """One GPU at one moment; None where the driver does not report."""
-
-    clock_fraction: float | None
-    """Streaming-multiprocessor clock over the highest; None while the GPU is idle, when a low clock means nothing."""
-    brakes: tuple[str, ...]
-    pids: frozenset[int] | None  # processes with a compute context on it
 
 
 @dataclass(frozen=True)
@@ -73,21 +48,15 @@ def read_nvml(read: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
-def sample_gpus(uuids: Iterable[str]) -> dict[str, GpuSample]:
-    """The state of each GPU now, by UUID; those that the driver does not know are left out."""
-    with _handles(uuids) as (library, handles):
-        return {uuid: _sample(library, handle) for uuid, handle in handles.items()}
-
-
 def gpu_loads(uuids: Iterable[str]) -> dict[int, GpuLoad]:
     """Current use of each GPU, by NVML's index; GPUs unknown to the driver are left out."""
-    with _handles(uuids) as (library, handles):
-        indices = {read_nvml(library.nvmlDeviceGetIndex, handle): handle for handle in handles.values()}
+    with handles(uuids) as (library, found):
+        indices = {read_nvml(library.nvmlDeviceGetIndex, handle): handle for handle in found.values()}
         return {index: _load(library, handle) for index, handle in indices.items() if index is not None}
 
 
 @contextmanager
-def _handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
+def handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """NVML, and its handles by UUID; None and no handles without a driver."""
     listed = tuple(uuids)
     if not listed:
@@ -101,11 +70,23 @@ def _handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
         yield library, {uuid: handle for uuid, handle in handles.items() if handle is not None}
 
 
+def contexts_of(pid: int, uuids: Iterable[str]) -> dict[str, bool]:
+    """GPUs on which a process holds a CUDA context, and whether each takes a single process (EXCLUSIVE_PROCESS)."""
+    held = {}
+    with handles(uuids) as (library, found):
+        for uuid, handle in found.items():
+            processes = read_nvml(library.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+            if pid in {process.pid for process in processes}:
+                mode = read_nvml(library.nvmlDeviceGetComputeMode, handle)
+                held[uuid] = mode == library.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    return held
+
+
 def gpu_joules(uuids: Iterable[str]) -> float | None:
     """Energy that all GPUs have used since their driver was loaded; None if one does not report."""
     selected = set(uuids)
-    with _handles(selected) as (library, handles):
-        counters = [read_nvml(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles.values()]
+    with handles(selected) as (library, found):
+        counters = [read_nvml(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in found.values()]
     millijoules = [each for each in counters if each is not None]
     return sum(millijoules) / 1000 if selected and len(millijoules) == len(selected) else None
 
@@ -122,30 +103,3 @@ def _load(library: Any, handle: Any) -> GpuLoad:
         watts=None if milliwatts is None else milliwatts / 1000,
         most_watts=None if most_milliwatts is None else most_milliwatts / 1000,
     )
-
-
-def _sample(library: Any, handle: Any) -> GpuSample:
-    bits = int(read_nvml(library.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
-    clock = read_nvml(library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM)
-    highest = read_nvml(library.nvmlDeviceGetMaxClockInfo, handle, library.NVML_CLOCK_SM)
-    processes = read_nvml(library.nvmlDeviceGetComputeRunningProcesses, handle)
-    busy_clock = clock / highest if clock and highest and not bits & IDLE_BIT else None
-    return GpuSample(
-        clock_fraction=busy_clock,
-        brakes=tuple(sorted({name for bit, name in BRAKES.items() if bits & bit})),
-        pids=None if processes is None else frozenset(process.pid for process in processes),
-    )
-
-
-def num_foreign(samples: Iterable[GpuSample], own: frozenset[int]) -> int | None:
-    """Largest number of foreign processes on any sampled GPU; None when unknown.
-
-    In a container the driver may give the host's process numbers, which match no process here: a GPU that lists
-    processes but none of the run's own gives no information.
-    """
-    counts = [
-        len(sample.pids - own)
-        for sample in samples
-        if sample.pids is not None and (not sample.pids or sample.pids & own)
-    ]
-    return max(counts, default=None)

@@ -6,11 +6,12 @@ the whole host, so that neighbours on other cores are counted too: a warning the
 
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 
-from paceline.tasks.measure.gpu import HARDWARE_SLOWDOWN, THERMAL, num_foreign, sample_gpus
+from paceline.tasks.measure.gpu_watch import HARDWARE_SLOWDOWN, THERMAL, GpuWatch
 from paceline.tasks.measure.page_cache import cached_fraction
 from paceline.tasks.records.measurement import Validity
 
@@ -44,9 +45,8 @@ class ValidityWatch:
     ) -> None:
         self._pids = frozenset(own_pids)
         self._num_cores = num_cores or psutil.cpu_count()
-        self._uuids = tuple(gpu_uuids)
         self._cached = cached_fraction(data_files)
-        self._gpus = sample_gpus(self._uuids)
+        self._gpus = GpuWatch(gpu_uuids, partial(_family_pids, self._pids))
         self._clocks = _cpu_clocks()
         self._brakes = _num_cpu_brakes()
         self._own = _own_seconds(self._pids)
@@ -58,21 +58,20 @@ class ValidityWatch:
         elapsed = time.perf_counter() - self._started
         steal, foreign = self._cpu_shares(elapsed)
         clocks = self._clocks + _cpu_clocks()
-        gpus = [*self._gpus.values(), *sample_gpus(self._uuids).values()]
-        gpu_clocks = [sample.clock_fraction for sample in gpus if sample.clock_fraction is not None]
-        brakes = {brake for sample in gpus for brake in sample.brakes}
-        if _num_cpu_brakes() > self._brakes:
-            brakes.add(THERMAL)
+        gpus = self._gpus.stop()
+        heat = {THERMAL} if _num_cpu_brakes() > self._brakes else set()
         return judge(
             Validity(
                 steal_fraction=steal,
                 foreign_load=foreign,
                 num_cores=self._num_cores,
-                foreign_device_processes=num_foreign(gpus, frozenset(p.pid for p in _families(self._pids))),
+                foreign_device_processes=gpus.num_foreign,
                 min_cpu_mhz=min(clocks, default=None),
                 max_cpu_mhz=max(clocks, default=None),
-                min_gpu_clock_fraction=min(gpu_clocks, default=None),
-                throttled=tuple(sorted(brakes)),
+                min_gpu_clock_fraction=gpus.min_clock_fraction,
+                throttled=tuple(sorted(gpus.brakes | heat)),
+                throttled_fraction=gpus.braked_fraction,
+                mean_gpu_watts=gpus.mean_watts,
                 cached_fraction=self._cached,
             )
         )
@@ -132,6 +131,10 @@ def _families(pids: Iterable[int]) -> Iterator[psutil.Process]:
             yield from (parent, *parent.children(recursive=True))
         except psutil.Error:
             continue
+
+
+def _family_pids(pids: Iterable[int]) -> frozenset[int]:
+    return frozenset(process.pid for process in _families(pids))
 
 
 def _own_seconds(pids: frozenset[int]) -> dict[int, float]:

@@ -24,6 +24,14 @@ class Batch(NamedTuple):
     """float32: how much of each image is of its own class; the rest is of the other."""
 
 
+def take_samples(batch: Batch, start: int, stop: int) -> Batch:
+    """A slice of a batch, weighted by its part of the samples."""
+    fields = batch._asdict()
+    parts = {name: value[start:stop] for name, value in fields.items() if isinstance(value, torch.Tensor)}
+    weight = batch.weight * (stop - start) / max(1, len(batch.labels_N))
+    return batch._replace(**parts, weight=weight)
+
+
 class StepScheduleLike(Protocol):
     """The steps of a training laid over its epochs; steps are counted over all of them."""
 

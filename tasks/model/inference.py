@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.tasks.model.batch import Batch
+from paceline.tasks.model.batch import Batch, take_samples
 from paceline.tasks.model.objectives import Outputs, Task
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -32,17 +32,29 @@ def predictions(
 ) -> Iterator[Prediction]:
     """Predict each batch, in float32, in evaluation mode, within `context` (autocast), which must be re-enterable.
 
-    The network's mode is restored when the iteration ends. Batches come with the indices of their samples.
+    The network's mode is restored when the iteration ends. Batches come with the indices of their samples. One that
+    the memory of the device does not suffice for becomes two.
     """
     was_training = network.training
     network.eval()
     dtype = next(network.parameters()).dtype
     try:
         for indices_N, batch in batches:
-            with context:
-                inputs_NCHW = task.inputs(batch)
-                outputs_NK, targets_NT = network(inputs_NCHW.to(dtype))
-            outputs = outputs_NK.float(), None if targets_NT is None else targets_NT.float()
-            yield Prediction(indices_N, batch, inputs_NCHW, outputs)
+            waiting = [(indices_N, batch)]
+            while waiting:
+                part_N, part = waiting.pop()
+                try:
+                    with context:
+                        inputs_NCHW = task.inputs(part)
+                        outputs_NK, targets_NT = network(inputs_NCHW.to(dtype))
+                    outputs = outputs_NK.float(), None if targets_NT is None else targets_NT.float()
+                except torch.OutOfMemoryError:
+                    if len(part_N) == 1:
+                        raise
+                    half = len(part_N) // 2
+                    waiting.append((part_N[half:], take_samples(part, half, len(part_N))))
+                    waiting.append((part_N[:half], take_samples(part, 0, half)))
+                    continue
+                yield Prediction(part_N, part, inputs_NCHW, outputs)
     finally:
         network.train(was_training)

@@ -20,7 +20,7 @@ MAX_BATCH = 256
 
 
 def batch_size_for(image_shape: tuple[int, int, int], num_views: int = 1) -> int:
-    """Images of one forward pass, fewer of large ones."""
+    """Images of one forward pass on a CPU, fewer of large ones; for GPUs see `Predictor.batch_size`."""
     height, width, _ = image_shape
     return max(1, min(MAX_BATCH, BATCH_PIXELS // (height * width * num_views)))
 
@@ -37,7 +37,7 @@ class Settings(Record):
     num_threads: int
     """CPU threads of one worker."""
     batch_size: int
-    """Images of one forward pass."""
+    """Images of one forward pass on a CPU, and of a compiled one."""
     package: str | None = None
     """What the user's package that offers the model is now; None for a model of Paceline's."""
     layer: str | None = None

@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from paceline.tasks.data.decode.transform import DecodeError, UnreadError
 from paceline.tasks.data.storage.read_files import count_reads
 from paceline.tasks.files import write_durably
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
+from paceline.tasks.predict.outputs import Arrays
 from paceline.tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from paceline.tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
+from paceline.tasks.predict.prefetch import PixelBatch, read_ahead
 from paceline.tasks.records.data import ModelFacts, Reads
 
 PARITY_PIXELS = 2**21  # pixels of images at their own sizes that are compared with the plain model
@@ -68,20 +71,49 @@ class _Seen:
 
 
 def _at_one_size(part: Part, model: Predictor, progress: _Seen) -> Answers:
-    started = time.perf_counter()
-    pixels = _read(part, model.facts)
-    read = time.perf_counter()
-    arrays = model(_pictures(pixels, model.facts)) if pixels.positions else None
-    progress.reasons, progress.num_unread = pixels.reasons, pixels.num_unread
-    progress.read_seconds, progress.predict_seconds = read - started, time.perf_counter() - read
     if model.asked not in PIXEL_TASKS:
-        return answers_of(model.asked, model.facts, part, pixels.positions, arrays)
+        positions: list[int] = []
+        batches: list[Arrays] = []
+        for members, _, arrays in _predict_batches(part, model, progress):
+            positions += members
+            batches.append(arrays)
+        joined = tuple(map(np.concatenate, zip(*batches, strict=True))) if batches else None
+        return answers_of(model.asked, model.facts, part, positions, joined)
     channels = model.facts.image_shape[2]
-    rows = [
+    rows = (
         Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.num_planes else None, outputs)
-        for position, image_HWC, *outputs in zip(pixels.positions, pixels.images_NHWC, *(arrays or ()), strict=True)
-    ]
+        for members, images_NHWC, arrays in _predict_batches(part, model, progress)
+        for position, image_HWC, *outputs in zip(members, images_NHWC, *arrays, strict=True)
+    )
     return pixel_answers_of(model.asked, model.facts, part, rows)
+
+
+def _predict_batches(
+    part: Part, model: Predictor, progress: _Seen
+) -> Iterator[tuple[list[int], npt.NDArray[np.uint8], Arrays]]:
+    """Positions, pixels and outputs of one batch after the other. On a GPU the next ones are read meanwhile."""
+    size, _, channels = model.facts.image_shape
+    batch = PixelBatch(model.batch_size(model.facts.image_shape))
+    started = time.perf_counter()
+
+    def predict(*, rest: bool) -> Iterator[tuple[list[int], npt.NDArray[np.uint8], Arrays]]:
+        nonlocal started
+        for members, images_NHWC in batch.take(rest=rest):
+            read = time.perf_counter()
+            progress.read_seconds += read - started
+            arrays = model(np.ascontiguousarray(images_NHWC[..., :channels]))
+            started = time.perf_counter()
+            progress.predict_seconds += started - read
+            yield members, images_NHWC, arrays
+
+    blocks = read_ahead(part.origin, part.samples, size, channels + part.num_planes, model.num_readers)
+    with closing(blocks):
+        for first, pixels in blocks:
+            progress.reasons |= {first + position: reason for position, reason in pixels.reasons.items()}
+            progress.num_unread += pixels.num_unread
+            batch.add(first, pixels)
+            yield from predict(rest=False)
+    yield from predict(rest=True)
 
 
 def _at_own_sizes(part: Part, model: Predictor, progress: _Seen) -> Answers:

@@ -5,6 +5,7 @@ Shapes: N samples, H height, W width, C channels, M tiles.
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,9 @@ from paceline.tasks.predict.outputs import Arrays, asked_of, compare_outputs, wi
 from paceline.tasks.predict.tiles import bands_of, grid_for, put
 from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
 
+GPU_BATCH_BYTES = 16 * 2**20
+"""Pixels of a GPU's batch: a hundred photographs fill it, and the next ones are read meanwhile."""
+MEMORY_SHARE = 0.5  # of the free memory of a GPU that a forward pass may take: its allocator leaves gaps
 NUM_SHAPES = 8  # cached shapes of images, for their normalisation constants
 
 
@@ -42,6 +46,10 @@ class Predictor:
             lambda shape: Normalise(self.facts.mean, self.facts.std, shape).to(self._device)
         )
         self._batch_size = settings.batch_size
+        self._fitting: dict[tuple[int, ...], int] = {}
+        """Images of a forward pass that fit into the memory of the GPU, by their shape."""
+        self.num_readers = settings.num_threads if settings.gpu else 0
+        """Threads that decode while the device predicts."""
         looks = reach_and_stride(network) if settings.own_size else None
         self._grid = None if looks is None else grid_for(*looks)
         self._is_compiled = settings.compiled is not None and not plain
@@ -56,14 +64,33 @@ class Predictor:
 
     def __call__(self, pixels_NHWC: npt.NDArray[np.uint8]) -> Arrays:
         """Predict at least one image."""
-        return self._answers(pixels_NHWC, self._batch_size)
+        return self._answers(pixels_NHWC, self.batch_size(pixels_NHWC.shape[1:]))
+
+    def batch_size(self, image_shape: tuple[int, ...], on_cpu: int | None = None) -> int:
+        """Images of one forward pass: the settings' number, or `on_cpu`; on a GPU as many as its free memory holds."""
+        if self._device.type != "cuda" or self._is_compiled:
+            return on_cpu or self._batch_size
+        if image_shape not in self._fitting:
+            few = np.zeros((on_cpu or self._batch_size, *image_shape), dtype=np.uint8)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            used = torch.cuda.memory_allocated(self._device)
+            self._answers(few, len(few))
+            image_bytes = max(1, (torch.cuda.max_memory_allocated(self._device) - used) // len(few))
+            free = torch.cuda.mem_get_info(self._device)[0]
+            free += torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            largest = max(1, GPU_BATCH_BYTES // few[0].nbytes)
+            # An out-of-memory error in this pass has already left a smaller number.
+            fits = min(self._fitting.get(image_shape, largest), int(MEMORY_SHARE * free) // image_bytes)
+            self._fitting[image_shape] = max(1, min(fits, largest))
+        return self._fitting[image_shape]
 
     def whole(self, image_HWC: npt.NDArray[np.uint8]) -> Arrays:
         """Predict each pixel of an image of any size: classes and their probabilities (H, W), or pixels (H, W, C)."""
         assert self._grid is not None, "the settings say whether images are predicted at their own sizes"
         answers: Arrays = ()
         for band in bands_of(image_HWC, self._grid):
-            outputs = self._answers(band.tiles_MHWC, batch_size_for(band.tiles_MHWC.shape[1:]))
+            shape = band.tiles_MHWC.shape[1:]
+            outputs = self._answers(band.tiles_MHWC, self.batch_size(shape, batch_size_for(shape)))
             answers = answers or tuple(
                 np.empty((*image_HWC.shape[:2], *part.shape[3:]), part.dtype) for part in outputs
             )
@@ -74,16 +101,34 @@ class Predictor:
     @torch.no_grad()
     def _answers(self, pixels_NHWC: npt.NDArray[np.uint8], batch_size: int) -> Arrays:
         batches: list[tuple[torch.Tensor, ...]] = []
-        normalise = self._normalise(pixels_NHWC.shape[1:])
-        for start in range(0, len(pixels_NHWC), batch_size):
+        start = 0
+        while start < len(pixels_NHWC):
             pixels = torch.from_numpy(pixels_NHWC[start : start + batch_size])
-            number = len(pixels)
-            if self._is_compiled and number < batch_size:  # compiled for one size
-                blank = pixels.new_zeros((batch_size - number, *pixels.shape[1:]))
-                pixels = torch.cat([pixels, blank])
-            images = normalise(pixels.to(self._device), channels_last=self._channels_last).to(self._dtype)
-            batches.append(tuple(output[:number].cpu() for output in self._call(images)))
+            outputs = self._pass(pixels, batch_size)
+            if outputs is None:
+                batch_size = self._fitting[pixels_NHWC.shape[1:]] = -(-min(batch_size, len(pixels)) // 2)
+                torch.cuda.empty_cache()
+                continue
+            batches.append(outputs)
+            start += len(pixels)
         return tuple(torch.cat(column).numpy() for column in zip(*batches, strict=True))
+
+    def _pass(self, pixels: torch.Tensor, batch_size: int) -> tuple[torch.Tensor, ...] | None:
+        """Outputs of one forward pass, on the host; None if the device has no memory for so many images."""
+        number = len(pixels)
+        if self._is_compiled and number < batch_size:  # compiled for one size
+            blank = pixels.new_zeros((batch_size - number, *pixels.shape[1:]))
+            pixels = torch.cat([pixels, blank])
+        normalise = self._normalise(tuple(pixels.shape[1:]))
+        try:
+            if self._device.type == "cuda":
+                pixels = pixels.pin_memory().to(self._device, non_blocking=True)
+            images = normalise(pixels, channels_last=self._channels_last).to(self._dtype)
+            return tuple(output[:number].cpu() for output in self._call(images))
+        except torch.OutOfMemoryError:
+            if number == 1 or self._is_compiled:
+                raise
+        return None
 
 
 @lru_cache(maxsize=2)
@@ -108,16 +153,25 @@ def parity_of_whole(settings: Settings, pictures: Sequence[npt.NDArray[np.uint8]
     return compare_outputs(ours.asked, *answers).model_copy(update={"num_samples": len(pictures)})
 
 
+def device_kind(device: torch.device) -> str:
+    """The kind of this host's CPU, and of a GPU its model: machine code for one GPU does not run on another."""
+    if device.type == "cpu":
+        return cpu_kind()
+    model = re.sub(r"[^\w.]+", "-", torch.cuda.get_device_name(device))
+    return "-".join((cpu_kind(), model, *map(str, torch.cuda.get_device_capability(device))))
+
+
 def _package(settings: Settings, directory: Path) -> Path:
-    """The compiled model for this kind of CPU; the first process compiles it, while others wait.
+    """The compiled model for this kind of CPU or GPU; the first process compiles it, while others wait.
 
     A package is a library that is loaded, so only this user can write to its directory. The same holds for the cache of
     torch's compiler, which would otherwise lie in /tmp under a name that anybody can guess.
     """
     directory = private_directory(directory)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory / "compiler"))
-    path = directory / f"{cpu_kind()}.pt2"
-    with (directory / f"{cpu_kind()}.lock").open("w") as lock:
+    kind = device_kind(torch.device("cuda", 0) if settings.gpu else torch.device("cpu"))
+    path = directory / f"{kind}.pt2"
+    with (directory / f"{kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return path

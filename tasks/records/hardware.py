@@ -4,12 +4,16 @@ from paceline.tasks.records.record import Record
 
 
 class Gpu(Record):
-    """One GPU as NVML names it."""
+    """One GPU as NVML names it, or one slice of a divided GPU (MIG)."""
 
     uuid: str
     name: str
     memory_bytes: int
+    free_bytes: int | None = None
+    """Memory that was free when it was described."""
     compute_capability: tuple[int, int]
+    board: str | None = None
+    """UUID of the divided GPU that it is a slice of."""
 
 
 class Hardware(Record):

@@ -33,9 +33,13 @@ class Validity(Record):
     max_cpu_mhz: float | None = None
     """Lowest and highest clock seen on any core at the start and the end."""
     min_gpu_clock_fraction: float | None = None
-    """Lowest streaming-multiprocessor clock seen over the highest the GPU is made for."""
+    """Lowest streaming-multiprocessor clock seen on a busy GPU, over the highest that it is made for."""
     throttled: tuple[str, ...] = ()
     """Reasons why a GPU or CPU ran slower than it could, such as `power cap` or `thermal`; empty for none seen."""
+    throttled_fraction: float | None = None
+    """Largest share of the time in which the power cap or heat lowered the clock of a GPU, by its driver's counters."""
+    mean_gpu_watts: float | None = None
+    """Mean power of the run's GPUs on this host, all together."""
     cached_fraction: float | None = None
     """Share of the prepared set's bytes that lay in the page cache at the start."""
     contaminated: bool | None = None
@@ -55,6 +59,8 @@ class ProbeResult(Record):
     """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
     others: dict[str, Arm] = Field(default_factory=dict)
     """Further arms of the same rounds, keyed as `Block.arm`: `single`, `synthetic_input`, `no_sync`, `half_batch`."""
+    diverged: tuple[str, ...] = ()
+    """Arms whose last loss is not a finite number, keyed as `Block.arm`: their steps are not those of a training."""
     rounds: tuple[tuple[Block, ...], ...]
     """One inner tuple per round: one block of each arm, in the order they ran."""
     seconds: float

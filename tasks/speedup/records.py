@@ -33,6 +33,8 @@ class SpeedupResult(Record):
     baseline_samples_per_second: float | None = None
     candidate_samples_per_second: float | None = None
     """Steady-state throughput of the two arms, over all their devices."""
+    diverged: tuple[str, ...] = ()
+    """Arms of the probe whose loss was not a finite number."""
     contaminated: bool | None = None
     validity: Validity | None = None
     """Of the machine during the probe."""

@@ -2,43 +2,39 @@
 
 Knows numbers only: which runs belong together, and what is done about a regression, is the flow's business.
 
-A change of level is looked for, not a difference to a neighbour: the median of the newest 1, 3 or 7 runs against that
-of up to `WINDOW` runs before them. The limit is a prediction limit on robust statistics,
+Throughput is judged as the ratio to the control, the baseline that was timed in the same run: what slows the machine
+slows both. Data wait and this ratio may differ between hosts, the score may not.
 
-    t(QN_EFFICIENCY (n - 1), 1 - LEVEL) * Qn * sqrt(v_m + pi / (2 n)),
-
-n the number of runs before, Qn their scale (Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation",
-1993; its efficiency, hence the degrees of freedom), v_m the variance of the median of m normal values, pi / (2 n) that
-of the median before. It is never below a change that matters, and a single run must show twice that: one bad night
-happens, two of three do not. Looking at levels over several runs is what finds slow decay, which no step from one run
-to the next shows (Fleming et al., "Hunter: Using Change Point Detection to Hunt for Performance Regressions", 2023).
+A change of level is looked for, not a difference to a neighbour: the median of the newest 1, 3 or 7 runs against the
+level of up to `WINDOW` runs before them. The limit is that of `prediction_limit.py`, and never below a change that
+matters. Looking at levels over several runs is what finds slow decay, which no step from one run to the next shows
+(Fleming et al., "Hunter: Using Change Point Detection to Hunt for Performance Regressions", 2023).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 from pydantic import Field
-from scipy import stats
 
 from paceline.tasks.measure.validity import MAX_FOREIGN_CORES
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
 from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.speedup.prediction_limit import SPANS, Level, level_of
 
 Measure = Literal["throughput", "score", "data wait"]
-WINDOW = 30  # runs that the level before is taken from, at most
+WINDOW = 60  # runs that the level before is taken from, at most
 MIN_BEFORE = 6  # fewest runs before a judgement is made
-LEVEL = 1e-4
-"""One-sided level of a single comparison. A nightly series has three thousand a year, most of which overlap."""
-SPANS = {1: 1.0, 3: 0.449, 7: 0.210}
-"""Newest runs whose median is compared, and the variance of the median of as many standard normal values."""
-QN_EFFICIENCY = 0.82
-_SMALL_QN = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
-_QN = 2.2219
-SAME_CAUSE = 0.5  # share of a loss from which on the baseline's own loss explains it
+SECONDS_PER_DAY = 86400.0
+MAX_GAP_DAYS = 31
+"""Longest time between two runs of a series. After a longer one machine, system and libraries are others: the history
+starts again."""
+FOUND = 0.8
+"""Alarm limits of the throughput lie at this share of the loss that is to be found. A limit at the loss itself would
+find it in half of the cases."""
 
 
 class RunMetrics(Record):
@@ -52,7 +48,11 @@ class RunMetrics(Record):
     data_wait: float | None = None
     """Share of the training steps' time spent waiting for data."""
     baseline_throughput: float | None = None
-    """Samples per second of the probe's baseline."""
+    """Control: samples per second of the probe's baseline; None where none was timed undisturbed."""
+    host: str = ""
+    """Hosts of its ranks; runs that do not know theirs count as of one host."""
+    start_time: float | None = None
+    """Unix seconds."""
     item_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds per training sample, by item of the time budget; what adds up to a step."""
     foreign_cores: float | None = None
@@ -68,7 +68,7 @@ class Tolerances(Record):
     """Changes that matter; a single run must show twice as much."""
 
     throughput: float = 0.05
-    """Loss, as a share of the throughput before."""
+    """Loss to be found within three runs, as a share of the ratio to the control before; twice as much in one run."""
     score: float = 0.01
     """Loss, in absolute terms."""
     data_wait: float = 0.05
@@ -84,11 +84,15 @@ class Change(Record):
     name: str
     """Of the measure in words: of a score its own, such as accuracy."""
     value: float
-    """Median of the newest runs."""
+    """Median of the newest runs; of the throughput, samples per second at tonight's speed of the baseline."""
     expected: float
-    """Median of the runs before."""
+    """Level of the runs before, in the same unit."""
     limit: float
-    """Limit of the alarm."""
+    """Limit of the alarm, in the same unit."""
+    ratio: float | None = None
+    """Throughput only: `value` over the baseline's throughput in the same run."""
+    expected_ratio: float | None = None
+    limit_ratio: float | None = None
     num_runs: int
     """Newest runs that show it."""
     num_before: int
@@ -122,6 +126,10 @@ class _Scale:
     margin: float
     name: str
 
+    def group(self, run: RunMetrics) -> str:
+        """The host of a run, where the measure depends on it."""
+        return "" if self.measure == "score" else run.host
+
     def badness(self, value: float) -> float:
         """On a scale where noise is even."""
         if self.measure == "throughput":
@@ -142,6 +150,7 @@ def judge(
     margins = margins or Tolerances()
     foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
     usual = float(np.median(foreign_cores)) if foreign_cores else 0.0
+    gap, runs = _since_gap(runs)
     runs = [
         run.model_copy(update={"contaminated": True})
         if (run.foreign_cores or 0.0) - usual > margins.foreign_cores
@@ -149,27 +158,25 @@ def judge(
         for run in runs
     ]
     scales = (
-        _Scale("throughput", -math.log1p(-margins.throughput), "throughput"),
+        _Scale("throughput", -math.log1p(-FOUND * margins.throughput), "throughput"),
         _Scale("score", margins.score, SCORE_WORDS[score_name]),
         _Scale("data wait", margins.data_wait, "data wait"),
     )
     newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
-    judged = [
-        scale.name
-        for scale in scales
-        if _value(newest, scale.measure) is not None
-        and sum(_value(run, scale.measure) is not None for run in before) >= MIN_BEFORE
-    ]
+    judged = [scale.name for scale in scales if _is_judged(scale, newest, before)]
+    notes = _not_judged(scales, newest, before)
     if not judged:
-        text = f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged"
+        text = "; ".join([gap or f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged", *notes])
         return RegressionVerdict(verdict="too few runs", text=text)
-    changes = tuple(change for scale in scales if (change := _worst(scale, runs)) is not None)
-    if not changes:
-        text = f"{_enumerate(judged)} as in the {min(len(before), WINDOW)} runs before it"
-        return RegressionVerdict(verdict="normal", text=text)
+    changes = tuple(change for scale in scales if scale.name in judged and (change := _worst(scale, runs)) is not None)
     before = before[-WINDOW:]
-    grew = _grew(newest, before) if changes[0].measure != "score" else None
-    text = "; ".join([*(_describe_change(change) for change in changes), *_causes(changes, newest, before, grew)])
+    if not changes:
+        text = f"{_enumerate(judged)} as in the {len(before)} runs before it"
+        raw = _raw_change(newest, before)
+        return RegressionVerdict(verdict="normal", text="; ".join([text, *raw, *notes]))
+    grew = _grew(newest, before) if any(change.measure != "score" for change in changes) else None
+    causes = _causes(changes, newest, before, grew)
+    text = "; ".join([*(_describe_change(change) for change in changes), *causes, *notes])
     certain = tuple(change for change in changes if change.measure == "score" or not newest.contaminated)
     return RegressionVerdict(
         verdict="regression" if certain else "disturbed",
@@ -179,19 +186,53 @@ def judge(
     )
 
 
+def _since_gap(runs: Sequence[RunMetrics]) -> tuple[str, Sequence[RunMetrics]]:
+    """The runs since the last long gap, and a sentence on a gap that few runs have followed."""
+    for index in range(len(runs) - 1, 0, -1):
+        earlier, later = runs[index - 1].start_time, runs[index].start_time
+        if earlier is None or later is None or later - earlier <= MAX_GAP_DAYS * SECONDS_PER_DAY:
+            continue
+        days = (later - earlier) / SECONDS_PER_DAY
+        since = len(runs) - index - 1
+        text = f"after {days:.0f} days without a run the history starts again: {since} runs since; from {MIN_BEFORE} on"
+        return f"{text} it is judged", runs[index:]
+    return "", runs
+
+
+def _is_judged(scale: "_Scale", newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
+    hosts = [scale.group(run) for run in before if _value(run, scale.measure) is not None]
+    return _value(newest, scale.measure) is not None and scale.group(newest) in _known(hosts)
+
+
+def _known(hosts: Sequence[str]) -> set[str]:
+    """Hosts that a run can be judged on, from those of the runs before; none if they are too few.
+
+    One host alone in the window says nothing of how hosts differ, so one that ran longer ago does not count.
+    """
+    window = set(hosts[-WINDOW:])
+    if len(hosts) < MIN_BEFORE:
+        return set()
+    return set(hosts) if len(window) > 1 else window
+
+
+def _not_judged(scales: Sequence["_Scale"], newest: RunMetrics, before: Sequence[RunMetrics]) -> list[str]:
+    """Why a throughput that is known is not judged, and on which host nothing that depends on it is."""
+    if len(before) < MIN_BEFORE or newest.throughput is None:
+        return []
+    if _value(newest, "throughput") is None:
+        return ["throughput is not judged: the run has timed no undisturbed baseline to compare it with"]
+    controls = sum(_value(run, "throughput") is not None for run in before)
+    if controls < MIN_BEFORE:
+        timed = f"{controls} of the {len(before)} runs before it have timed their baseline"
+        return [f"throughput is not judged: {timed}; from {MIN_BEFORE} on it is"]
+    if newest.host not in _known([run.host for run in before if _value(run, "throughput") is not None]):
+        names = [scale.name for scale in scales if scale.measure != "score"]
+        return [f"{_enumerate(names)} are not judged: the runs before it were not on {newest.host}"]
+    return []
+
+
 def _enumerate(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def scale_qn(values: Sequence[float]) -> float:
-    """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal."""
-    array = np.asarray(values, dtype=np.float64)
-    num = len(array)
-    first, second = np.triu_indices(num, 1)
-    half = num // 2 + 1
-    distance = float(np.sort(np.abs(array[first] - array[second]))[half * (half - 1) // 2 - 1])
-    correction = _SMALL_QN.get(num) or num / (num + (1.4 if num % 2 else 3.8))
-    return _QN * correction * distance
 
 
 def is_measure(run: RunMetrics) -> bool:
@@ -200,52 +241,67 @@ def is_measure(run: RunMetrics) -> bool:
 
 
 def _value(run: RunMetrics, measure: Measure) -> float | None:
-    value = {"throughput": run.throughput, "score": run.score, "data wait": run.data_wait}[measure]
-    usable = value is not None and math.isfinite(value) and (value > 0 or measure != "throughput")
-    return value if usable else None
+    if measure == "throughput":
+        rate, control = run.throughput, run.baseline_throughput
+        return rate / control if _is_rate(rate) and _is_rate(control) else None
+    value = run.score if measure == "score" else run.data_wait
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _is_rate(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value) and value > 0
 
 
 def _worst(scale: _Scale, runs: Sequence[RunMetrics]) -> Change | None:
     """Over the shortest span that shows a change."""
     measured = [(run, scale.badness(value)) for run in runs if (value := _value(run, scale.measure)) is not None]
-    if not measured or measured[-1][0] is not runs[-1]:
-        return None
     earlier = [pair for pair in measured[:-1] if not pair[0].contaminated]
     for span in SPANS:
         first = len(earlier) - (span - 1)
-        before = [badness for run, badness in earlier[: max(0, first)] if is_measure(run)][-WINDOW:]
-        if len(before) < MIN_BEFORE:
-            break
-        newest = [badness for _, badness in [*earlier[first:], measured[-1]]]
-        if (change := _compare(scale, before, newest)) is not None:
-            return change
+        before = [(scale.group(run), badness) for run, badness in earlier[: max(0, first)] if is_measure(run)]
+        known = _known([host for host, _ in before])
+        newest = [*earlier[first:], measured[-1]]
+        if all(scale.group(run) in known for run, _ in newest):
+            change = _compare(scale, level_of(before[-WINDOW:]), newest)
+            if change is not None:
+                return change
     return None
 
 
-def _compare(scale: _Scale, before: list[float], newest: list[float]) -> Change | None:
-    expected, value, num = float(np.median(before)), float(np.median(newest)), len(before)
-    quantile = float(stats.t.isf(LEVEL, QN_EFFICIENCY * (num - 1)))
-    reach = quantile * scale_qn(before) * math.sqrt(SPANS[len(newest)] + math.pi / (2 * num))
-    limit = expected + max(reach, scale.margin * (2 if len(newest) == 1 else 1))
-    if value <= limit or newest[-1] <= (expected + limit) / 2:  # the last one must show it too: it may be fixed
+def _compare(scale: _Scale, level: Level, newest: Sequence[tuple[RunMetrics, float]]) -> Change | None:
+    hosts = [scale.group(run) for run, _ in newest]
+    above = [badness - level.expect(host) for host, (_, badness) in zip(hosts, newest, strict=True)]
+    limit = max(level.reach(hosts), scale.margin * (2 if len(newest) == 1 else 1))
+    if float(np.median(above)) <= limit or above[-1] <= limit / 2:  # the last one must show it too: it may be fixed
         return None
+    expected = level.expect(hosts[-1])
+    ends = [scale.back(expected + distance) for distance in (float(np.median(above)), 0.0, limit)]
+    control = newest[-1][0].baseline_throughput if scale.measure == "throughput" else None
+    ratios = ends if control else [None] * len(ends)
+    value, usual, alarm = (end * (control or 1.0) for end in ends)
     return Change(
         measure=scale.measure,
         name=scale.name,
-        value=scale.back(value),
-        expected=scale.back(expected),
-        limit=scale.back(limit),
+        value=value,
+        expected=usual,
+        limit=alarm,
         num_runs=len(newest),
-        num_before=num,
+        num_before=level.num_runs,
+        ratio=ratios[0],
+        expected_ratio=ratios[1],
+        limit_ratio=ratios[2],
     )
 
 
 def _grew(newest: RunMetrics, before: Sequence[RunMetrics]) -> tuple[str, float, float] | None:
-    """The item of a step that took most of what was lost, with its seconds per sample before and now."""
+    """The item of a step that took most of what was lost, with its seconds per sample before and now.
+
+    Seconds before are those at tonight's speed of the baseline, where it is known.
+    """
+    timed = [run for run in before if run.item_seconds]
     usual = {
-        item: float(np.median([run.item_seconds.get(item, 0.0) for run in before if run.item_seconds]))
-        for item in newest.item_seconds
-        if any(run.item_seconds for run in before)
+        item: float(np.median([run.item_seconds.get(item, 0.0) * _pace(run, newest) for run in timed]))
+        for item in (newest.item_seconds if timed else ())
     }
     if not usual:
         return None
@@ -254,14 +310,21 @@ def _grew(newest: RunMetrics, before: Sequence[RunMetrics]) -> tuple[str, float,
     return (item, usual[item], now) if now > usual[item] else None
 
 
+def _pace(run: RunMetrics, newest: RunMetrics) -> float:
+    """Speed of the machine in a run over tonight's."""
+    before, now = run.baseline_throughput, newest.baseline_throughput
+    return before / now if _is_rate(before) and _is_rate(now) else 1.0
+
+
 def _describe_change(change: Change) -> str:
     newest = "" if change.num_runs == 1 else f" over the last {change.num_runs} runs"
     against = f"of the {change.num_before} runs before"
-    if change.measure == "throughput":
-        loss = 1 - change.value / change.expected
+    if change.ratio is not None and change.expected_ratio is not None and change.limit_ratio is not None:
+        loss = 1 - change.ratio / change.expected_ratio
         return (
-            f"throughput{newest} {_round(change.value)} samples/s, {loss:.0%} below the {_round(change.expected)} "
-            f"{against} (alarm below {_round(change.limit)})"
+            f"throughput{newest} {_round(change.value)} samples/s, {change.ratio:.3g} times the baseline of the same "
+            f"run: {loss:.0%} below the {change.expected_ratio:.3g} times {against} (alarm below "
+            f"{change.limit_ratio:.3g})"
         )
     direction = "below" if change.measure == "score" else "above"
     return (
@@ -281,25 +344,27 @@ def _causes(
     if grew is not None:
         item, usual, now = grew
         causes.append(f"{item.replace('_', ' ')} grew from {_per_sample(usual)} to {_per_sample(now)} a sample")
-    slower = next((change for change in changes if change.measure == "throughput"), None)
-    if slower is not None:
-        causes += _of_the_machine(slower, newest, before)
+    if any(change.measure == "throughput" for change in changes):
+        causes += _raw_change(newest, before, at_least=0.0)
     if newest.contaminated:
         causes.append("others used the machine while it was measured")
     return causes
 
 
-def _of_the_machine(slower: Change, newest: RunMetrics, before: Sequence[RunMetrics]) -> list[str]:
-    """Whether the baseline, timed in the same run, shows that the machine was slower."""
-    rates = [run.baseline_throughput for run in before if run.baseline_throughput]
-    if newest.contaminated or not newest.baseline_throughput or len(rates) < MIN_BEFORE:
-        return []  # a contaminated run: perhaps only after the baseline was timed
-    usual = float(np.median(rates))
-    lost, lost_here = math.log(usual / newest.baseline_throughput), math.log(slower.expected / slower.value)
-    change = newest.baseline_throughput / usual - 1
-    shared = lost >= SAME_CAUSE * lost_here
-    advice = " as well: look at the machine first" if shared else ": look at the execution first, not at the machine"
-    return [f"the baseline changed by {change:+.0%}{advice}"]
+def _raw_change(newest: RunMetrics, before: Sequence[RunMetrics], at_least: float = 0.1) -> list[str]:
+    """Throughput as it was timed and the baseline's, against their medians; empty where the change is small."""
+    controls = [(run.throughput, run.baseline_throughput) for run in before]
+    pairs = [(rate, control) for rate, control in controls if _is_rate(rate) and _is_rate(control)]
+    rate, control = newest.throughput, newest.baseline_throughput
+    if not pairs or not _is_rate(rate) or not _is_rate(control):
+        return []
+    usual, usual_control = np.median(pairs, axis=0)
+    if abs(rate / usual - 1) < at_least:
+        return []
+    return [
+        f"raw throughput {_round(rate)} samples/s, {rate / usual - 1:+.0%} against the median of these runs; the "
+        f"baseline changed by {control / usual_control - 1:+.0%}"
+    ]
 
 
 def _per_sample(seconds: float) -> str:

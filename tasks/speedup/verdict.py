@@ -103,7 +103,8 @@ def speedup_result(
         efficiency=facts.efficiency.value if facts.efficiency else None,
         efficiency_low=facts.efficiency.low if facts.efficiency else None,
         efficiency_high=facts.efficiency.high if facts.efficiency else None,
-        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}.",
+        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}.{_divergence(probe)}",
+        diverged=probe.diverged,
         cause=cause,
         baseline=probe.baseline.label,
         candidate=probe.candidate.label,
@@ -188,6 +189,11 @@ def _amount(cause: Cause, facts: _Facts) -> str:
     if ratio.significant is False:
         return f"No measurable difference to {against}: {format_ratio(ratio.value)} times as fast"
     return f"{format_ratio(ratio.value)} times as fast as {against}"
+
+
+def _divergence(probe: ProbeResult) -> str:
+    arms = [role for role in ("baseline", "candidate") if role in probe.diverged]
+    return f" The loss of the {' and the '.join(arms)} diverged, so the ratio is not that of trainings." if arms else ""
 
 
 def _evidence(facts: _Facts) -> str:

@@ -93,6 +93,12 @@ def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu
             f"execution.num_devices={config.execution.num_devices} exceeds the {available} {unit} of {hardware.host}; "
             f"use at most {available}"
         )
+    if accelerator == "gpu" and config.execution.world_size > 1 and hardware.gpus[0].board is not None:
+        raise InputError(
+            f"execution.num_devices={config.execution.num_devices} on {config.execution.num_nodes} hosts, and "
+            f"{hardware.host} has slices of divided GPUs (MIG), which NCCL cannot connect; use one device, or whole "
+            "GPUs"
+        )
 
 
 def _precision(
@@ -186,14 +192,16 @@ def _loading(
         reason = "random crops are cut out of stored photographs, on all cores of the host"
         reasons["loading"] = Choice(value="streaming", reason=reason)
         return "streaming"
-    memory = hardware.gpus[0].memory_bytes if accelerator == "gpu" else hardware.memory_bytes
-    ranks = 1 if accelerator == "gpu" else config.execution.num_devices  # ranks of a host share its memory
-    need = resident_bytes(config, num_train) * ranks
+    memory, place, ranks = hardware.memory_bytes, "device memory", config.execution.num_devices
+    if accelerator == "gpu":  # ranks take free GPUs first: the fullest of those that they would take
+        free = sorted(gpu.memory_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in hardware.gpus)
+        memory, place, ranks = free[-config.execution.num_devices], "free device memory", 1
+    need = resident_bytes(config, num_train) * ranks  # ranks of a host share its memory
     limit = int(memory * RESIDENT_MEMORY_FRACTION)
     fits = need <= limit
     reasons["loading"] = Choice(
         value="resident" if fits else "streaming",
-        reason=f"the set takes {need / 2**20:,.0f} MiB of the {limit / 2**20:,.0f} MiB it may use in device memory",
+        reason=f"the set takes {need / 2**20:,.0f} MiB of the {limit / 2**20:,.0f} MiB it may use in {place}",
     )
     return "resident" if fits else "streaming"
 

@@ -2,12 +2,14 @@
 
 import io
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.io import wavfile
 
 RATE = 16_000
+CODECS = {"flac": "flac", "mp3": "libmp3lame", "ogg": "vorbis", "opus": "libopus"}
 
 
 def sine(frequency, rate=RATE, seconds=1.0, amplitude=0.5):
@@ -19,6 +21,27 @@ def wav(samples, rate=RATE, dtype=np.int16):
     scaled = samples if np.dtype(dtype).kind == "f" else np.round(samples * (np.iinfo(dtype).max + 1.0))
     buffer = io.BytesIO()
     wavfile.write(buffer, rate, scaled.astype(dtype))
+    return buffer.getvalue()
+
+
+def encode(samples, form, rate=RATE, layout="mono"):
+    """A file of one format; samples (T), or (T, channels)."""
+    buffer = io.BytesIO()
+    if form == "ogg" and samples.ndim == 1:  # FFmpeg's own encoder has two channels
+        samples, layout = np.column_stack([samples, samples]), "stereo"
+    with av.open(buffer, "w", format=form) as container:
+        options = {"strict": "experimental"} if form == "ogg" else {}
+        stream = container.add_stream(CODECS[form], rate=rate, layout=layout, options=options)
+        kind = "s16" if form == "flac" else "fltp"
+        values = np.atleast_2d(samples.T)
+        if kind == "s16":
+            values = np.round(values * 2**15).astype(np.int16).T.reshape(1, -1)
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(values.astype(values.dtype if kind == "s16" else np.float32)), kind, layout
+        )
+        frame.sample_rate = rate
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
     return buffer.getvalue()
 
 

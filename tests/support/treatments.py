@@ -153,7 +153,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     'dask worker tls://host:8786 --nworkers 4 --nthreads 1 "${TLS[@]}"': Told(
         "own scheduler", "--nworkers 1 --no-dashboard"
     ),
-    'dask cuda worker tls://host:8786 --nthreads 1 "${TLS[@]}"': Checked("needs a GPU and dask-cuda"),
+    'dask worker tls://host:8786 --nworkers 4 --nthreads 1 --preload-nanny paceline.tasks.cluster.gpu_workers "${TLS[@]}"': Checked(  # noqa: E501
+        "the same with a preload, whose effect is on GPUs alone"
+    ),
     "export AWS_PROFILE=NAME AWS_ENDPOINT_URL=https://store.example:9000": ON_A_STORE,
     "paceline run folder data.root=s3://BUCKET/PREFIX data.image_size=64": ON_A_STORE,
     "paceline predict RUN_ID s3://BUCKET/PREFIX": ON_A_STORE,

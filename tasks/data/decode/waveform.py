@@ -1,4 +1,7 @@
-"""Decodes a WAV, NumPy or Parquet file to one signal in time. The first bytes decide on the format, not the name."""
+"""Decodes a WAV, FLAC, MP3, Ogg, NumPy or Parquet file to one signal in time.
+
+The first bytes decide on the format, not the name.
+"""
 
 import io
 import warnings
@@ -10,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.io import wavfile
 
+from paceline.tasks.data.decode import audio
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.errors import one_line
 
@@ -73,8 +77,10 @@ def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], R
         return samples, rate
     if content.startswith(_NUMPY):
         return np.load(io.BytesIO(content), allow_pickle=False), default_rate
+    if audio.is_audio(content):
+        return audio.decode(content, MAX_SAMPLES)
     if not content.startswith(_PARQUET):
-        raise DecodeError("neither a WAV nor a NumPy nor a Parquet file")
+        raise DecodeError("neither a WAV nor a NumPy nor a Parquet file, nor FLAC, MP3 or Ogg")
     # A row for each sample, a column for each channel, and perhaps one with their times.
     file = pq.ParquetFile(io.BytesIO(content))
     if file.metadata.num_rows * file.metadata.num_columns > MAX_SAMPLES:

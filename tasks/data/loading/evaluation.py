@@ -1,6 +1,7 @@
 """Batches for evaluation: in order, not augmented, each sample exactly once over all ranks."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ from paceline.tasks.data.loading.batch import Normalise, on_device
 from paceline.tasks.data.loading.sampling import share
 from paceline.tasks.data.split import Split
 from paceline.tasks.model.batch import Batch
+
+Indices = npt.NDArray[np.int64]
 
 
 def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat because it is called from one place
@@ -22,7 +25,7 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
     device: torch.device,
     channels_last: bool,
     draws: bool = False,
-) -> Iterator[tuple[npt.NDArray[np.int64], Batch]]:
+) -> Iterator[tuple[Indices, Batch]]:
     """Yield (sample numbers (N,), batch) over a rank's contiguous share of a split.
 
     Nothing is dropped or repeated, whatever the number of ranks; a rank may have no batch at all. Every batch weighs 1.
@@ -30,23 +33,57 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
     """
     normalise = Normalise(mean, std, split.image_shape).to(device)
     first, last = share(0, split.num_samples, rank, world_size)
-    for start in range(first, last, batch_size):
-        indices_N = np.arange(start, min(start + batch_size, last), dtype=np.int64)
-        yield indices_N, evaluation_batch(split, indices_N, normalise, device, channels_last, draws)
+    bounds = ((start, min(start + batch_size, last)) for start in range(first, last, batch_size))
+    parts = (np.arange(start, stop, dtype=np.int64) for start, stop in bounds)
+    for indices_N, pixels in _gather(split, parts, device):
+        yield indices_N, _on_device(split, indices_N, pixels, normalise, device, channels_last, draws)
+
+
+def _gather(split: Split, parts: Iterator[Indices], device: torch.device) -> Iterator[tuple[Indices, torch.Tensor]]:
+    """Gather pixels in host memory; for a GPU pinned, and one batch ahead in a thread."""
+    if device.type != "cuda":
+        yield from ((indices_N, torch.from_numpy(split.gather(indices_N))) for indices_N in parts)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="paceline-evaluation") as pool:
+
+        def request() -> tuple[Indices, Future[torch.Tensor]] | None:
+            indices_N = next(parts, None)
+            return None if indices_N is None else (indices_N, pool.submit(_pinned, split, indices_N))
+
+        ahead = request()
+        while ahead is not None:
+            indices_N, pixels = ahead[0], ahead[1].result()
+            ahead = request()
+            yield indices_N, pixels
+
+
+def _pinned(split: Split, indices_N: Indices) -> torch.Tensor:
+    return torch.from_numpy(split.gather(indices_N)).pin_memory()
 
 
 def evaluation_batch(
     split: Split,
-    indices_N: npt.NDArray[np.int64],
+    indices_N: Indices,
     normalise: Normalise,
     device: torch.device,
     channels_last: bool,
     draws: bool,
 ) -> Batch:
     """Some samples of a split as they are evaluated; the arguments as in `evaluation_batches`."""
-    pixels = torch.from_numpy(split.gather(indices_N))
-    if device.type == "cuda":
-        pixels = pixels.pin_memory().to(device, non_blocking=True)
+    ((_, pixels),) = _gather(split, iter([indices_N]), device)
+    return _on_device(split, indices_N, pixels, normalise, device, channels_last, draws)
+
+
+def _on_device(
+    split: Split,
+    indices_N: Indices,
+    pixels: torch.Tensor,
+    normalise: Normalise,
+    device: torch.device,
+    channels_last: bool,
+    draws: bool,
+) -> Batch:
+    pixels = pixels.to(device, non_blocking=True)
     targets = None if split.targets_NT is None else split.targets_NT[indices_N]
     labels_N, targets_NT = on_device(split.labels_N[indices_N], targets, device)
     # Below those of training, whatever its length.

@@ -6,7 +6,6 @@ Listing reads labels and headers; `array_rows` reads the pixels. Nothing is unpi
 """
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -23,7 +22,6 @@ from paceline.tasks.errors import InputError, one_line
 
 RUN = 256
 """Neighbouring rows that a shard of the training split gets together: they were written, and are read, together."""
-_SPLIT = re.compile(r"(train|validation|valid|val|test)(?![a-z])")
 
 
 class _File(NamedTuple):
@@ -43,10 +41,7 @@ def list_samples(data: Data) -> SampleListing:
     if len(channels) > 1:
         raise InputError(f"data.root={root}: some files hold grey images and others coloured ones; give all the same")
     class_names, labels_of = _classes(root, files)
-    unnamed = [file.path for file in files if file.split is None]
-    if 0 < len(unnamed) < len(files):
-        lost = f"{unnamed[0]} is named after no split, and other files are"
-        raise InputError(f"data.root={root}: {lost}; name or remove it")
+    folder.check_split_names(root, [file.path for file in files])
     builders = {split: SamplesBuilder() for split in SPLITS}
     for file in files:
         builder, size = builders[file.split or "train"], file.size // max(1, len(file.table.labels))
@@ -132,9 +127,7 @@ def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:
         if s3.is_of_store(error):
             raise
         raise InputError(f"data.root={root}: {path} cannot be read ({one_line(error)}); write it again") from error
-    named = (_SPLIT.match(part.lower()) for part in path.split("/"))
-    split = next((folder.SPLIT_FOLDERS[match[1]] for match in named if match), None)
-    return _File(path, size, stamp, split, table)
+    return _File(path, size, stamp, folder.split_named(path), table)
 
 
 def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[Any, int]]:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -40,6 +41,7 @@ SPLIT_FOLDERS: dict[str, SplitName] = {
     "train": "train",
     "test": "test",
 }
+_SPLIT_PREFIX = re.compile(r"(train|validation|valid|val|test)(?![a-z])")
 Place = tuple[SplitName, str]  # the split and the class that a folder belongs to
 
 
@@ -136,6 +138,20 @@ def suffix_of(path: str) -> str:
     """Suffix of a file's name in lower case, with its dot; empty without one."""
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return (dot + extension).lower() if dot else ""
+
+
+def split_named(path: str) -> SplitName | None:
+    """The split that the name of a file starts with, or that of a folder that it lies in; None for no split."""
+    named = (_SPLIT_PREFIX.match(part.lower()) for part in path.split("/"))
+    return next((SPLIT_FOLDERS[match[1]] for match in named if match), None)
+
+
+def check_split_names(root: str, paths: Sequence[str]) -> None:
+    """Raise an InputError if some files are named after a split and others are not."""
+    unnamed = [path for path in paths if split_named(path) is None]
+    if 0 < len(unnamed) < len(paths):
+        lost = f"{unnamed[0]} is named after no split, and other files are"
+        raise InputError(f"data.root={root}: {lost}; name or remove it")
 
 
 def _class_names(

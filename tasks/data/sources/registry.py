@@ -16,9 +16,11 @@ from paceline.tasks.data.sources import (
     digits,
     folder,
     generated,
+    imagefolder,
     pairs,
     signals,
     user_source,
+    webdataset,
 )
 from paceline.tasks.data.storage import s3
 from paceline.tasks.data.storage.read_files import files_of, read_files
@@ -91,6 +93,10 @@ def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[It
     return iter(spec_of(origin).read(origin, samples, image_size))
 
 
+def _read_files(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    return map(Item, read_files(origin.root, files_of(samples)))
+
+
 def _signal_key(origin: Origin) -> dict[str, Any]:
     assert origin.signal is not None
     return {"signal": origin.signal.model_dump(mode="json"), "spectrogram": signals.SPECTROGRAM_VERSION}
@@ -101,15 +107,11 @@ def _clip_key(origin: Origin) -> dict[str, Any]:
 
 
 _DIGITS: _Facts = {"libraries": lambda _: ("scikit-learn",), "has_rows": True}
-_SIGNALS: _Facts = {"libraries": lambda _: ("scipy", "pyarrow"), "key": _signal_key}
+_SIGNALS: _Facts = {"libraries": signals.libraries, "key": _signal_key}
 SOURCES: dict[str, SourceSpec] = {
     "digits": SourceSpec("digits", digits.list_digits, digits.read_digits, **_DIGITS),
     "rotated_digits": SourceSpec("rotated_digits", digits.list_rotated_digits, digits.read_rotated_digits, **_DIGITS),
-    "folder": SourceSpec(
-        "files",
-        folder.list_samples,
-        lambda origin, samples, image_size: map(Item, read_files(origin.root, files_of(samples))),
-    ),
+    "folder": SourceSpec("files", folder.list_samples, _read_files),
     # Its listings of class-named folders are of kind `files`.
     "cifar10": SourceSpec("cifar10", cifar10.list_samples, cifar10.read_samples, has_rows=True),
     "pairs": SourceSpec("pairs", pairs.list_samples, pairs.read),
@@ -126,6 +128,8 @@ SOURCES: dict[str, SourceSpec] = {
     ),
     "clips": SourceSpec("clips", clips.list_samples, clips.read, libraries=lambda _: ("av",), key=_clip_key),
     "motions": SourceSpec("motions", generated.list_motions, generated.read_motions, key=_clip_key),
+    "webdataset": SourceSpec("webdataset", webdataset.list_samples, webdataset.read),
+    "imagefolder": SourceSpec("files", imagefolder.list_samples, _read_files),
 }
 """Specs by the name in `data.source`."""
 USER_SOURCE = SourceSpec("own", user_source.list_samples, user_source.read)  # spec of all other names

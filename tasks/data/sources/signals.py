@@ -1,10 +1,12 @@
-"""Class-named folders of signals in time: WAV, NumPy and Parquet files, laid out as `folder` lays out images.
+"""Class-named folders of signals in time, laid out as `folder` lays out images.
 
-A file is one sample. The decoder is imported at the first sample, because SciPy's signals take a second or two.
+They are WAV, FLAC, MP3, Ogg, NumPy and Parquet files. A file is one sample.
+The decoder is imported at the first sample, because SciPy's signals take a second or two.
 """
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +14,13 @@ import numpy.typing as npt
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.listing import Origin, SampleListing
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing
 from paceline.tasks.data.samples import Item, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage.read_files import files_of, read_files
 
-SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
+AUDIO_SUFFIXES = (".flac", ".mp3", ".ogg", ".oga", ".opus")
+SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet", *AUDIO_SUFFIXES}), "signals", 1)
 SPECTROGRAM_VERSION = 2
 """Grows with every change of a spectrogram's pixels (`tasks/data/decode/{spectrogram,waveform}.py`)."""
 
@@ -26,6 +29,12 @@ def list_samples(data: Data) -> SampleListing:
     """List class-named folders."""
     listing = folder.list_samples(data, SIGNALS)
     return dataclasses.replace(listing, origin=dataclasses.replace(listing.origin, signal=data.signal))
+
+
+def libraries(listing: SampleListing) -> tuple[str, ...]:
+    """Packages that decide on the pixels; PyAV only where a file needs it, so that the keys of other sets stay."""
+    paths = chain.from_iterable(listing.split(split).paths for split in SPLITS)
+    return ("scipy", "pyarrow", *(("av",) if any(folder.suffix_of(path) in AUDIO_SUFFIXES for path in paths) else ()))
 
 
 def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

@@ -74,6 +74,7 @@ class Wanted(NamedTuple):
     path: str  # bucket and key
     size: int  # bytes; 0 where that is not known
     etag: str  # ETag with its quotes; empty where it is not known
+    start: int | None = None  # first of `size` bytes that are wanted; None for the complete object
 
 
 @dataclass
@@ -184,6 +185,8 @@ async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fe
     request = {"Bucket": bucket, "Key": key, **filesystem.req_kw}
     if one.etag and not filesystem.local_expiry_check:  # what s3fs calls stores that do not know If-Match
         request["IfMatch"] = one.etag
+    if one.start is not None and one.size:
+        request["Range"] = f"bytes={one.start}-{one.start + one.size - 1}"
     content: bytes | OSError
     try:
         content = await _whole(root, client, request, one)

@@ -34,7 +34,9 @@ class AutotuneCache:
             "num_classes": len(prepared.class_names),
             "num_targets": len(prepared.target_names),
             "num_train": prepared.num_train,
-            "hardware": hardware.model_dump(mode="json", exclude={"host": True, "gpus": {"__all__": {"uuid"}}}),
+            "hardware": hardware.model_dump(
+                mode="json", exclude={"host": True, "gpus": {"__all__": {"uuid", "free_bytes", "board"}}}
+            ),
             "versions": {name: version(name) for name in ("torch", "lightning", "numpy")},
             "code": [code_fingerprint(), *(package.identity for package in config.packages)],
         }

@@ -68,7 +68,7 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
         return None
     arms = {"candidate": probe.candidate} | roles_of(probe)
     for role in ("uncompiled", "baseline"):
-        if role not in arms or arms[role].num_devices != arms[planned].num_devices:
+        if role in probe.diverged or role not in arms or arms[role].num_devices != arms[planned].num_devices:
             continue
         gain = arm_ratio(probe.rounds, planned, role)
         if gain is None or gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
@@ -110,6 +110,7 @@ def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) ->
         role: gain
         for role, gain in gains.items()
         if gain is not None
+        and role not in probe.diverged
         and gain.low is not None
         and gain.low > 1
         and gain.value >= 1 + MIN_GAIN

@@ -145,9 +145,9 @@ def rank_environment(
     environment["PYTHONUNBUFFERED"] = "1"
     environment |= keep_memory()
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    if interface is not None:
-        environment["GLOO_SOCKET_IFNAME"] = interface
-        environment["NCCL_SOCKET_IFNAME"] = interface
+    if interface is not None:  # a site's own choice stays, such as the interfaces of a faster network
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+        environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=" eth1 stands for eth10 too
     return environment
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -83,6 +84,18 @@ def running_ranks(run_id: str) -> list[int]:
         if RANK_MODULE in command and any(f"/{run_id}/" in path for path in (*command, log_of(process.pid))):
             pids.append(process.pid)
     return pids
+
+
+def supervisors_of(ranks: Iterable[int]) -> list[int]:
+    """Process ids of the Dask workers of ranks. A worker of dask-cuda holds a CUDA context next to its rank's.
+
+    Not of their nannies: one nanny's process may start the workers of several trainings.
+    """
+    workers = []
+    for pid in ranks:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            workers.append(psutil.Process(pid).ppid())
+    return [pid for pid in workers if pid > 1]  # a rank that has lost its worker is a child of the first process
 
 
 def log_of(pid: int) -> str:

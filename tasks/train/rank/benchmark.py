@@ -123,7 +123,8 @@ class ArmBenchmark:
             return ArmRunner(arm, lambda num_steps: [], samples)  # this rank takes no part in the arm
         source = ready if ready is not None else self._source(stack, arm, plan)
         step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
-        return ArmRunner(arm, self._on_threads(arm, stack.enter_context(closing(step)).run), samples)
+        run = self._on_threads(arm, stack.enter_context(closing(step)).run)
+        return ArmRunner(arm, run, samples, has_diverged=step.has_diverged)
 
     def _on_threads(self, arm: Arm, run: StepRunner) -> StepRunner:
         def steps(number: int) -> Sequence[float]:

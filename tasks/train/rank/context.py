@@ -28,7 +28,7 @@ from paceline.tasks.model.pretrained import begin_with
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records.execution import Arm, Plan
-from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.launch.rank_process import running_ranks, supervisors_of
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.affinity import bind
@@ -159,12 +159,16 @@ class RankContext:
         """Read this rank's share of a split in large batches."""
         prepared = self.spec.prepared
         height, width, _ = prepared.image_shape
-        num_pixels = height * width * self.config.model.test_views
+        views = self.config.model.test_views
+        fitting = EVALUATION_PIXELS // (height * width * views)
+        if self.device.type == "cuda":
+            # A pass of the training keeps its activations for the gradients and fits: without gradients as many fit.
+            fitting = max(fitting, (self.spec.plan.micro_batch or self.config.recipe.batch_size) // views)
         return evaluation_batches(
             split,
             prepared.mean,
             prepared.std,
-            min(MAX_EVALUATION_BATCH, max(1, EVALUATION_PIXELS // num_pixels)),
+            min(MAX_EVALUATION_BATCH, max(1, fitting)),
             self.spec.rank,
             self.spec.world_size,
             self.device,
@@ -186,10 +190,11 @@ class RankContext:
         return on_cpu or plan.memory_format == "channels_last"
 
     def own_processes(self) -> list[int]:
-        """Process ids of this run on this host: its ranks, their Dask worker and the flow."""
+        """Process ids of this run on this host: its ranks, the Dask worker of each, and the flow."""
         host, pid = self.spec.coordinator
         flow = [pid] if host == host_identity() else []
-        return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
+        ranks = running_ranks(self.spec.run_id)
+        return [os.getppid(), *ranks, *supervisors_of(ranks), *flow]
 
     def data_files(self) -> list[Path]:
         """The shards that training reads."""

@@ -62,9 +62,10 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
     # 2. Build the network
     context.build_network()
     if spec.measurement is not None:
-        write_result(
-            context, measure(context) if spec.measurement.arms else time_layers(ArmBenchmark(context), spec.plan)
-        )
+        with group.wait_for_rank_0():
+            arms = spec.measurement.arms
+            result = measure(context) if arms else time_layers(ArmBenchmark(context), spec.plan)
+        write_result(context, result)
         return
     compile_watch = CompileWatch()
 
@@ -73,7 +74,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
         with stopwatch.during("setup"):
             context.set_rank_loads(measure_rank_loads(context))
     schedule = restore_schedule(context)
-    with stopwatch.during("search"), name_oom_stage("search"):
+    with stopwatch.during("search"), name_oom_stage("search"), group.wait_for_rank_0():
         num_steps = schedule.num_steps(config.recipe.num_epochs) - schedule.first_step
         timing = autotune(ArmBenchmark(context), spec.plan, num_steps, spec.search) if spec.may_search else None
         if timing is not None and context.writes:
@@ -84,7 +85,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
 
     with ExitStack() as stack:
         # 4. Probe: compare the execution with the baseline
-        with stopwatch.during("probe"), name_oom_stage("probe"):
+        with stopwatch.during("probe"), name_oom_stage("probe"), group.wait_for_rank_0():
             loader, probe = probe_execution(context)
         stack.callback(loader.close)
 

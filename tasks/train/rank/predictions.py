@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.conf.execution import Precision
 from paceline.tasks.data.loading.split_reader import open_split
-from paceline.tasks.model.batch import Batch
+from paceline.tasks.model.batch import Batch, take_samples
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import Int64s, predictions
 from paceline.tasks.model.objectives import PixelTask, Task
@@ -22,7 +22,6 @@ from paceline.tasks.train.launch.layout import EXAMPLES_FILE
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.distributed import gather_full_weights
-from paceline.tasks.train.step.micro_batches import take_samples
 from paceline.tasks.train.step.precision import forward_context, prepare_network
 
 NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2  # examples in the report

@@ -1,6 +1,8 @@
 """The process group from inside a rank: joining, agreement, and small collectives; on one rank they do nothing."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,8 @@ from paceline.tasks.train.rank_spec import RankSpec
 
 # The default of 30 minutes would hide a lost rank for as long; no step of a healthy group takes 2 minutes.
 GROUP_SECONDS = 120
+# Before training, ranks wait while rank 0 compiles and runs an arm alone. A rank that ends is noticed at once anyway.
+ALONE_SECONDS = 1800
 
 
 class RankEnvironment(ClusterEnvironment):
@@ -87,6 +91,21 @@ def join(spec: RankSpec, device: torch.device) -> None:
         world_size=spec.world_size,
         timeout=timeout,
     )
+
+
+@contextmanager
+def wait_for_rank_0() -> Iterator[None]:
+    """Give collectives the time of what rank 0 does alone, in the body."""
+    if not distributed.is_initialized():
+        yield
+        return
+    # Of torch's own tests and tools, in all versions that are supported; there is no public name.
+    set_timeout = distributed.distributed_c10d._set_pg_timeout
+    set_timeout(timedelta(seconds=ALONE_SECONDS))
+    try:
+        yield
+    finally:
+        set_timeout(timedelta(seconds=GROUP_SECONDS))
 
 
 def _listen(spec: RankSpec) -> int:

@@ -77,6 +77,7 @@ class BareStep:
             _Objective(self._network, inputs), optimizer, make_scaler(arm.precision, inputs.device), arm, inputs.device
         )
         self._step = make_step(step, arm, inputs.device)
+        self._loss = torch.zeros(())
         self._batches = self._endless()
         if arm.compile == "graph":
             self.run(NUM_EAGER + 1)  # without the time of the recording
@@ -103,16 +104,20 @@ class BareStep:
             return [self._time_steps(num_steps) / num_steps] * num_steps
         return [self._time_steps(1) for _ in range(num_steps)]
 
+    def has_diverged(self) -> bool:
+        """Whether the loss of the last step is not a finite number; waits for the device."""
+        return not bool(torch.isfinite(self._loss))
+
     def close(self) -> None:
         """Release the network, the optimizer and the batches."""
         self._batches.close()
-        del self._network, self._step, self._batches
+        del self._network, self._step, self._batches, self._loss
 
     def _time_steps(self, num_steps: int) -> float:
         self._synchronize()
         started = time.perf_counter()
         for _ in range(num_steps):
-            self._step(next(self._batches))
+            self._loss = self._step(next(self._batches))
         self._synchronize()
         return time.perf_counter() - started
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError
-from paceline.tasks.model.batch import Batch
+from paceline.tasks.model.batch import Batch, take_samples
 
 
 def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
@@ -23,14 +23,6 @@ def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
         return [batch]
     bounds = [num * part // number for part in range(number + 1)]
     return [take_samples(batch, start, stop) for start, stop in pairwise(bounds)]
-
-
-def take_samples(batch: Batch, start: int, stop: int) -> Batch:
-    """A slice of a batch, weighted by its part of the samples."""
-    fields = batch._asdict()
-    parts = {name: value[start:stop] for name, value in fields.items() if isinstance(value, torch.Tensor)}
-    weight = batch.weight * (stop - start) / max(1, len(batch.labels_N))
-    return batch._replace(**parts, weight=weight)
 
 
 def out_of_memory(batch: Batch, error: torch.OutOfMemoryError) -> MemoryLimitError:

@@ -1,6 +1,5 @@
 """Kinds of clusters, TLS between their parts, a real SSH server and a real Slurm: each brings up workers that train."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.checks.preflight import check, confirm_on_cluster, training_host
+from paceline.tasks.cluster import gpu_workers
 from paceline.tasks.cluster.client import connect
 from paceline.tasks.cluster.dask_config import low_overhead_config
 from paceline.tasks.cluster.resources import ClusterResources, demand_of
@@ -197,12 +197,12 @@ def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
         ask_hosts(Cluster(kind="ssh", hosts=("paceline-host",)), None)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dask_cuda") is not None, reason="dask-cuda is installed")
-def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home):
+def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home, monkeypatch):
+    monkeypatch.setitem(gpu_workers.PRELOAD, "preload_nanny", ["nowhere"])
     settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
     on_gpus = ONE.model_copy(update={"gpus": True})
     with (
-        refused("cluster.hosts", "cluster.hosts=paceline-host", "dask_cuda", kind=RunError),
+        refused("cluster.hosts", "cluster.hosts=paceline-host", "nowhere", kind=RunError),
         open_cluster(settings, on_gpus),
     ):
         pass

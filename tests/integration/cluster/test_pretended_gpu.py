@@ -302,6 +302,76 @@ def test_a_run_has_the_loss_of_the_cpu(run, on_cpu, execution):
         assert compiled["hit_rate"] > 0.5
 
 
+PREDICTED = """
+import sys
+from pathlib import Path
+import numpy as np
+from paceline.conf.model import Model
+from paceline.tasks.predict import predictor
+from tests.support.saved_models import save_model
+settings = save_model(Path(sys.argv[1]) / "model", Model(width=2, depth=1), ("a", "b"), (16, 16, 3))
+pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+(expected,) = predictor.Predictor(settings)(pixels)
+model = predictor.Predictor(settings.model_copy(update={"gpu": True, "num_threads": 3}))
+np.testing.assert_allclose(model(pixels)[0], expected, atol=1e-5)
+assert model.num_readers == 3
+assert model.batch_size(pixels.shape[1:]) == predictor.GPU_BATCH_BYTES // pixels[0].nbytes, "as much as is of use"
+predictor.torch.cuda.max_memory_allocated = lambda *_: (1 << 20) + 8 * 2**26
+model = predictor.Predictor(settings.model_copy(update={"gpu": True}))
+free = predictor.torch.cuda.mem_get_info()[0]
+assert model.batch_size(pixels.shape[1:]) == predictor.MEMORY_SHARE * free // 2**26, "64 MiB for each of 8 images"
+"""
+
+
+def test_the_free_memory_of_a_gpu_is_the_batch_of_a_prediction(with_gpu, tmp_path):
+    command = [sys.executable, "-c", PREDICTED, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | with_gpu, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+SLICES = """
+import torch
+from paceline.conf.load import load
+from paceline.tasks.cluster.hardware import describe
+from paceline.tasks.errors import InputError
+from paceline.tasks.predict.predictor import device_kind
+from paceline.tasks.train.plan import resolve
+found = describe()
+first, second = found.gpus
+assert first.uuid != second.uuid and first.uuid.startswith("MIG-"), found
+assert (first.memory_bytes, first.name, first.board[:4]) == (4 << 30, "Pretended GPU MIG 1g.4gb", "GPU-"), first
+plan = resolve(load("digits", ["execution.accelerator=gpu"]), found, 1000)
+assert plan.device_name == first.name
+try:
+    resolve(load("digits", ["execution.accelerator=gpu", "execution.num_devices=2"]), found, 1000)
+except InputError as error:
+    assert "MIG" in str(error), error
+else:
+    raise SystemExit("NCCL cannot connect slices")
+assert device_kind(torch.device("cuda")).endswith("-Pretended-GPU-9-0")
+assert device_kind(torch.device("cpu")) in device_kind(torch.device("cuda"))
+"""
+
+
+def test_slices_of_a_gpu_have_their_own_name_and_memory(with_gpu):
+    environment = os.environ | with_gpu | {"PRETENDED_SLICES": "2"}
+    done = subprocess.run([sys.executable, "-c", SLICES], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def exclusive(with_gpu, tmp_path):
+    """The same, with one process on the GPU at a time."""
+    (tmp_path / "contexts").mkdir()
+    return with_gpu | {"PRETENDED_CONTEXTS": str(tmp_path / "contexts"), "PRETENDED_COMPUTE_MODE": "3"}
+
+
+def test_a_rank_is_alone_on_its_gpu(call, exclusive):
+    found = call("run", "digits", *FIXED, "execution.accelerator=gpu", "cluster.kind=local_cuda", **exclusive)
+    assert found["speedup"]["validity"]["foreign_device_processes"] == 0
+    assert len(list(Path(exclusive["PRETENDED_CONTEXTS"]).iterdir())) >= 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", "abcdf")
 def test_a_goal_is_measured_to_its_end(with_gpu, goal, test_data):

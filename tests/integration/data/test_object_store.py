@@ -24,6 +24,7 @@ from paceline.tasks.data.prepare import store
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.storage import read_files as reading
 from paceline.tasks.errors import InputError, OutsideError, SourceError
+from tests.support.archives import make_shards
 from tests.support.clips import make_clips
 from tests.support.jobs import set_environment, two_workers
 from tests.support.object_store import SECRET, USER, object_store
@@ -280,6 +281,7 @@ KINDS = {
     "pairs": (make_pairs, {}),
     "arrays": (make_arrays, {}),
     "zarr": (make_stores, {"source": "arrays"}),
+    "webdataset": (make_shards, {}),
     "signals": (lambda root: make_sounds(root, per_class=9), {"image_size": 32}),
     "clips": (lambda root: make_clips(root, per_class=10), {"num_frames": 4}),
 }

@@ -117,7 +117,7 @@ def test_three_nights_an_alarm_and_a_comparison(services, known, nights, program
     with web_hook() as (address, received):
         set_alarm(address)
         good, slow, skipped = three_nights(nights, client, known)
-        worse_than_before = "nights is worse than before: throughput"
+        worse_than_before = "nights is worse than before: accuracy"
         until(lambda: any(said["text"].startswith(worse_than_before) for said in received), "message of the alarm")
     assert list((services.home.work / "prefect" / "concurrency_leases").iterdir()), "they outlive the server"
     assert all(run["auto_scheduled"] for run in (good, slow, skipped))

@@ -28,8 +28,6 @@ UNITS = sorted((INFRA / "systemd").glob("*.service"))
 JOBS = sorted((INFRA / "slurm").glob("*.sbatch"))
 COMPOSE = INFRA / "compose.yaml"
 INSTALLED = "/opt/paceline/.venv/bin"
-UNCHECKED = {"dask cuda worker"}
-"""Not installed here; its options were read in its source (dask_cuda/cli.py of 26.x)."""
 slurm_conf = test_clusters.slurm_conf
 
 
@@ -76,9 +74,6 @@ def test_a_command_has_the_options_that_it_is_given(where):
     words = words[: 3 if words[0] == "prefect" else 2]
     if command[: len(GUARDED)] == GUARDED:
         words = GUARDED[-1:]
-    if words[:2] == ["dask", "cuda"]:
-        assert " ".join(command[:3]) in UNCHECKED
-        words = ["dask", "worker"]  # those that both have
     known = set(re.findall(r"--[a-z][\w-]*", help_of(*words)))
     assert {option for option in command if option.startswith("--")} <= known
 

@@ -1,12 +1,23 @@
-"""NVML of a host with one GPU that is not there, as much of it as this program asks."""
+"""NVML of a host with one GPU that is not there, as much of it as this program asks.
 
+Variables of the environment: PRETENDED_SLICES, into how many slices (MIG) the GPU is divided; PRETENDED_CONTEXTS, a
+directory in which processes with a CUDA context are noted, without which NVML cannot tell them;
+PRETENDED_COMPUTE_MODE, a number of NVML_COMPUTEMODE_*.
+"""
+
+import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 NAME = "Pretended GPU"
 MEMORY_BYTES = 8 << 30
 NVML_CLOCK_SM = 1
+NVML_DEVICE_MIG_ENABLE = 1
+NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
+NUM_SLICES = int(os.environ.get("PRETENDED_SLICES", "0"))
+CONTEXTS = os.environ.get("PRETENDED_CONTEXTS")
 
 
 class NVMLError(Exception):
@@ -32,37 +43,72 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
-    """The GPU."""
+    """The GPU: handles are UUIDs."""
     if index != 0:
         raise NVMLError("no such GPU")
-    return 0
+    return UUID
 
 
 def nvmlDeviceGetHandleByUUID(uuid):
-    """The GPU."""
-    if uuid != UUID:
+    """The GPU, or a slice of it."""
+    if uuid not in (UUID, *_slices()):
         raise NVMLError(f"no GPU {uuid}")
-    return 0
+    return uuid
+
+
+def nvmlDeviceGetMigMode(handle):
+    """Now, and after a reset."""
+    return [int(NUM_SLICES > 0)] * 2
+
+
+def nvmlDeviceGetMaxMigDeviceCount(handle):
+    """More than there are."""
+    return 7
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(handle, index):
+    """A slice."""
+    if index >= NUM_SLICES:
+        raise NVMLError("not found")
+    return _slices()[index]
+
+
+def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle):
+    """The GPU of a slice."""
+    if handle == UUID:
+        raise NVMLError("not a slice")
+    return UUID
+
+
+def _slices():
+    return [f"MIG-{number:08d}-0000-0000-0000-000000000000" for number in range(NUM_SLICES)]
+
+
+def _refuse_slice(handle):
+    if handle != UUID:
+        raise NVMLError("not supported")
 
 
 def nvmlDeviceGetUUID(handle):
     """Its name in this world."""
-    return UUID
+    return handle
 
 
 def nvmlDeviceGetName(handle):
     """Its model."""
-    return NAME
+    return NAME if handle == UUID else f"{NAME} MIG 1g.{MEMORY_BYTES // NUM_SLICES >> 30}gb"
 
 
 def nvmlDeviceGetCudaComputeCapability(handle):
     """Of a recent one."""
+    _refuse_slice(handle)
     return 9, 0
 
 
 def nvmlDeviceGetMemoryInfo(handle):
     """In bytes."""
-    return SimpleNamespace(total=MEMORY_BYTES, free=MEMORY_BYTES, used=0)
+    total = MEMORY_BYTES if handle == UUID else MEMORY_BYTES // NUM_SLICES
+    return SimpleNamespace(total=total, free=total, used=0)
 
 
 def nvmlDeviceGetIndex(handle):
@@ -77,6 +123,7 @@ def nvmlDeviceGetUtilizationRates(handle):
 
 def nvmlDeviceGetPowerUsage(handle):
     """In milliwatts."""
+    _refuse_slice(handle)
     return 100_000
 
 
@@ -87,6 +134,7 @@ def nvmlDeviceGetEnforcedPowerLimit(handle):
 
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle):
     """None."""
+    _refuse_slice(handle)
     return 0
 
 
@@ -100,9 +148,34 @@ def nvmlDeviceGetMaxClockInfo(handle, clock):
     return 1980
 
 
+def nvmlDeviceGetViolationStatus(handle, policy):
+    """Nothing has lowered its clock."""
+    _refuse_slice(handle)
+    return SimpleNamespace(referenceTime=time.monotonic_ns() // 1000, violationTime=0)
+
+
+def nvmlDeviceGetComputeMode(handle):
+    """Who may have a context."""
+    return int(os.environ.get("PRETENDED_COMPUTE_MODE", "0"))
+
+
 def nvmlDeviceGetComputeRunningProcesses(handle):
-    """It cannot tell."""
-    raise NVMLError("not supported")
+    """Living processes with a context."""
+    if CONTEXTS is None:
+        raise NVMLError("not supported")
+    noted = Path(CONTEXTS).glob(f"{handle}.*")
+    return [SimpleNamespace(pid=pid) for path in noted if Path(f"/proc/{(pid := int(path.suffix[1:]))}").exists()]
+
+
+def open_context():
+    """What CUDA does with the first visible GPU when a process first uses it."""
+    if CONTEXTS is None:
+        return
+    handle = os.environ.get("CUDA_VISIBLE_DEVICES", UUID).split(",")[0]
+    others = {process.pid for process in nvmlDeviceGetComputeRunningProcesses(handle)} - {os.getpid()}
+    if others and nvmlDeviceGetComputeMode(handle) == NVML_COMPUTEMODE_EXCLUSIVE_PROCESS:
+        raise RuntimeError(f"CUDA-capable device(s) is/are busy or unavailable: {others}")
+    Path(CONTEXTS, f"{handle}.{os.getpid()}").touch()
 
 
 def nvmlDeviceGetTotalEnergyConsumption(handle):

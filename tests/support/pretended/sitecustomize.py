@@ -25,6 +25,7 @@ class _Finder:
             ctypes.CDLL(os.environ["PRETENDED_GUARD"], ctypes.RTLD_GLOBAL)
             execute(module)
             importlib.import_module("pretended_gpu").install()
+            module.cuda.set_device = lambda device: pretended_nvml.open_context()
 
         spec.loader.exec_module = with_gpu
         return spec

@@ -9,6 +9,17 @@ def gpus(count):
     return [Gpu(uuid=f"GPU-{i}", name="X", memory_bytes=1, compute_capability=(9, 0)) for i in range(count)]
 
 
+def boards(count):
+    return [[gpu] for gpu in gpus(count)]
+
+
+def slices(board, count):
+    return [
+        Gpu(uuid=f"MIG-{board}{i}", name="X 1g.5gb", memory_bytes=1, compute_capability=(9, 0), board=f"GPU-{board}")
+        for i in range(count)
+    ]
+
+
 @pytest.mark.parametrize(
     ("setting", "left"),
     [
@@ -21,7 +32,22 @@ def gpus(count):
     ],
 )
 def test_visible_devices_are_heeded_and_never_rotated(setting, left):
-    assert [gpu.uuid for gpu in visible(gpus(3), setting)] == left
+    assert [gpu.uuid for gpu in visible(boards(3), setting)] == left
+
+
+@pytest.mark.parametrize(
+    ("setting", "left"),
+    [
+        (None, ["MIG-a0", "MIG-a1", "GPU-0", "MIG-b0"]),
+        ("MIG-a1,MIG-a0", ["MIG-a0", "MIG-a1"]),
+        ("MIG-b", ["MIG-b0"]),  # the beginning of a UUID
+        ("0", ["MIG-a0", "MIG-a1"]),
+        ("GPU-b,1", ["GPU-0", "MIG-b0"]),
+        ("MIG-none", []),
+    ],
+)
+def test_slices_of_divided_gpus_are_devices(setting, left):
+    assert [gpu.uuid for gpu in visible([slices("a", 2), gpus(1), slices("b", 1)], setting)] == left
 
 
 def test_this_host_is_described():
@@ -31,8 +57,8 @@ def test_this_host_is_described():
     assert here.cpu_name
 
 
-def test_parts_of_gpus_are_refused_and_beginnings_of_names_are_names():
-    (first, *_) = found = gpus(3)
-    assert visible(found, first.uuid[:-1]) == tuple(gpu for gpu in found if gpu.uuid.startswith(first.uuid[:-1]))
-    with refused("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES=MIG-1"):
-        visible(found, "MIG-1")
+def test_instances_are_refused_and_beginnings_of_names_are_names():
+    found = boards(3)
+    assert [gpu.uuid for gpu in visible(found, "GPU-")] == ["GPU-0", "GPU-1", "GPU-2"]
+    with refused("CUDA_VISIBLE_DEVICES", "MIG-GPU-0/1/0"):
+        visible(found, "MIG-GPU-0/1/0")

@@ -22,13 +22,12 @@ def demand(workers, on_gpus=True):
 
 
 @pytest.mark.parametrize("num_gpus", range(1, 9))
-def test_dask_cuda_gets_one_worker_of_one_thread_per_gpu_and_no_pool(num_gpus):
+def test_there_is_one_worker_of_one_thread_per_gpu(num_gpus):
     for wanted in range(1, num_gpus + 1):
         arguments = local_cuda_arguments(gpus(num_gpus), demand(wanted), None)
-        assert arguments["CUDA_VISIBLE_DEVICES"] == [f"GPU-{i}" for i in range(wanted)]
+        assert arguments["preload_nanny"] == ["paceline.tasks.cluster.gpu_workers"]
         assert arguments["n_workers"] == wanted
         assert arguments["threads_per_worker"] == 1
-        assert arguments["rmm_pool_size"] is None
         assert arguments["host"] == "127.0.0.1"
     with refused("execution.num_devices", f"execution.num_devices={num_gpus + 1}", num_gpus):
         local_cuda_arguments(gpus(num_gpus), demand(num_gpus + 1), None)

@@ -60,10 +60,10 @@ def test_gpu_jobs(hosts, devices):
     script = script_of(hosts, devices, gpus=True)
     assert f"--gres=gpu:{devices}" in directives(script)
     words = command(script)
-    assert words[:6] == [sys.executable, "-m", "dask", "cuda", "worker", "tcp://SCHEDULER:PORT"]
+    assert words[:4] == [sys.executable, "-m", "distributed.cli.dask_worker", "tcp://SCHEDULER:PORT"]
     assert option(words, "--nthreads") == "1"
-    assert "--nworkers" not in words  # dask-cuda starts one for each GPU that Slurm grants
-    assert not [word for word in words if word.startswith("--rmm")]
+    assert (option(words, "--nworkers") if devices > 1 else "1") == str(devices)
+    assert option(words, "--preload-nanny") == "paceline.tasks.cluster.gpu_workers"
     assert option(words, "--memory-limit") == f"{64 / devices:.2f}GiB"
 
 

@@ -29,24 +29,18 @@ def test_cpu_workers(hosts, devices):
     assert arguments["worker_class"] == "distributed.Nanny"
     assert arguments["worker_options"]["n_workers"] == devices
     assert arguments["worker_options"]["nthreads"] == 1
-    assert arguments["remote_python"] == [shlex.quote(sys.executable)] * (hosts + 1)
+    assert "preload_nanny" not in arguments["worker_options"]
+    assert arguments["remote_python"] == shlex.quote(sys.executable)
     assert arguments["scheduler_options"]["protocol"] == "tcp://"
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4])
 @pytest.mark.parametrize("devices", range(1, 9))
-def test_gpu_workers_see_the_first_gpus_of_their_host(hosts, devices):
+def test_each_gpu_worker_has_a_gpu_of_its_host(hosts, devices):
     arguments = arguments_for(hosts, devices, gpus=True)
-    assert arguments["worker_class"] == "dask_cuda.CUDAWorker"
-    assert "n_workers" not in arguments["worker_options"]  # one for each visible GPU
-    assert not [name for name in arguments["worker_options"] if name.startswith("rmm")]
-    scheduler, *workers = arguments["remote_python"]
-    assert scheduler == shlex.quote(sys.executable)
-    assert len(workers) == hosts
-    for command in workers:
-        env, order, visible, python = shlex.split(command)
-        assert (env, order, python) == ("env", "CUDA_DEVICE_ORDER=PCI_BUS_ID", sys.executable)
-        assert visible == "CUDA_VISIBLE_DEVICES=" + ",".join(map(str, range(devices)))
+    assert arguments["worker_class"] == "distributed.Nanny"
+    assert arguments["worker_options"]["n_workers"] == devices
+    assert arguments["worker_options"]["preload_nanny"] == ["paceline.tasks.cluster.gpu_workers"]
 
 
 def test_tls_reaches_every_part_as_plain_data():

@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+import pytest
+
 from paceline.conf.data import Data
 from paceline.flows.doctor import _root
 from paceline.tasks.doctor import workers
@@ -23,6 +25,19 @@ def test_a_dead_mount_keeps_a_thread_waiting_and_not_the_worker(monkeypatch):
     said, ticks = asyncio.run(ticks_meanwhile())
     assert said.startswith("data.root=/dead: no answer within")
     assert ticks > 2, "the worker's loop goes on"
+
+
+@pytest.mark.parametrize(
+    ("contexts", "status"),
+    [({}, "ok"), ({"GPU-a": False}, "warning"), ({"GPU-a": False, "GPU-b": True}, "error")],
+)
+def test_workers_that_hold_a_context_are_reported(contexts, status):
+    here = workers.look("/none/marker", "/none/leases", ())
+    assert here.contexts == {}
+    seats = {"tcp://a:1": here, "tcp://a:2": here.model_copy(update={"contexts": contexts})}
+    finding = workers._contexts(seats)
+    assert finding.status == status
+    assert ("tcp://a:2" in finding.found) == bool(contexts)
 
 
 def test_only_a_source_of_its_own_knows_what_its_root_is(tmp_path):

@@ -1,5 +1,6 @@
 import itertools
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,13 @@ def test_further_arms_are_kept_by_role_and_looked_at_before_stopping():
     assert _order(result)[:4] == ["bcns", "sncb", "cnsb", "bsnc"]
     del machine.runners["no_sync"]
     assert machine.probe().stopped_because == "interval narrow enough"
+
+
+def test_arms_that_diverge_are_marked():
+    machine = Machine({"baseline": 0.1, "candidate": 0.1, "half_batch": 0.1})
+    for role in ("candidate", "half_batch"):
+        machine.runners[role] = replace(machine.runners[role], has_diverged=lambda role=role: role == "half_batch")
+    assert machine.probe(num_blocks=4).diverged == ("half_batch",)
 
 
 def test_both_required_arms_are_required():

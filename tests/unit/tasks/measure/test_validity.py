@@ -3,14 +3,11 @@ import resource
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 
-from paceline.tasks.measure import gpu as gpu_watch
 from paceline.tasks.measure import validity
-from paceline.tasks.measure.gpu import GpuSample, gpu_joules, num_foreign, sample_gpus
+from paceline.tasks.measure.gpu import gpu_joules
 from paceline.tasks.measure.page_cache import MAX_FILES, cached_fraction
 from paceline.tasks.measure.validity import ValidityWatch, judge
 from paceline.tasks.records.measurement import Validity
@@ -76,7 +73,6 @@ def test_platform_facts_are_recorded_and_a_missing_gpu_is_none():
     assert (seen.foreign_device_processes, seen.min_gpu_clock_fraction, seen.cached_fraction) == (None, None, None)
     assert (seen.min_cpu_mhz is None) == (seen.max_cpu_mhz is None)
     assert seen.min_cpu_mhz is None or 0 < seen.min_cpu_mhz <= seen.max_cpu_mhz
-    assert sample_gpus(["GPU-none"]) == {}
     assert gpu_joules(["GPU-none"]) is None
     assert gpu_joules([]) is None
 
@@ -111,74 +107,6 @@ def test_limits(figures, reasons):
 
 def test_nothing_observed_is_unknown():
     assert judge(Validity(cached_fraction=1.0, min_cpu_mhz=2000)).contaminated is None
-
-
-class Board:
-    """The calls of NVML that are used, for one GPU."""
-
-    NVML_CLOCK_SM = 1
-
-    def __init__(self, clock, bits, pids):
-        self.clock, self.bits, self.pids = clock, bits, pids
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        return uuid
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return self.bits
-
-    def nvmlDeviceGetClockInfo(self, handle, kind):
-        return self.clock
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
-        return 2000
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=pid) for pid in self.pids]
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        return 5000
-
-
-@pytest.fixture
-def board(monkeypatch):
-    made = Board(1500, 0x4 | 0x40, [os.getpid(), 2**22 + 1])
-
-    @contextmanager
-    def opened():
-        yield made
-
-    monkeypatch.setattr(gpu_watch, "nvml", opened)
-    return made
-
-
-def test_a_gpu_is_watched(board):
-    watch = ValidityWatch([os.getpid()], gpu_uuids=["GPU-a"])
-    board.clock, board.bits = 1200, 0x2
-    time.sleep(0.05)
-    seen = watch.stop()
-    assert seen.min_gpu_clock_fraction == pytest.approx(0.6)
-    assert seen.throttled == ("clock setting", "power cap", "thermal")
-    assert seen.foreign_device_processes == 1
-    assert seen.contaminated is True
-    assert gpu_joules(["GPU-a", "GPU-b"]) == pytest.approx(10.0)
-
-
-def test_the_low_clock_of_an_idle_gpu_means_nothing(board):
-    board.clock, board.bits = 300, 0x1
-    assert sample_gpus(["GPU-a"])["GPU-a"].clock_fraction is None
-
-
-def test_process_numbers_of_another_namespace_tell_nothing():
-    def sample(*pids):
-        return GpuSample(None, (), frozenset(pids))
-
-    own = frozenset([1, 2])
-    assert num_foreign([sample(7, 8)], own) is None
-    assert num_foreign([sample(7, 8), sample(1)], own) == 0
-    assert num_foreign([sample(1, 9), sample(2, 8, 9)], own) == 2
-    assert num_foreign([sample()], own) == 0
-    assert num_foreign([], own) is None
 
 
 def test_page_cache_is_looked_at(tmp_path):

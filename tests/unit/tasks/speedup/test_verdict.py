@@ -34,6 +34,13 @@ def test_sentence_in_full():
     assert result.candidate_samples_per_second == pytest.approx(750, rel=0.02)
 
 
+def test_a_diverged_arm_is_named():
+    probe = make_probe(candidate=BF16).model_copy(update={"diverged": ("candidate", "half_batch")})
+    result = speedup_result(probe, make_train(None), num_cores=2)
+    assert result.verdict.endswith(" The loss of the candidate diverged, so the ratio is not that of trainings.")
+    assert result.diverged == ("candidate", "half_batch")
+
+
 def test_ratios_are_rounded_for_reading():
     rounded = {1.456: "1.46", 0.804: "0.80", 1.004: "1.004", 2.318: "2.3", 12.34: "12.3"}
     assert {ratio: format_ratio(ratio) for ratio in rounded} == rounded

@@ -8,8 +8,11 @@ from tests.support.refusals import refused
 GIB = 2**30
 
 
-def host(bf16=True, gpus=0, capability=(9, 0), cores=2):
-    gpu = [Gpu(uuid=f"GPU-{i}", name="X", memory_bytes=GIB, compute_capability=capability) for i in range(gpus)]
+def host(bf16=True, gpus=0, capability=(9, 0), cores=2, board=None):
+    gpu = [
+        Gpu(uuid=f"GPU-{i}", name="X", memory_bytes=GIB, compute_capability=capability, board=board)
+        for i in range(gpus)
+    ]
     return Hardware(host="here", cpu_name="cpu", num_cores=cores, memory_bytes=8 * GIB, cpu_bf16=bf16, gpus=tuple(gpu))
 
 
@@ -49,6 +52,23 @@ def test_a_set_too_large_for_memory_is_streamed():
     assert resolve(load("digits"), host(), 10_000_000).loading == "streaming"
 
 
+@pytest.mark.parametrize(
+    ("free", "loading"),
+    [
+        ([None, None], "resident"),  # unknown: the memory that there is
+        ([GIB, GIB // 8], "streaming"),
+        ([GIB // 8, GIB, GIB], "resident"),  # ranks take free GPUs first
+    ],
+)
+def test_a_set_must_fit_into_free_memory(free, loading):
+    here = host(gpus=len(free))
+    gpus = [gpu.model_copy(update={"free_bytes": number}) for gpu, number in zip(here.gpus, free, strict=True)]
+    config = load("digits", ["execution.num_devices=2", "data.image_size=32"])
+    plan = resolve(config, here.model_copy(update={"gpus": tuple(gpus)}), 70_000)
+    assert plan.loading == loading
+    assert "free device memory" in plan.reasons["loading"].reason
+
+
 def test_ranks_of_a_host_share_its_cores():
     plan = resolve(load("digits", ["execution.num_devices=4"]), host(cores=8), 1000)
     assert (plan.num_threads, plan.strategy, plan.world_size) == (2, "ddp", 4)
@@ -81,6 +101,7 @@ def test_sharding_is_asked_for_and_needs_several_ranks(num_devices, strategy):
             host(gpus=1, capability=(7, 5)),
             ["execution.precision", "execution.precision=bf16-mixed", "16-mixed"],
         ),
+        (["execution.num_devices=2"], host(gpus=2, board="GPU-0"), ["execution.num_devices", 2, "MIG"]),
         (["execution.compile=graph"], host(), ["execution.compile", "CPU", 1]),
         (["execution.compile=graph", "execution.num_devices=2"], host(gpus=2), ["execution.compile", 2]),
         (["execution.compile=graph"], host(gpus=1, capability=(7, 0)), ["execution.compile", "16-mixed"]),

@@ -206,6 +206,14 @@ def test_an_execution_that_the_probe_finds_slower_is_switched():
     assert plan_of_probe(PLAN, RULES, probe) == PLAN
 
 
+def test_an_arm_that_diverges_is_never_chosen():
+    faster = probe_of(RULES, {"baseline": BASELINE}, SLOW_BF16)
+    diverged = faster.model_copy(update={"diverged": ("baseline",)})
+    assert faster_plan(PLAN, diverged) is None
+    assert winning_roles(faster, 0.0, STEPS).keys() == {"baseline"}
+    assert winning_roles(diverged, 0.0, STEPS) == {}
+
+
 def test_what_was_asked_for_is_never_switched():
     asked = resolve(load("digits", ["execution.precision=bf16-mixed"]), HOST, 1000)
     assert faster_plan(asked, probe_of(RULES, {"baseline": BASELINE}, SLOW_BF16)) is None

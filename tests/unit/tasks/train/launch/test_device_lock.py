@@ -21,6 +21,13 @@ INHERIT += "stderr=subprocess.DEVNULL)\n"
 INHERIT += "print(rank.pid, flush=True)"
 
 
+def test_slices_of_a_gpu_have_leases_of_their_own(tmp_path):
+    first, second = (DeviceLock(tmp_path, f"MIG-{number}") for number in (1, 2))
+    assert (first.take("run", 0), second.take("other", 0)) == (True, True)
+    first.release()
+    second.release()
+
+
 def test_a_device_has_one_owner_whom_it_names_and_a_dead_one_lets_go(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with holder:

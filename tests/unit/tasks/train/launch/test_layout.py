@@ -75,7 +75,13 @@ def test_another_groups_variables_are_scrubbed():
     environment = rank_environment(inherited, 4, "eth0", ("GPU-a", "GPU-b"))
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
     assert environment["OMP_NUM_THREADS"] == "4"
-    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
     assert environment["PATH"] == "/bin"
     assert int(environment["MALLOC_TRIM_THRESHOLD_"]) > 2**30, "a worker's setting would double the time of a step"
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"} & environment.keys()
+
+
+def test_a_sites_interfaces_stay():
+    site = {"NCCL_SOCKET_IFNAME": "ib", "GLOO_SOCKET_IFNAME": "ib0"}
+    assert site.items() <= rank_environment(site, 4, "eth0", ()).items()
+    assert not site.keys() & rank_environment({}, 4, None, ()).keys()

@@ -1,4 +1,6 @@
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
 from torch import distributed, nn
@@ -26,3 +28,35 @@ def test_a_network_without_statistics_has_nothing_to_average():
         assert normed.running_var.tolist() == [1.0, 1.0]
     finally:
         distributed.destroy_process_group()
+
+
+RANK = """
+import sys, time
+from types import SimpleNamespace
+import torch
+from paceline.tasks.train.rank import process_group as group
+rank, port, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+group.GROUP_SECONDS, group.ALONE_SECONDS = 1, seconds
+spec = SimpleNamespace(world_size=2, rank=rank, master_address="127.0.0.1", master_port=port)
+group.join(spec, torch.device("cpu"))
+with group.wait_for_rank_0():
+    time.sleep(2.5 if rank == 0 else 0.0)  # an arm that rank 0 compiles
+    assert group.broadcast(7.0 + rank) == 7.0
+if rank == 1:
+    time.sleep(2.5)
+try:
+    group.broadcast(1.0)  # the time of training is as short as before
+except RuntimeError as error:
+    raise SystemExit(f"in training: {error}")
+"""
+
+
+def test_ranks_wait_long_for_rank_0_alone_and_no_longer_in_training():
+    port = free_port()
+    command = [sys.executable, "-c", RANK]
+    first, second = (
+        subprocess.Popen([*command, str(rank), str(port), "60"], stderr=subprocess.PIPE, text=True) for rank in (0, 1)
+    )
+    said = [process.communicate(timeout=60)[1] for process in (first, second)]
+    assert "AssertionError" not in "".join(said), said
+    assert any("in training: " in text for text in said), said

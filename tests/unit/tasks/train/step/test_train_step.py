@@ -67,6 +67,18 @@ def test_a_probe_runs_only_full_batches_and_leaves_the_network_alone():
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.parametrize(("learning_rate", "diverged"), [(0.1, False), (1e30, True)])
+def test_an_arm_that_diverges_says_so(learning_rate, diverged):
+    plan = BatchPlan(num_samples=16, global_batch_size=8)
+    network = build_network(Model(width=2, depth=1), (12, 12, 1), 10, 0)
+    inputs = StepInputs(network, Classification(10), Recipe(), learning_rate, torch.device("cpu"))
+    step = BareStep(inputs, ARM, Source(plan), plan.num_full_steps)
+    assert not step.has_diverged()
+    step.run(4)
+    assert step.has_diverged() is diverged
+    step.close()
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_each_arm_of_a_probe_trains_the_head_alone_where_the_backbone_is_frozen(layout):
     """A frozen backbone has no backward pass: were it trained in one arm, the ratio would be a false one."""

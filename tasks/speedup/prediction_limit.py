@@ -1,0 +1,119 @@
+"""Prediction limit of a series of runs whose hosts are a random effect.
+
+A run's value is a level, plus the effect of its host, plus noise. Both spreads are robust: Qn (Rousseeuw and Croux,
+"Alternatives to the Median Absolute Deviation", 1993) over the pairs of runs of one host gives the noise s, over the
+pairs of different hosts noise and hosts together, so that the hosts' spread t follows. The effect of a host is the
+median of its runs, drawn to the common level by w = t^2 / (t^2 + s^2 pi / (2 n_host)) (Robinson, "That BLUP Is a Good
+Thing: The Estimation of Random Effects", 1991). The limit for the median of m new runs is
+
+    t(df, 1 - LEVEL) * sqrt(s^2 (v_m + w^2 pi / (2 n_host) + (1 - w)^2 pi / (2 n)) + t^2 (1 - w)^2 (1 + pi / (2 k)))
+
+with n runs on k hosts, v_m the variance of the median of m normal values, and the degrees of freedom of Satterthwaite
+("An Approximate Distribution of Estimates of Variance Components", 1946). On one host it is the prediction limit of a
+normal sample.
+
+The average run length is explicit. A series is compared `len(SPANS)` times a night, and `LEVEL` is one in as many
+comparisons as there are in `RUN_LENGTH_YEARS`: so long it takes on average until ordinary noise is called a change.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+RUN_LENGTH_YEARS = 100
+"""Average time until a false alarm of one measure of a nightly series, if its noise is normal. Heavier tails are held
+off by the least change that matters (`tests/benchmarks/simulate_nights.py`)."""
+SPANS = {1: 1.0, 3: 0.449, 7: 0.210}
+"""Newest runs whose median is compared, and the variance of the median of as many standard normal values."""
+LEVEL = 1 / (365 * RUN_LENGTH_YEARS * len(SPANS))  # one-sided, of a single comparison
+QN_EFFICIENCY = 0.82
+_SMALL_QN = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
+_QN = 2.2219
+MIN_DEGREES = 3  # fewest runs beyond one for each host, to tell noise and hosts apart; else all spread is noise
+
+Value = tuple[str, float]  # (host, value) of a run
+
+
+@dataclass(frozen=True)
+class Level:
+    """Level of a series: what to expect on each host."""
+
+    common: float
+    hosts: dict[str, tuple[float, int]]  # median and number of runs
+    noise: float
+    host_spread: float
+    num_runs: int
+
+    def expect(self, host: str) -> float:
+        """Value to expect on a host, which may be unknown."""
+        if host not in self.hosts:
+            return self.common
+        return self.common + self._weight(host) * (self.hosts[host][0] - self.common)
+
+    def reach(self, hosts: Sequence[str]) -> float:
+        """Distance from the expectation at which the median of new runs on these hosts is called a change."""
+        noise = SPANS[len(hosts)] + float(np.mean([self._noise_share(host) for host in hosts]))
+        spread = float(np.mean([(1 - self._weight(host)) ** 2 for host in hosts]))
+        parts = (noise * self.noise**2, spread * (1 + math.pi / (2 * len(self.hosts))) * self.host_spread**2)
+        variance = sum(parts)
+        if variance == 0:
+            return 0.0
+        degrees = (QN_EFFICIENCY * (self.num_runs - len(self.hosts)), max(1, len(self.hosts) - 1))
+        if self.host_spread == 0:
+            degrees = (QN_EFFICIENCY * (self.num_runs - 1), 1)
+        shares = sum(part**2 / number for part, number in zip(parts, degrees, strict=True) if part)
+        return float(stats.t.isf(LEVEL, variance**2 / shares)) * math.sqrt(variance)
+
+    def _weight(self, host: str) -> float:
+        _, number = self.hosts.get(host, (0.0, 0))
+        if not number or self.host_spread == 0:
+            return 0.0
+        return self.host_spread**2 / (self.host_spread**2 + self.noise**2 * math.pi / (2 * number))
+
+    def _noise_share(self, host: str) -> float:
+        weight, (_, number) = self._weight(host), self.hosts.get(host, (0.0, 1))
+        return (weight**2 / number + (1 - weight) ** 2 / self.num_runs) * math.pi / 2
+
+
+def level_of(runs: Sequence[Value]) -> Level:
+    """Estimate level, noise and spread of the hosts from at least two runs."""
+    by_host: dict[str, list[float]] = {}
+    for host, value in runs:
+        by_host.setdefault(host, []).append(value)
+    values = [value for _, value in runs]
+    noise, total = scale_qn(values), 0.0
+    if len(by_host) > 1 and len(values) - len(by_host) >= MIN_DEGREES:
+        names = np.array([host for host, _ in runs])
+        noise, total = scale_qn(values, names, same=True), scale_qn(values, names, same=False)
+    return Level(
+        common=float(np.median(values)),
+        hosts={host: (float(np.median(some)), len(some)) for host, some in by_host.items()},
+        noise=noise,
+        host_spread=math.sqrt(max(0.0, total**2 - noise**2)),
+        num_runs=len(values),
+    )
+
+
+def scale_qn(values: Sequence[float], hosts: np.ndarray | None = None, same: bool = True) -> float:
+    """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal.
+
+    Args:
+        values: At least two.
+        hosts: If given, only pairs of one host count, or only pairs of different hosts.
+        same: Which of both.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    num = len(array)
+    first, second = np.triu_indices(num, 1)
+    distances = np.abs(array[first] - array[second])
+    half = num // 2 + 1
+    rank = half * (half - 1) // 2
+    if hosts is not None:
+        chosen = (hosts[first] == hosts[second]) == same
+        rank = max(1, round(rank * chosen.sum() / len(distances)))
+        distances = distances[chosen]
+    correction = _SMALL_QN.get(num) or num / (num + (1.4 if num % 2 else 3.8))
+    return _QN * correction * float(np.sort(distances)[rank - 1])
