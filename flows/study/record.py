@@ -25,7 +25,7 @@ from paceline.tasks.track.run import RunHandle
 SUMMARY = ("run_id", "experiment", "kind", "num_repeats", "contaminated", "seconds")
 ARM_SUMMARY = (
     *("execution", "samples_per_second", "significant", "hit_rate", "score_name", "score", "parity"),
-    *("break_even_epochs", "num_failed", "error", "flops_per_second", "of_limit", "mfu"),
+    *("parity_margin", "break_even_epochs", "num_failed", "error", "flops_per_second", "of_limit", "mfu"),
 )
 
 

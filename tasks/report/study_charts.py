@@ -29,6 +29,7 @@ from paceline.tasks.report.plotting import (
     set_title,
     shorten,
 )
+from paceline.tasks.speedup.study.parity import holds_parity
 from paceline.tasks.speedup.study.records import ArmSummary, BudgetDifference, Scaling, StudyResult
 from paceline.tasks.speedup.study.scaling import law
 
@@ -237,9 +238,10 @@ def _draw_cell(axis: Axes, column: int, row: int, best: ArmSummary | None) -> No
 
 
 def winner(arms: Sequence[ArmSummary], group: str) -> ArmSummary | None:
-    """Find a group's fastest arm that significantly beats its baseline, else the baseline; None if that did not run."""
+    """Find a group's fastest arm that significantly beats its baseline and is on par, else the baseline, if it ran."""
     members = [arm for arm in arms if arm.arm.group == group]
     faster = [arm for arm in members if arm.ratio is not None and arm.significant and arm.ratio.value > 1]
+    faster = [arm for arm in faster if holds_parity(arm.parity)]
     baseline = next((arm for arm in members if arm.arm.is_baseline and arm.num_done), None)
     return max(faster, key=lambda arm: arm.ratio.value if arm.ratio else 0.0, default=baseline)
 

@@ -13,9 +13,11 @@ from paceline.tasks.report.page import interval_text, render_page
 from paceline.tasks.report.study_charts import draw_study, execution_name, reason_without_ratio, winner
 from paceline.tasks.scores import SCORE, score_word
 from paceline.tasks.speedup.comparability import explain
+from paceline.tasks.speedup.study.parity import MARGIN, holds_parity, parity_text
 from paceline.tasks.speedup.study.records import ArmSummary, StudyResult
 
 FASTER = "faster"  # the verdict on an arm that significantly beats its baseline and learns as much
+UNPROVEN = "faster, parity not shown"
 MIN_EXACT_REPEATS = 6  # repeats from which on an interval needs no assumption on the shape of the noise
 
 
@@ -58,11 +60,14 @@ def _hero(result: StudyResult) -> tuple[bool, str, str]:
 def nearest(arms: Iterable[ArmSummary]) -> ArmSummary | None:
     """Find the arm with the highest ratio, if possible among those that learned as much as the baseline."""
     divided = (arm for arm in arms if arm.ratio is not None)
-    return max(divided, key=lambda arm: (arm.parity != "worse", _value(arm)), default=None)
+    return max(divided, key=lambda arm: (holds_parity(arm.parity), arm.parity != "worse", _value(arm)), default=None)
 
 
 def _no_winner(arms: Iterable[ArmSummary]) -> str:
-    is_decided = all(_verdict(arm) == "slower" for arm in arms if arm.ratio is not None)
+    verdicts = [_verdict(arm) for arm in arms if arm.ratio is not None]
+    if UNPROVEN in verdicts:
+        return "no arm is shown to be faster and on par"
+    is_decided = all(verdict == "slower" for verdict in verdicts)
     return "no arm beats the baseline" if is_decided else "no arm significantly beats the baseline"
 
 
@@ -85,14 +90,18 @@ def _verdict(arm: ArmSummary) -> str:
         return "not significant"
     if arm.ratio.value < 1:
         return "slower"
-    return "faster but worse" if arm.parity == "worse" else FASTER
+    if arm.parity == "worse":
+        return "faster but worse"
+    return FASTER if holds_parity(arm.parity) else UNPROVEN
 
 
 def _score(arm: ArmSummary, word: str) -> str:
     if arm.score is None:
         return DASH
     name = f"{score_word([arm.score_name])} " if word == SCORE else ""
-    return f"{name}{arm.score:.2%}" + ("" if arm.arm.is_baseline else f", {arm.parity}")
+    return f"{name}{arm.score:.2%}" + (
+        "" if arm.arm.is_baseline else f", {parity_text(arm.parity, arm.accuracy_difference)}"
+    )
 
 
 def _score_word(result: StudyResult) -> str:
@@ -141,7 +150,7 @@ def study_notes(result: StudyResult) -> list[str]:
 
 def _winners(result: StudyResult) -> Iterator[str]:
     for group in dict.fromkeys(arm.arm.group for arm in result.arms):
-        members = [arm for arm in result.arms if arm.arm.group == group and arm.parity != "worse"]
+        members = [arm for arm in result.arms if arm.arm.group == group]
         best = winner(members, group)
         where = f"For {group}: " if group else ""
         if best is None:
@@ -153,9 +162,9 @@ def _winners(result: StudyResult) -> Iterator[str]:
                 note = f" Nearest: {closest.arm.name}, {interval_text(closest.ratio)} x ({_verdict(closest)})."
             yield f"{where}{_no_winner(members)}, {execution_name(best)}: keep it.{note}"
         else:
-            word = score_word([best.score_name])
             settings = " ".join(f"`{key}={value}`" for key, value in best.execution.items() if "execution." in key)
-            yield f"{where}take {settings}: {interval_text(best.ratio)} x its baseline, {word} {best.parity}."
+            word = f"{score_word([best.score_name])} {parity_text(best.parity, best.accuracy_difference)}"
+            yield f"{where}take {settings}: {interval_text(best.ratio)} x its baseline, {word}."
 
 
 def _losers(result: StudyResult) -> Iterator[str]:
@@ -166,6 +175,16 @@ def _losers(result: StudyResult) -> Iterator[str]:
         yield f"Slower (95 % CI below 1): {'; '.join(slower)}."
     if undecided:
         yield f"No significant difference: {'; '.join(undecided)}."
+    unproven = [
+        f"{arm.arm.name} ({parity_text(arm.parity, arm.accuracy_difference)})"
+        for arm in result.arms
+        if _verdict(arm) == UNPROVEN
+    ]
+    if unproven:
+        yield (
+            f"Faster, but not shown to learn as much as the baseline within {100 * MARGIN:g} points: "
+            f"{'; '.join(unproven)}. More repeats or more test samples can show it."
+        )
     if worse:
         yield f"Learned less than the baseline ({_score_word(result)}): {'; '.join(worse)}."
 

@@ -44,7 +44,7 @@ class Diagnosis:
     to 1, with its 95 % interval."""
     sentences: tuple[str, ...]  # one for each share, the largest first
     cause: Bottleneck | None
-    """The largest share, among those that are certainly above `MIN_SHARE` and the remainder; None with too few rounds
+    """The largest share, among those whose interval lies above `MIN_SHARE` and the remainder; None with too few rounds
     for intervals."""
 
     @property
@@ -59,7 +59,7 @@ class Diagnosis:
 
     @property
     def lesser(self) -> tuple[Bottleneck, ...]:
-        """The causes apart from the largest whose shares are certainly above `MIN_SHARE`, the largest first."""
+        """The causes apart from the largest whose shares' intervals lie above `MIN_SHARE`, the largest first."""
         clear = [name for name in _clear(self.shares) if CAUSES[name] != self.cause]
         return tuple(CAUSES[name] for name in sorted(clear, key=lambda name: -self.shares[name].value))
 

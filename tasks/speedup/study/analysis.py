@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, estimate_ratio
 from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios, prediction_rate, steady
-from paceline.tasks.speedup.study.parity import parity, score_parity
+from paceline.tasks.speedup.study.parity import parity, provable_margin, score_parity
 from paceline.tasks.speedup.study.records import (
     ArmRun,
     ArmSummary,
@@ -68,6 +68,7 @@ def _summary(trainings: StudyRuns, arm: StudyArm, target: float | None, price: f
         score=_mean([run.score for run in runs]),
         accuracy_difference=difference,
         parity=verdict,
+        parity_margin=provable_margin(difference),
         seconds_to_target=_time_to(runs, target_accuracy(trainings, arm.group) if target is None else target),
         data_wait_fraction=median_known([run.data_wait_fraction for run in runs]),
         communication_fraction=median_known([run.communication_fraction for run in runs]),

@@ -19,7 +19,7 @@ from paceline.tasks.speedup.data_sheet import DataSheet, max_prediction_throughp
 from paceline.tasks.speedup.hardware_table import HardwareRow
 from paceline.tasks.speedup.study.analysis import median_known
 from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios
-from paceline.tasks.speedup.study.parity import parity
+from paceline.tasks.speedup.study.parity import parity, provable_margin
 from paceline.tasks.speedup.study.records import ArmRun, Parity, PredictionThroughput, StudyArm
 
 SCRATCH, TUNED, FEATURES = "from scratch", "fine-tuned", "features"
@@ -72,6 +72,8 @@ class Approach(Record):
     difference: Interval | None = None
     """Of the score, less that of training from scratch, as studies have it."""
     parity: Parity = "unknown"
+    parity_margin: float | None = None
+    """Smallest margin, as a fraction, within which the data prove it to be on par."""
     num_judged: int = 0
     """Repeats that have a target."""
     num_reached: int = 0
@@ -210,6 +212,7 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         best_score=max(scores, default=None),
         difference=difference,
         parity=verdict,
+        parity_margin=provable_margin(difference),
         num_judged=len(judged),
         num_reached=len(reached),
         target_seconds=to_target_seconds,

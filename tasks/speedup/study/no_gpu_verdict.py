@@ -6,8 +6,8 @@ By rule, in this order:
 2. A GPU, if other runs of exactly the same work show that training from scratch takes at most half the time there that
    the quickest way takes here. A bound by a data sheet is not enough.
 3. The way that is as good as training from scratch on the validation split the soonest, if it was ever so in each
-   repeat, the ratio of the times is above 1 with all of its interval (where it has one), and the test split does not
-   find it worse.
+   repeat, the ratio of the times is above 1 with all of its interval (where it has one), and the test split shows it
+   to be on par or better.
 4. The way that keeps nine tenths of the accuracy in half of the time.
 5. Training from scratch.
 """
@@ -18,6 +18,7 @@ from typing import Literal
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Interval
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Approach, NoGpuResult, interval_is_missing
+from paceline.tasks.speedup.study.parity import holds_parity, parity_text
 
 MIN_SHARE = 0.9  # of the accuracy of training from scratch, with which something cheaper is still worth a mention
 MAX_TIME = 0.5  # of its time
@@ -35,7 +36,7 @@ def judge(result: NoGpuResult) -> tuple[Choice, str]:
     doubt = _nothing_to_divide_by(scratch, approaches)
     if doubt:
         return "undecided", doubt
-    sooner = [way for way in approaches if _is_certain(way.target_ratio) and way.parity != "worse"]
+    sooner = [way for way in approaches if _is_certain(way.target_ratio) and holds_parity(way.parity)]
     best = max(sooner, key=lambda way: _value(way.target_ratio), default=None)
     rented = _rental_sentence(result, best or scratch)
     if rented:
@@ -88,7 +89,7 @@ def _sooner(way: Approach, scratch: Approach) -> str:
     return (
         f"on the validation split it is as good as training from scratch in {share} of the time "
         f"({format_seconds(seconds)} against {format_seconds(scratch_seconds)}), with {_score(way)} against "
-        f"{_score(scratch)} of the test split right ({way.parity})"
+        f"{_score(scratch)} of the test split right ({parity_text(way.parity, way.difference)})"
     )
 
 
@@ -113,7 +114,8 @@ def _reach_sentence(way: Approach) -> str:
 def _why_not(way: Approach, scratch: Approach) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
     time = f", in {_times(way.target_ratio, way.num_pairs)} of the time to the target" if way.target_ratio else ""
-    return f"{way.name} has {share:.2f} of its accuracy ({way.parity}), {_reach_sentence(way)}{time}"
+    accuracy = f"{share:.2f} of its accuracy ({parity_text(way.parity, way.difference)})"
+    return f"{way.name} has {accuracy}, {_reach_sentence(way)}{time}"
 
 
 def _rental_sentence(result: NoGpuResult, best: Approach) -> str:

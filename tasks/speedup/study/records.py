@@ -155,7 +155,7 @@ class ArmSummary(Record):
     end_to_end_ratio: Interval | None
     break_even_epochs: float | None
     """Epochs after which the arm has made up for its longer start-up, compile and warm-up; 0 when it has none to make
-    up for, None when it never does or is not certainly faster."""
+    up for, None when it never does or is not significantly faster."""
     efficiency: Interval | None
     """`ratio` divided by the arm's number of devices over the baseline's, for arms that differ in that number."""
     score: float | None = Field(alias="accuracy")
@@ -163,6 +163,8 @@ class ArmSummary(Record):
     accuracy_difference: Interval | None
     """Arm minus baseline, mean over repeats of the same seed."""
     parity: Parity
+    parity_margin: float | None = None
+    """Smallest margin, as a fraction, within which the data prove the arm to be on par."""
     seconds_to_target: float | None
     """Median over repeats that reached the study's target; None when fewer than half did."""
     data_wait_fraction: float | None

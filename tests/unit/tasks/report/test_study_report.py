@@ -180,12 +180,24 @@ def test_faster_but_worse_is_marked():
     assert "Learned less than the baseline (accuracy)" in " ".join(study_notes(result))
 
 
+def test_a_faster_arm_whose_parity_is_not_shown_is_no_headline():
+    arms, runs = study([PRECISION], faster_in_bf16)
+    few = {"num_lost": 10, "num_gained": 9, "num_test": 360}
+    result = result_of(arms, [run.model_copy(update=few if run.arm == arms[1].name else {}) for run in runs])
+    assert study_table(result)[1][1][1] == "faster, parity not shown"
+    assert study_table(result)[1][1][-1] == "90.00%, undecided, within 2.7 points"
+    assert hero_of(render_study(result, {}))[0] == "no arm is shown to be faster and on par"
+    notes = " ".join(study_notes(result))
+    assert "Faster, but not shown to learn as much as the baseline within 1 points: precision=bf16-mixed" in notes
+    assert "take `" not in notes
+
+
 def test_pixels_are_judged_by_their_own_score():
     arms, runs = study([PRECISION], faster_in_bf16)
     scored = {"score_name": "mean_iou", "num_gained": None, "num_lost": None}
     runs = [run.model_copy(update=scored) for run in runs]
     assert [arm.parity for arm in result_of(arms, runs).arms] == ["unknown", "unknown"]
-    for difference, expected in ((0.001, "on par"), (-0.1, "worse")):
+    for difference, expected in ((0.001, "on par, within 0.5 points"), (-0.1, "worse")):
         compared = {"score_difference": difference, "score_error": 0.002}
         result = result_of(arms, [run.model_copy(update=compared if run.arm == arms[1].name else {}) for run in runs])
         head, (_, row) = study_table(result)
