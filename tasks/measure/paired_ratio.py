@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from paceline.tasks.records.measurement import Block
+from paceline.tasks.records.measurement import Block, ProbeResult
 from paceline.tasks.records.record import Record
 
 INNER_CONFIDENCE = 0.98
@@ -154,6 +154,12 @@ def arm_ratio(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Estima
 def speedup_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:
     """Candidate's throughput over the baseline's."""
     return arm_ratio(rounds, "baseline", "candidate")
+
+
+def input_share(probe: ProbeResult) -> float | None:
+    """Share of the candidate's step that it waits for input: what the arm `synthetic_input` saves; None without it."""
+    ratio = arm_ratio(probe.rounds, "candidate", "synthetic_input")
+    return None if ratio is None else max(0.0, 1.0 - 1.0 / ratio.value)
 
 
 def round_ratios(rounds: Iterable[Iterable[Block]]) -> tuple[float, ...]:

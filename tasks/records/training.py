@@ -45,8 +45,11 @@ class Restart(Record):
     """From the failure to the start of the next attempt's ranks."""
 
 
-STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
-"""Items of the time budget that are training steps; with `data_wait` they are what the throughput is taken over."""
+STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop", "device")
+"""Items of the time budget that are training steps; with `data_wait` about the time that the throughput is taken over.
+
+`device` is the host's wait for a GPU that has not finished its steps, at the next read of the losses.
+"""
 
 
 ScoreName = Literal["accuracy", "mean_iou", "ssim"]  # a measure of quality from 0 to 1, one for each task
@@ -61,7 +64,7 @@ class TrainResult(Record):
     seconds: float
     """Wall time of the fit: first step to last, validation and checkpoints included, probe and start-up excluded."""
     samples_per_second: float | None
-    """Training samples over the time spent in training steps and waiting for data; None if none was left to do."""
+    """Training samples over the seconds of `windows`; None if none was left to do."""
     final_loss: float
     checkpoint: str
     resumed_from: str | None
@@ -78,7 +81,8 @@ class TrainResult(Record):
     wall_seconds: float
     """Measured from outside the rank: process start to process end."""
     data_wait_fraction: float | None
-    """Share of the training steps' time spent waiting for data."""
+    """Share of the training steps' time spent waiting for data. On a GPU, where the host's waits are not the device's,
+    measured by the probe's arm without input; None without that arm."""
     predictions: tuple[str, ...]
     """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
     examples: str | None = None

@@ -176,7 +176,7 @@ def _limit(facts: _Facts) -> Cause:
         return "data-bound"
     if facts.probe.candidate.num_devices > 1 and facts.efficiency and facts.efficiency.value < MIN_EFFICIENCY:
         return "communication-bound"
-    if facts.step_seconds < MIN_STEP_SECONDS:
+    if facts.step_seconds < MIN_STEP_SECONDS and facts.probe.candidate.compile != "graph":  # one launch a step
         return "launch-bound"
     return "compute-bound"
 
@@ -273,7 +273,8 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
         lesser = [_LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause)) for cause in facts.diagnosis.lesser]
         measured = _MEASURED_TEXT[limit].format(share=share, of_limit=_of_limit_text(facts.share))
         return ", ".join([measured, *lesser])
-    return _LIMIT_TEXT[limit].format(
+    is_partial = limit == "compute-bound" and facts.data_wait_fraction is None
+    return _LIMIT_TEXT["compute-bound, waits unknown" if is_partial else limit].format(
         data_wait=facts.data_wait_fraction or 0.0,
         efficiency=facts.efficiency.value if facts.efficiency else 0.0,
         num_devices=facts.probe.candidate.num_devices,
@@ -304,6 +305,8 @@ _LIMIT_TEXT: dict[str, str] = {
     "launch-bound": "the step is launch-bound, its {milliseconds:.1f} ms are mostly the framework's overhead",
     "compute-bound": "the step is probably compute-bound{of_limit}, as no data, communication or launch bottleneck "
     "showed (inferred; --diagnose measures it)",
+    "compute-bound, waits unknown": "the step is probably compute-bound{of_limit}, as no communication or launch "
+    "bottleneck showed (inferred, and waiting for data was not measured; --diagnose measures both)",
 }
 _MEASURED_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, waiting for input takes {share} of a step",

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,8 @@ from paceline.tasks.train.step.epoch_loop import StepLoop
 
 MAX_LOG_STEPS = 50
 LogMetrics = Callable[[dict[str, float], int], None]
+Window = tuple[int, int, float]
+"""First step, number of steps, and seconds between two reads of the loss."""
 
 
 class StepLoader:
@@ -62,7 +64,8 @@ class StepLoader:
 class BudgetCallback(Callback):
     """Accounts the start and the end of the fit to the time budget. Must be the first callback.
 
-    On a GPU the host runs ahead of the device, whose work is accounted to where the host waits next.
+    On a GPU the host runs ahead of the device, and waits for it in the item `device`, unless so many kernels are queued
+    that a launch must wait: then in the item that launches.
     """
 
     def __init__(self, stopwatch: Stopwatch) -> None:
@@ -103,8 +106,7 @@ class ProgressCallback(Callback):
         self._log_metrics = log_metrics
         self._progress_path = progress_path
         self._newest: dict[str, float] = {}
-        self.windows: list[tuple[int, int, float]] = []
-        """(first step, number of steps, seconds) between two reads of the loss."""
+        self.windows: list[Window] = []
         self.num_saved_epochs = 0
         """Number of epochs in a checkpoint."""
         self._window_started = time.monotonic()
@@ -131,7 +133,8 @@ class ProgressCallback(Callback):
         """Copy the pending losses to the host and report their mean. Raises RunError: the loss is no longer finite."""
         if not learner.pending:
             return
-        window = all_reduce(torch.stack(learner.pending).double(), "mean").tolist()
+        with wait_for_device(self._stopwatch, learner.pending[-1].device):
+            window = all_reduce(torch.stack(learner.pending).double(), "mean").tolist()
         learner.pending.clear()
         bad = [index for index, loss in enumerate(window) if not math.isfinite(loss)]
         if bad:
@@ -268,7 +271,8 @@ class CheckpointCallback(Callback):
         if step < self._next_step:
             return False
         if learner.pending:
-            learner.pending[-1].item()  # waits for the device, whose pace counts
+            with wait_for_device(self._stopwatch, learner.pending[-1].device):
+                learner.pending[-1].item()  # the device's pace counts
         self._next_step = int(broadcast(self._interval.next_step(step, time.monotonic())))
         return self._next_step <= step
 
@@ -292,6 +296,11 @@ class CheckpointCallback(Callback):
 def log_steps(steps_per_epoch: int) -> int:
     """Steps between log points: about ten an epoch, between 5 and 50 steps apart."""
     return min(MAX_LOG_STEPS, max(5, steps_per_epoch // 10))
+
+
+def wait_for_device(stopwatch: Stopwatch, device: torch.device) -> AbstractContextManager[None]:
+    """Account a read of numbers to the item `device` on a GPU; on a CPU they are there."""
+    return stopwatch.during("device") if device.type == "cuda" else nullcontext()
 
 
 def write_atomically(path: Path, text: str) -> None:

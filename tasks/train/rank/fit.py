@@ -4,6 +4,7 @@ import copy
 import resource
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import RunError
 from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.lightning_module import STATE_KEY, Learner
-from paceline.tasks.records.training import STEP_ITEMS
+from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.callbacks import (
@@ -28,6 +30,7 @@ from paceline.tasks.train.rank.callbacks import (
     ProgressCallback,
     StepLoader,
     ValidationCallback,
+    Window,
 )
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
 from paceline.tasks.train.rank.context import RankContext
@@ -161,12 +164,20 @@ def _make_trainer(context: RankContext, callbacks: list[Any]) -> Trainer:
 
 
 def training_facts(
-    context: RankContext, learner: Learner, schedule: StepSchedule, stopwatch: Stopwatch
+    context: RankContext,
+    learner: Learner,
+    schedule: StepSchedule,
+    stopwatch: Stopwatch,
+    windows: Sequence[Window],
+    probe: ProbeResult | None,
 ) -> dict[str, Any]:
-    """Fields of the result that follow from the losses, the schedule and the time budget."""
+    """Fields of the result that follow from the losses, the schedule, the time budget and the windows.
+
+    The throughput is taken over windows, at whose ends the device has finished: the host's items would give the rate of
+    launches on a GPU.
+    """
     spec, budget = context.spec, stopwatch.budget()
-    waiting = budget.get("data_wait", 0.0)
-    seconds = waiting + sum(budget.get(name, 0.0) for name in STEP_ITEMS)
+    seconds = sum(duration for _, _, duration in windows)
     num_steps = len(learner.losses)
     num_samples = schedule.samples(num_steps) - schedule.samples(schedule.first_step)
     last_epoch = learner.epoch_ends[-2] if len(learner.epoch_ends) > 1 else 0
@@ -185,7 +196,16 @@ def training_facts(
         "score_name": context.task.score_name,
         "time_budget": budget,
         "wall_seconds": sum(budget.values()),
-        "data_wait_fraction": waiting / seconds if num_samples else None,
+        "data_wait_fraction": _data_wait_fraction(context, budget, seconds, probe),
         "hosts": (socket.gethostname(),),
         "devices": (" ".join([spec.plan.device_name, *spec.devices[spec.local_rank :][:1]]),),
     }
+
+
+def _data_wait_fraction(
+    context: RankContext, budget: Mapping[str, float], seconds: float, probe: ProbeResult | None
+) -> float | None:
+    """Share of the steps' time spent waiting for data: by the clock on a CPU, by the probe on a GPU."""
+    if context.device.type == "cuda":
+        return input_share(probe) if probe is not None else None
+    return min(1.0, budget.get("data_wait", 0.0) / seconds) if seconds else None

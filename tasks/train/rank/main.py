@@ -108,7 +108,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
     # 7. Measure the limit of the device, and write the result
     with stopwatch.during("limit"):
         facts |= limit_facts(context)
-    facts |= training_facts(context, learner, schedule, stopwatch)
+    facts |= training_facts(context, learner, schedule, stopwatch, facts["windows"], probe)
     facts |= {"probe": probe, "worker_load": context.loads, "search": search}
     write_result(context, TrainResult.model_validate(facts))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.tasks.records.training import STEP_ITEMS
 from tests.conftest import ROOT
 
 PRETENDED = Path(__file__).parents[2] / "support" / "pretended"
@@ -296,6 +297,10 @@ def test_a_run_has_the_loss_of_the_cpu(run, on_cpu, execution):
     assert found["train"]["final_loss"] == pytest.approx(on_cpu["train"]["final_loss"], rel=1e-3 if is_exact else 0.05)
     assert found["train"]["num_steps"] == on_cpu["train"]["num_steps"]
     assert abs(found["evaluate"]["accuracy"] - on_cpu["evaluate"]["accuracy"]) <= (0.02 if is_exact else 0.05)
+    assert on_cpu["train"]["data_wait_fraction"] is not None
+    assert found["train"]["data_wait_fraction"] is None, "the host's waits are not the device's"
+    assert "device" in found["time_budget"]
+    assert "device" not in on_cpu["time_budget"]
     if "compile=graph" in execution:
         compiled = found["train"]["compile"]
         assert compiled["num_graphs"] == 1
@@ -370,6 +375,20 @@ def test_a_rank_is_alone_on_its_gpu(call, exclusive):
     found = call("run", "digits", *FIXED, "execution.accelerator=gpu", "cluster.kind=local_cuda", **exclusive)
     assert found["speedup"]["validity"]["foreign_device_processes"] == 0
     assert len(list(Path(exclusive["PRETENDED_CONTEXTS"]).iterdir())) >= 1
+
+
+def test_a_slow_device_sets_the_throughput_and_not_the_rate_of_launches(call, with_gpu):
+    """A step is one launch, and its kernels take longer than the host does."""
+    given = with_gpu | {"PRETENDED_KERNEL_MICROSECONDS": "3000"}
+    execution = ("execution.accelerator=gpu", "execution.compile=graph", "speedup.diagnose=true")
+    found = call("run", "digits", *FIXED, *execution, **given)
+    train, budget = found["train"], found["time_budget"]
+    seconds = 2 * found["dataset"]["num_train"] / train["samples_per_second"]
+    steps = sum(budget.get(item, 0.0) for item in (*STEP_ITEMS, "data_wait"))
+    assert seconds == pytest.approx(steps, rel=0.1), budget
+    assert budget["device"] > 0.3 * steps, budget
+    assert train["data_wait_fraction"] == pytest.approx(found["speedup"]["shares"]["input"][0], abs=0.1)
+    assert found["speedup"]["cause"] != "data-bound"
 
 
 @pytest.mark.slow

@@ -12,12 +12,14 @@ from paceline.tasks.measure.paired_ratio import (
     MIN_ROUNDS_TO_STOP,
     ROUNDS_PER_LOOK,
     estimate_ratio,
+    input_share,
     location_interval,
     parallel_efficiency,
     signed_rank_depth,
     speedup_ratio,
 )
 from paceline.tasks.records.measurement import Block
+from tests.support.reports import make_probe
 
 NUM_TRIALS = 4000
 MAX_ROUNDS = 24
@@ -175,3 +177,14 @@ def test_ratio_and_efficiency_pair_within_rounds_whatever_the_order():
     efficiency = parallel_efficiency(rounds, num_devices=2)
     assert efficiency.value == pytest.approx(0.75)
     assert efficiency.low == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("seconds", "share"), [(1.0, 0.5), (2.0, 0.0), (2.2, 0.0)])
+def test_input_share_is_what_leaving_out_the_input_saves(seconds, share):
+    times = {"baseline": 4.0, "candidate": 2.0, "synthetic_input": seconds}
+    rounds = tuple(
+        tuple(Block(arm=arm, seconds_per_sample=value, num_steps=1) for arm, value in times.items()) for _ in range(8)
+    )
+    probe = make_probe()
+    assert input_share(probe) is None
+    assert input_share(probe.model_copy(update={"rounds": rounds})) == pytest.approx(share)

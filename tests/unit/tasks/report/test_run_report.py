@@ -105,6 +105,11 @@ def test_credentials_are_not_shown(report):
     assert "http://***@tracking.example:5000" in page
 
 
+def test_waits_for_data_that_were_not_measured_are_said_to_be_so(report):
+    page = render_report(replace(report, train=report.train.model_copy(update={"data_wait_fraction": None})))
+    assert "not measured" in page[page.index("Waiting for data") :][:80]
+
+
 def test_report_without_any_speedup():
     page = render_report(make_report(None))
     assert _check(page).titles == QUESTIONS

@@ -41,6 +41,21 @@ def test_a_diverged_arm_is_named():
     assert result.diverged == ("candidate", "half_batch")
 
 
+def test_waits_for_data_that_were_not_measured_are_not_called_absent():
+    """On a GPU nothing but the probe's arm without input measures them."""
+    result = speedup_result(make_probe(candidate=BF16), make_train(None, data_wait_fraction=None))
+    assert result.cause == "compute-bound"
+    assert "no data" not in result.verdict
+    assert "waiting for data was not measured" in result.verdict
+
+
+def test_a_step_that_is_one_launch_is_not_launch_bound():
+    captured = BASELINE.model_copy(update={"compile": "graph"})
+    small = {"samples_per_step": {"baseline": 2, "candidate": 2}}
+    assert speedup_result(make_probe(candidate=captured, **small), make_train(None)).cause == "compute-bound"
+    assert speedup_result(make_probe(candidate=BF16, **small), make_train(None)).cause == "launch-bound"
+
+
 def test_ratios_are_rounded_for_reading():
     rounded = {1.456: "1.46", 0.804: "0.80", 1.004: "1.004", 2.318: "2.3", 12.34: "12.3"}
     assert {ratio: format_ratio(ratio) for ratio in rounded} == rounded
