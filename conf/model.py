@@ -7,7 +7,7 @@ from pydantic import Field
 from paceline.conf import plugins
 from paceline.conf.credentials import Text
 from paceline.conf.plugins import Plugin, Task
-from paceline.conf.section import OwnName, Section
+from paceline.conf.section import Section, Shape
 
 ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50", "sequence"]
 LayerName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$", max_length=200)]
@@ -17,12 +17,13 @@ LayerName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$", max_length=2
 class Model(Section):
     """The network."""
 
-    name: ModelName | OwnName = "convblocks"
+    name: ModelName | Annotated[Text, Shape(r"(timm/)?[A-Za-z][\w.-]{0,63}", "is not a name")] = "convblocks"
     """Network. `convblocks`: three blocks of convolutions. `twohead`: a small residual net with a class and an angle
     head. `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches; it learns fastest.
     `unet`: the class of each pixel, from data with masks. `dncnn`: the image without its noise, from any images.
     `resnet18`, `resnet50`: residual networks as published, with the parameters' common names; their stem halves images
-    twice, small ones too. `sequence`: features of each frame of a clip, then a head over the frames. Or the name of a
+    twice, small ones too. `sequence`: features of each frame of a clip, then a head over the frames. `timm/NAME`:
+    a network of the package timm (`paceline[timm]`), whose mean and deviation normalise the images. Or the name of a
     model that an installed package offers; it may use `width` and `depth` in its own way."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first

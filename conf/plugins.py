@@ -3,9 +3,10 @@
 Their protocols are in `paceline.tasks.data.sources.user_source` and `paceline.tasks.model.networks.user_network`.
 """
 
+import difflib
 import hashlib
-from collections.abc import Iterable
-from importlib import metadata, util
+from collections.abc import Callable, Iterable
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ Task = Literal["classify", "segment", "denoise"]
 TASKS: tuple[Task, ...] = ("classify", "segment", "denoise")
 ANGLE = "angle"  # the one target next to the class, in radians
 GROUPS: dict[Kind, str] = {"source": "paceline.sources", "model": "paceline.models"}
+TIMM = "timm/"  # how the names of timm's networks start
 MISSING = "missing"  # the code of a package that is registered but not installed
 SETTINGS: dict[Kind, str] = {"source": "data.source", "model": "model.name"}
 
@@ -48,6 +50,10 @@ class NetworkFacts(NamedTuple):
     """It also predicts the targets of a source next to the class."""
     takes_clips: bool = False
     """It takes clips, whose frames are the channels of an image."""
+    image_mean: tuple[float, ...] = ()
+    """Of each channel, of 1, by which images are normalised where they have so many channels; by default the data's."""
+    image_std: tuple[float, ...] = ()
+    """Standard deviation of each channel, in the same way."""
 
 
 class EmbeddedSource(NamedTuple):
@@ -187,6 +193,8 @@ def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
     if (kind, name) in _loaded:
         return _loaded[kind, name]
     plugin = find(kind, name)
+    if name.startswith(TIMM):
+        return _loaded.setdefault((kind, name), (plugin, _timm_builder(plugin)))
     entries = metadata.entry_points(group=GROUPS[kind])
     entry = next(entry for entry in entries if (entry.name, entry.value) == (name, plugin.entry))
     try:
@@ -203,6 +211,17 @@ def find(kind: Kind, name: str) -> Plugin:
     """Find the package that offers a name, without importing it; raise PluginError if not exactly one does."""
     if (kind, name) in _loaded:
         return _loaded[kind, name][0]
+    if kind == "model" and name.startswith(TIMM):
+        try:
+            version = metadata.version("timm")
+        except metadata.PackageNotFoundError:
+            message = (
+                f"model.name={name} needs the package timm, which is not installed; use pip install 'paceline[timm]'"
+            )
+            raise PluginError(message) from None
+        return Plugin(
+            kind=kind, name=name, entry="timm:create_model", package="timm", version=version, code=_code_of("timm")
+        )
     plugins = find_all(kind)
     offers = [plugin for plugin in plugins if plugin.name == name]
     if not offers:
@@ -215,6 +234,36 @@ def find(kind: Kind, name: str) -> Plugin:
         packages = " and ".join(f"{plugin.package} ({plugin.entry})" for plugin in offers)
         raise PluginError(f"{SETTINGS[kind]}={name} is offered by {packages}; uninstall one or rename its entry point")
     return offers[0]
+
+
+def _timm_builder(plugin: Plugin) -> Callable[..., Any]:
+    """The function that builds a network of timm with random weights; it loads nothing from a hub."""
+    try:
+        timm: Any = import_module("timm")
+    except Exception as error:  # torchvision raises anything next to a torch that it was not built for
+        fault = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PluginError(
+            f"{plugin} cannot be imported ({fault}); timm needs torchvision, and torchvision the torch that it was "
+            "built for: install both from the index of torch, or uninstall timm and torchvision"
+        ) from error
+    name = plugin.name.removeprefix(TIMM)
+    names = [*timm.list_models(), *timm.list_pretrained()]  # of architectures, and of these with a tag of weights
+    if name not in names:
+        near = ", ".join(TIMM + near for near in difflib.get_close_matches(name, names))
+        raise PluginError(
+            f"model.name={plugin.name} is not a network of timm {plugin.version}; "
+            f"use {near or 'a name that timm.list_models() gives'}"
+        )
+    published = timm.get_pretrained_cfg(name)
+
+    def build(*, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> Any:
+        height, _, channels = image_shape
+        size = {"img_size": height} if getattr(published, "fixed_input_size", False) else {}
+        return timm.create_model(name, pretrained=False, num_classes=num_classes, in_chans=channels, **size)
+
+    build.image_mean = tuple(getattr(published, "mean", ()))  # type: ignore[attr-defined]
+    build.image_std = tuple(getattr(published, "std", ()))  # type: ignore[attr-defined]
+    return build
 
 
 def find_all(kind: Kind) -> list[Plugin]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from paceline.conf.config import Config
+from paceline.conf.plugins import model_facts
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.records.data import ModelFacts, PreparedSet
@@ -30,6 +31,7 @@ def digest_of(facts: ModelFacts) -> str:
 def build_model_facts(config: Config, prepared: PreparedSet, weights_sha256: str) -> ModelFacts:
     """Describe the network that a configuration trained on a prepared set."""
     channels = prepared.picture_shape[2]
+    prepared = prepared.normalised_for(model_facts(config.model.name))
     return ModelFacts(
         model=config.model.model_copy(update={"pretrained": None, "freeze": "none"}),  # what it is, not how
         image_shape=prepared.picture_shape,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, PositiveInt
 
@@ -125,6 +125,12 @@ class PreparedSet(Record):
         """Height, width and channels of what a network sees."""
         height, width, channels = self.image_shape
         return height, width, channels - self.num_planes
+
+    def normalised_for(self, network: NetworkFacts) -> Self:
+        """The set with the mean and the deviation that a network was published with, if it has as many channels."""
+        if not network.image_mean or len(network.image_mean) != len(self.mean):
+            return self
+        return self.model_copy(update={"mean": network.image_mean, "std": network.image_std})
 
 
 class ModelFacts(Record):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.conf.config import Config
+from paceline.conf.plugins import model_facts
 from paceline.tasks.cluster.client import call_workers, connect
 from paceline.tasks.errors import LostError, RankError
 from paceline.tasks.fingerprint import code_fingerprint
@@ -289,7 +290,7 @@ def _specs(
         RankSpec(
             config=job.config,
             plan=plan,
-            prepared=job.prepared,
+            prepared=job.prepared.normalised_for(model_facts(job.config.model.name)),
             pretrained=job.pretrained,
             run_id=job.run_id,
             directory=str(job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}"),
