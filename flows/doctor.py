@@ -12,21 +12,33 @@ from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.tls import choose_tls, days_left, find_certificates
 from paceline.tasks.data.sources.folder import absolute
+from paceline.tasks.doctor.devices import measure_devices
+from paceline.tasks.doctor.figures import Measurements, judge_measurements
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
 from paceline.tasks.doctor.host import examine_host
 from paceline.tasks.doctor.packages import examine_packages
 from paceline.tasks.doctor.user_packages import examine_own, own_packages
 from paceline.tasks.doctor.workers import examine_workers
 from paceline.tasks.errors import PacelineError, one_line
+from paceline.tasks.names import DOCTOR_EXPERIMENT, Artifact, Metric, Tag
 from paceline.tasks.redact import redact
 from paceline.tasks.track.environment import installed_version
 
+MAX_EARLIER = 20  # runs to search for the last measurement of a device
 WARN_DAYS = 30  # before certificates expire
 SEE = "see the message"
 
 
-def examine(config: Config, environment: Environment, report: Callable[[Finding], None]) -> list[Finding]:
-    """Examine everything, also after a stage fails; `report` receives each finding at once."""
+def examine(
+    config: Config,
+    environment: Environment,
+    report: Callable[[Finding], None],
+    note_measurements: Callable[[Measurements], None] | None = None,
+) -> list[Finding]:
+    """Examine everything, also after a stage fails; `report` receives each finding at once.
+
+    With `note_measurements`, which receives them, the devices of the cluster are measured too.
+    """
     stages: dict[str, Callable[[], list[Finding]]] = {
         "packages": examine_packages,
         "own packages": examine_own,
@@ -34,7 +46,7 @@ def examine(config: Config, environment: Environment, report: Callable[[Finding]
         "mlflow": lambda: [_mlflow(environment)],
         "prefect": lambda: [_prefect(environment)],
         "certificates": lambda: [_certificates(config, environment)],
-        "workers": lambda: _cluster(config, environment),
+        "workers": lambda: _cluster(config, environment, note_measurements),
     }
     findings = []
     for name, stage in stages.items():
@@ -100,12 +112,48 @@ def _certificates(config: Config, environment: Environment) -> Finding:
     return doubtful("certificates", text, remedy) if days < WARN_DAYS else good("certificates", text)
 
 
-def _cluster(config: Config, environment: Environment) -> list[Finding]:
+def _cluster(
+    config: Config, environment: Environment, note_measurements: Callable[[Measurements], None] | None = None
+) -> list[Finding]:
     root, findings = _root(config.data)
     demand = demand_of([config.execution], "gpu" if config.execution.accelerator == "gpu" else "cpu")
     with open_cluster(config.cluster, demand, environment) as address:
         size = config.execution.world_size
-        return findings + examine_workers(address, environment, size, own_packages(), config.packages, root)
+        findings += examine_workers(address, environment, size, own_packages(), config.packages, root)
+        if note_measurements is None:
+            return findings
+        measured = measure_devices(address, environment, config.execution.accelerator)
+    note_measurements(measured)
+    last, history = _history(config, environment, measured)
+    return [*findings, *judge_measurements(measured, last), history]
+
+
+def _history(config: Config, environment: Environment, measured: Measurements) -> tuple[Measurements | None, Finding]:
+    """The last measurement of one of these devices, and a finding on where this one is kept."""
+    from paceline.tasks.track import queries, run, store
+
+    uri, names = environment.tracking_uri, {device.name for device in measured.devices}
+    try:
+        experiment = store.check_store(uri, DOCTOR_EXPERIMENT, environment.artifact_root)
+        earlier = (
+            Measurements.model_validate(document)
+            for found in queries.find_runs(uri, DOCTOR_EXPERIMENT, limit=MAX_EARLIER)
+            if (document := queries.read_document(uri, found.run_id, Artifact.DEVICES)) is not None
+        )
+        last = next((one for one in earlier if names & {device.name for device in one.devices}), None)
+        handle = run.begin(uri, experiment, config, {Tag.ROLE: "doctor"}, "devices")
+        rates: dict[str, float | None] = {
+            Metric.device(device.host, device.device, figure.replace(" ", "_")): rate
+            for device in measured.devices
+            for figure, rate in device.rates().items()
+        }
+        run.log_facts(handle, rates, {})
+        run.log_document(handle, Artifact.DEVICES, measured.model_dump(mode="json"))
+        run.finish(handle, "FINISHED")
+    except PacelineError as error:
+        return None, doubtful("history", f"the measurements are not kept: {redact(one_line(error))}", SEE)
+    compared = "compared with the last measurement" if last else "there is no earlier measurement"
+    return last, good("history", f"MLflow experiment {DOCTOR_EXPERIMENT}, run {handle.run_id}; {compared}")
 
 
 def _root(data: Data) -> tuple[str | None, list[Finding]]:

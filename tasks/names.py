@@ -73,6 +73,7 @@ class Tag:
         return f"paceline.auto.{setting}"
 
 
+DOCTOR_EXPERIMENT = "paceline-doctor"  # holds the history of `paceline doctor --measure`
 REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for
 SERIES_RESOURCE = "paceline.series"  # prefix of the event's resource
 
@@ -184,6 +185,11 @@ class Metric:
         return f"speedup/share_{name}"
 
     @staticmethod
+    def device(host: str, device: str, figure: str) -> str:
+        """A rate of a device, measured by the doctor: operations or bytes per second."""
+        return f"device/{host}/{device}/{figure}"
+
+    @staticmethod
     def forecast(scaling: str, num_devices: int, end: str) -> str:
         """A forecast's `ratio`, `low` or `high`."""
         return f"prediction/{scaling}_{num_devices}_devices_{end}"
@@ -194,6 +200,7 @@ class Artifact:
 
     ADVICE = "advice.json"
     CONFIG = "config.yaml"
+    DEVICES = "devices.json"
     ENVIRONMENT = "environment.json"
     FACTS = "facts.json"
     """What decides whether two runs are comparable."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.commands.console import JSON, Command, json_stream, overrides, say, write_json
+from paceline.flows.commands.console import JSON, Command, argument, json_stream, overrides, say, write_json
 from paceline.tasks.errors import RunError
 
 if TYPE_CHECKING:
+    from paceline.tasks.doctor.figures import Measurements
     from paceline.tasks.doctor.finding import Finding
 
 MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
@@ -23,9 +24,12 @@ def main(options: Namespace) -> None:
 
     config = load("digits", options.overrides)
     with json_stream(options.json) as stream:
-        findings = examine(config, Environment(), lambda finding: say(_line(finding)))
+        measured: list[Measurements] = []
+        note = measured.append if options.measure else None
+        findings = examine(config, Environment(), lambda finding: say(_line(finding)), note)
         counts = {status: sum(finding.status == status for finding in findings) for status in MARKS}
-        write_json(stream, {"findings": [finding.model_dump() for finding in findings], "counts": counts})
+        outcome = {"findings": [finding.model_dump() for finding in findings], "counts": counts}
+        write_json(stream, outcome | {"measurement": measured[0].model_dump() if measured else None})
     if counts["error"]:
         raise RunError(
             f"{counts['error']} of {len(findings)} checks found something wrong, {counts['warning']} are doubtful"
@@ -35,12 +39,16 @@ def main(options: Namespace) -> None:
 
 def _line(finding: Finding) -> str:
     remedy = f"\n{'':9}{'':{WIDTH}}-> {finding.remedy}" if finding.remedy else ""
-    return f"{MARKS[finding.status]}  {finding.check:<{WIDTH}}{finding.found}{remedy}"
+    return f"{MARKS[finding.status]}  {finding.check:<{WIDTH - 1}} {finding.found}{remedy}"
 
 
 COMMAND = Command(
     "check packages, devices, servers, certificates and the cluster's workers",
     ("paceline doctor", "paceline doctor cluster.kind=address cluster.address=tls://host:8786"),
-    (overrides("the cluster and execution to look at, such as cluster.kind=ssh"), JSON),
+    (
+        overrides("the cluster and execution to look at, such as cluster.kind=ssh"),
+        argument("--measure", action="store_true", help="also measure devices and their links; they must be free"),
+        JSON,
+    ),
     main,
 )

@@ -37,6 +37,8 @@ class SubprocessJob(Record):
     num_threads: int
     devices: tuple[str, ...] = ()
     """UUIDs of GPUs that it may use."""
+    interface: str | None = None
+    """Network interface for gloo and NCCL."""
 
 
 def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
@@ -50,7 +52,7 @@ def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
     place.mkdir(parents=True, exist_ok=True)
     (place / RESULT).unlink(missing_ok=True)
     write_durably(place / SPEC, job.spec.encode())
-    environment = rank_environment(os.environ, job.num_threads, None, job.devices)
+    environment = rank_environment(os.environ, job.num_threads, job.interface, job.devices)
     environment |= {SPAWNED_AT: repr(time.monotonic()), PARENT: str(os.getpid())}
     with (place / LOG).open("wb") as log:
         process = subprocess.Popen(

@@ -27,7 +27,7 @@ from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.track.store import open_store, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu"]
+Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu", "doctor"]
 NestedRole = Literal["arm", "trial"]
 PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": Tag.STUDY_RUN_ID, "trial": Tag.SWEEP_RUN_ID}
 """Of a run inside another one: the tag with the other one's id."""

@@ -72,6 +72,18 @@ def find_placements(
         return _choose(_candidates(client, facts, accelerator, reserved), config, fewest)
 
 
+def find_seats(client: Client, accelerator: str) -> list[tuple[WorkerSlot, Hardware]]:
+    """All devices of the workers that answer, with their hosts; `auto` takes GPUs where a worker sees one.
+
+    Raises:
+        InputError: other code runs on a worker.
+    """
+    facts, _ = _facts(client, FIRST_ANSWER_SECONDS)
+    if accelerator == "auto":
+        accelerator = "gpu" if any(each.hardware.gpus for each in facts.values()) else "cpu"
+    return [(slot, facts[slot.worker].hardware) for slot in _candidates(client, facts, accelerator)]
+
+
 def has_free_devices(client: Client, config: Config, accelerator: str, held: Collection[Device]) -> bool:
     """Whether enough devices are free for a group that waits for one; `held` are those that it has already."""
     try:

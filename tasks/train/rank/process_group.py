@@ -72,25 +72,24 @@ def pick_device(spec: RankSpec) -> torch.device:
 
 def join(spec: RankSpec, device: torch.device) -> None:
     """Join the process group, if there are several ranks."""
-    if spec.world_size == 1:
-        return
+    if spec.world_size > 1:
+        meet(spec.rank, spec.world_size, spec.master_address, spec.master_port, device)
+
+
+def meet(rank: int, world_size: int, address: str, port: int, device: torch.device) -> None:
+    """Make a process group at rank 0's address."""
     timeout = timedelta(seconds=GROUP_SECONDS)
     store = distributed.TCPStore(  # type: ignore[attr-defined]  # stubs do not export it
-        spec.master_address,
-        spec.master_port,
-        spec.world_size,
-        is_master=spec.rank == 0,
+        address,
+        port,
+        world_size,
+        is_master=rank == 0,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=_listen(spec) if spec.rank == 0 else None,
+        master_listen_fd=_listen(address, port) if rank == 0 else None,
     )
-    distributed.init_process_group(
-        backend="gloo" if device.type == "cpu" else "nccl",
-        store=store,
-        rank=spec.rank,
-        world_size=spec.world_size,
-        timeout=timeout,
-    )
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
 @contextmanager
@@ -108,10 +107,10 @@ def wait_for_rank_0() -> Iterator[None]:
         set_timeout(timedelta(seconds=GROUP_SECONDS))
 
 
-def _listen(spec: RankSpec) -> int:
+def _listen(address: str, port: int) -> int:
     """Listen on the group's address only: torch would listen on all addresses of the host."""
-    family = socket.AF_INET6 if ":" in spec.master_address else socket.AF_INET
-    return socket.create_server((spec.master_address, spec.master_port), family=family, backlog=1024).detach()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=1024).detach()
 
 
 def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...], unique: tuple[str, ...]) -> None:

@@ -11,8 +11,13 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.checks.preflight import training_host
 from paceline.flows.doctor import _cluster, _wrong
-from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.client import connect, workers
+from paceline.tasks.cluster.hardware import usable_cores
+from paceline.tasks.doctor.devices import measure_devices
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import DOCTOR_EXPERIMENT
+from paceline.tasks.track.queries import find_runs
+from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.support.jobs import two_workers
 from tests.support.listeners import listening
 from tests.support.refusals import refused
@@ -43,6 +48,53 @@ def test_a_healthy_site(doctor, mlflow_server):
     assert found["workers"]["found"].startswith("2 on 1 hosts")
     assert found["shared state"]["status"] == found["clocks"]["status"] == found["code"]["status"] == "ok"
     assert "nothing is wrong" in stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def busy(tmp_path, monkeypatch):
+    """Two workers; a run holds the device of the first."""
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    with two_workers() as address, connect(address) as client:
+        lock = DeviceLock(tmp_path / "leases", f"cpu {workers(client)[0]}")
+        assert lock.take("night", 0)
+        yield address
+        lock.release()
+
+
+def test_a_device_in_use_is_not_measured(busy, tmp_path):
+    measured = measure_devices(busy, Environment(), "auto")
+    (device,) = measured.devices
+    assert measured.skipped == {f"{device.host} cpu-0": "in use by run night"}
+    assert (device.device, device.num_threads, measured.links) == ("cpu-1", max(1, usable_cores() // 2), ())
+    assert device.flops_per_second.keys() == {"32-true", "bf16-mixed"}
+    assert device.host_to_device_bytes_per_second is None
+    assert device.disk_bytes_per_second is None or device.disk_bytes_per_second > 0
+    assert list((tmp_path / "home" / "doctor").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_devices_and_links_are_measured_and_compared_with_the_last_time(paceline, tmp_path):
+    home = {"PACELINE_HOME": str(tmp_path), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    histories = []
+    for _ in range(2):
+        process = paceline("doctor", "--measure", "cluster.num_workers=2", "--json", **home)
+        stdout, stderr = process.communicate(timeout=280)
+        assert process.returncode == 0, stderr
+        answer = json.loads(stdout.splitlines()[-1])
+        measured = answer["measurement"]
+        histories.append({finding["check"]: finding for finding in answer["findings"]}["history"]["found"])
+        assert [device["device"] for device in measured["devices"]] == ["cpu-0", "cpu-1"]
+        (link,) = measured["links"]
+        assert link["devices"] == [f"{device['host']} {device['device']}" for device in measured["devices"]]
+        assert min(link["bytes_per_second"], *(device["memory_bytes_per_second"] for device in measured["devices"])) > 0
+        assert measured["skipped"] == {}
+    assert "there is no earlier measurement" in histories[0]
+    assert "compared with the last measurement" in histories[1]
+    runs = find_runs(home["MLFLOW_TRACKING_URI"], DOCTOR_EXPERIMENT)
+    host = measured["devices"][0]["host"]
+    assert len(runs) == 2
+    assert {f"device/{host}/cpu-0/32-true", f"device/{host}/cpu-1/memory"} <= runs[0].metrics.keys()
 
 
 def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_the_same(doctor, tmp_path):

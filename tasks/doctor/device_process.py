@@ -1,0 +1,125 @@
+"""Process that measures one device alone, or all-reduces as a rank of a group.
+
+A process of its own, as of a rank: the Dask worker that starts it never holds a CUDA context.
+"""
+
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from paceline.tasks.doctor.figures import DeviceJob, DeviceRates, LinkRate
+from paceline.tasks.measure.device_limit import measure_limit
+from paceline.tasks.measure.page_cache import cached_fraction
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.predict.subprocess_job import subprocess_main
+from paceline.tasks.train.rank import process_group as group
+
+COPY_BYTES, NUM_COPIES = 128 * 2**20, 5
+FILE_BYTES, BLOCK_BYTES = 256 * 2**20, 4 * 2**20
+FILE_SECONDS = 5.0  # to write a file at most, and to read it
+MAX_CACHED = 0.1  # of the file; with more in memory, a read says little of the disk
+MESSAGE_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+NUM_MESSAGES = 5  # after two that are not timed
+MAX_PAIRS = 120  # of 16 devices; of more, each device and the next one
+
+
+def measure(job: DeviceJob) -> DeviceRates:
+    """Measure what the job asks for."""
+    torch.set_num_threads(job.num_threads)
+    device = torch.device("cpu")
+    if job.gpu:
+        device = torch.device("cuda", job.index)
+        torch.cuda.set_device(device)
+    if job.world_size > 1:
+        group.meet(job.rank, job.world_size, job.address, job.port, device)
+        return DeviceRates(links=tuple(_links(job.world_size, device)))
+    watch = ValidityWatch([os.getpid(), os.getppid()], gpu_uuids=job.uuids)
+    limit = measure_limit(device)
+    return DeviceRates(
+        disturbed=watch.stop().reasons,
+        limit=limit,
+        host_to_device=_copy_rate(device) if job.gpu else None,
+        disk=disk_rate(Path(job.directory)) if job.directory is not None else None,
+    )
+
+
+def _copy_rate(device: torch.device) -> float:
+    """Bytes per second from pinned memory to the device."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    times = []
+    for _ in range(NUM_COPIES):
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - started)
+    return COPY_BYTES / min(times)
+
+
+def disk_rate(directory: Path, num_bytes: int = FILE_BYTES) -> float | None:
+    """Bytes per second of reading a new file; None without room, or where the file system keeps it in memory."""
+    if shutil.disk_usage(directory).free < 2 * num_bytes:
+        return None
+    path = directory / "disk.bin"
+    try:
+        with path.open("wb") as file:
+            _pass_blocks(lambda: file.write(os.urandom(BLOCK_BYTES)), num_bytes)
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if (cached_fraction([path]) or 0.0) > MAX_CACHED:
+            return None
+        with path.open("rb", buffering=0) as file:
+            started = time.perf_counter()
+            size = _pass_blocks(lambda: len(file.read(BLOCK_BYTES)), num_bytes)
+            return size / (time.perf_counter() - started)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _pass_blocks(pass_block: Callable[[], int], num_bytes: int) -> int:
+    """Pass blocks until there is none, or the bytes or the time are reached; the bytes."""
+    end, size = time.perf_counter() + FILE_SECONDS, 0
+    while size < num_bytes and time.perf_counter() < end and (passed := pass_block()):
+        size += passed
+    return size
+
+
+def _links(world_size: int, device: torch.device) -> Iterator[LinkRate]:
+    """Rates of all-reduces, one group after another: between each pair, then among all. The same on every rank."""
+    pairs: Sequence[tuple[int, ...]] = list(itertools.combinations(range(world_size), 2))
+    if len(pairs) > MAX_PAIRS:
+        pairs = [(rank, (rank + 1) % world_size) for rank in range(world_size)]
+    message = torch.ones(MESSAGE_BYTES[device.type] // 4, device=device)
+    for ranks in dict.fromkeys([*pairs, tuple(range(world_size))]):
+        team = distributed.new_group(list(ranks))
+        is_member = distributed.get_rank() in ranks
+        seconds = max(group.all_gather(_all_reduce_seconds(message, team) if is_member else 0.0))
+        if is_member:
+            distributed.destroy_process_group(team)
+        factor = 2 * (len(ranks) - 1) / len(ranks)
+        yield LinkRate(ranks=ranks, bytes_per_second=factor * message.nbytes / seconds)
+
+
+def _all_reduce_seconds(message: torch.Tensor, team: distributed.ProcessGroup | None) -> float:
+    """Least seconds of an all-reduce."""
+    times = []
+    for _ in range(2 + NUM_MESSAGES):
+        distributed.barrier(team)
+        started = time.perf_counter()
+        distributed.all_reduce(message, distributed.ReduceOp.MAX, group=team)
+        if message.is_cuda:
+            torch.cuda.synchronize(message.device)
+        times.append(time.perf_counter() - started)
+    return min(times[2:])
+
+
+if __name__ == "__main__":
+    subprocess_main(DeviceJob, measure)

@@ -1,0 +1,195 @@
+"""Figures of devices and their links, and which of them are outliers. Pure functions."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+
+from pydantic import Field
+
+from paceline.tasks.doctor.finding import Finding, doubtful, good
+from paceline.tasks.records.hardware import DeviceLimit
+from paceline.tasks.records.record import Record
+from paceline.tasks.speedup.data_sheet import sheet_of
+
+MIN_PEERS = 3  # of the same kind, for a comparison with their median
+MIN_SHARE = 0.8  # of the peers' median, or of the last measurement
+MIN_SHEET_SHARE = 0.5  # of the data sheet, which no real program reaches
+MEMORY, COPY, DISK, LINK = "memory", "host-to-device copy", "disk read", "all-reduce"
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+REPEAT = "measure again while nothing else runs there"
+CHECK_HOST = "look at its clock, temperature, ECC errors and other processes, then measure again"
+CHECK_LINK = "look at cables, switches and the chosen interface (NCCL_DEBUG=INFO), then measure again"
+
+
+class DeviceJob(Record):
+    """The device, and its place in a group."""
+
+    gpu: bool
+    uuids: tuple[str, ...] = ()
+    """Of the GPU that is measured alone."""
+    index: int = 0
+    """Of the GPU among the visible ones."""
+    num_threads: int
+    directory: str | None = None
+    """Directory of the temporary file; None to leave the disk alone."""
+    rank: int = 0
+    world_size: int = 1
+    """1 to measure the device alone, more to measure all-reduces."""
+    address: str = ""
+    port: int = 0
+
+
+class LinkRate(Record):
+    """Bus bandwidth among some ranks."""
+
+    ranks: tuple[int, ...]
+    bytes_per_second: float
+
+
+class DeviceRates(Record):
+    """Result of the process: of the device alone, or of the links."""
+
+    limit: DeviceLimit | None = None
+    host_to_device: float | None = None
+    disk: float | None = None
+    disturbed: tuple[str, ...] = ()
+    """Other work on the host while the device was measured."""
+    links: tuple[LinkRate, ...] = ()
+
+
+class DeviceFigures(Record):
+    """Rates of one device."""
+
+    host: str
+    device: str
+    """UUID of the GPU, or the number of the host's share of cores, such as `cpu-0`."""
+    model: str
+    num_threads: int | None
+    """CPU threads; None on a GPU."""
+    flops_per_second: dict[str, float]
+    """Of matrix products, by precision."""
+    memory_bytes_per_second: float
+    """Of a copy within the device's memory, read and written bytes."""
+    host_to_device_bytes_per_second: float | None = None
+    """Of a copy from pinned memory; None on a CPU."""
+    disk_bytes_per_second: float | None = None
+    """Of reading a file below PACELINE_HOME, on the first device of each host; None where the file system keeps it in
+    memory."""
+    disturbed: tuple[str, ...] = ()
+    """Other work on the host meanwhile; such rates are not compared."""
+
+    @property
+    def name(self) -> str:
+        """Host and device."""
+        return f"{self.host} {self.device}"
+
+    def rates(self) -> dict[str, float]:
+        """The known figures by their names."""
+        others = {
+            MEMORY: self.memory_bytes_per_second,
+            COPY: self.host_to_device_bytes_per_second,
+            DISK: self.disk_bytes_per_second,
+        }
+        return self.flops_per_second | {name: rate for name, rate in others.items() if rate is not None}
+
+
+class LinkFigures(Record):
+    """Rate of all-reduces among some devices."""
+
+    devices: tuple[str, ...]
+    """Host and device of each."""
+    bytes_per_second: float
+    """Bus bandwidth: 2 (n - 1) / n times the message over the time, so that groups of n devices can be compared."""
+
+
+class Measurements(Record):
+    """Measurements of the devices of a cluster."""
+
+    devices: tuple[DeviceFigures, ...] = ()
+    links: tuple[LinkFigures, ...] = ()
+    skipped: dict[str, str] = Field(default_factory=dict)
+    """Devices and links that were not measured, and why."""
+
+
+def judge_measurements(measured: Measurements, last: Measurements | None) -> list[Finding]:
+    """One finding for each device and for the links; those that are slow against others are doubtful."""
+    before = {device.name: device for device in last.devices if not device.disturbed} if last else {}
+    quiet = [device for device in measured.devices if not device.disturbed]
+    findings = [
+        doubtful(f"measure {name}", f"not measured: {reason}", REPEAT) for name, reason in measured.skipped.items()
+    ]
+    for device in measured.devices:
+        rates = ", ".join(f"{name} {_rate(name, rate)}" for name, rate in device.rates().items())
+        text = f"{device.model}: {rates}"
+        if device.disturbed:
+            findings.append(doubtful(f"measure {device.name}", f"{text}; {'; '.join(device.disturbed)}", REPEAT))
+            continue
+        peers = [other for other in quiet if other != device and _kind(other) == _kind(device)]
+        slow = [*_below_peers(device.rates(), [peer.rates() for peer in peers]), *_below_sheet(device)]
+        earlier = before.get(device.name)
+        if earlier is not None and _kind(earlier) == _kind(device):
+            slow += _below(device.rates(), earlier.rates(), MIN_SHARE, "of the last measurement")
+        findings.append(_finding(f"measure {device.name}", text, slow, CHECK_HOST))
+    if measured.links:
+        findings.append(_judge_links(measured.links, last.links if last else ()))
+    return findings
+
+
+def _finding(check: str, text: str, slow: list[str], remedy: str) -> Finding:
+    return doubtful(check, f"{text}; {'; '.join(slow)}", remedy) if slow else good(check, text)
+
+
+def _kind(device: DeviceFigures) -> tuple[str, int | None]:
+    return device.model, device.num_threads
+
+
+def _below(rates: Mapping[str, float], others: Mapping[str, float], share: float, what: str) -> list[str]:
+    return [
+        f"{name} is {rate / others[name]:.2f} {what}"
+        for name, rate in rates.items()
+        if name in others and rate < share * others[name]
+    ]
+
+
+def _below_peers(rates: Mapping[str, float], peers: list[dict[str, float]]) -> list[str]:
+    medians = {}
+    for name in rates:
+        known = [peer[name] for peer in peers if name in peer]
+        if len(known) >= MIN_PEERS:
+            medians[name] = statistics.median(known)
+    return _below(rates, medians, MIN_SHARE, "of the median of its peers")
+
+
+def _below_sheet(device: DeviceFigures) -> list[str]:
+    sheet = sheet_of(device.model)
+    peaks = {} if sheet is None else sheet.peaks | {MEMORY: sheet.bytes_per_second}
+    return _below(device.rates(), peaks, MIN_SHEET_SHARE, "of the data sheet")
+
+
+def _judge_links(links: Iterable[LinkFigures], last: Iterable[LinkFigures]) -> Finding:
+    listed = sorted(links, key=lambda link: link.bytes_per_second)
+    before = {link.devices: {LINK: link.bytes_per_second} for link in last}
+    slow = [f"{' - '.join(link.devices)}: {text}" for link in listed for text in _slow_link(link, listed, before)]
+    rates = dict.fromkeys(
+        f"{' - '.join(link.devices)} {_rate(LINK, link.bytes_per_second)}" for link in (listed[0], listed[-1])
+    )
+    return _finding("measure links", f"{len(listed)} measured, slowest first: {', '.join(rates)}", slow, CHECK_LINK)
+
+
+def _slow_link(
+    link: LinkFigures, links: Iterable[LinkFigures], before: Mapping[tuple[str, ...], dict[str, float]]
+) -> Iterator[str]:
+    rates = {LINK: link.bytes_per_second}
+    peers = [{LINK: other.bytes_per_second} for other in links if other != link and _reach(other) == _reach(link)]
+    yield from _below_peers(rates, peers)
+    yield from _below(rates, before.get(link.devices, {}), MIN_SHARE, "of the last measurement")
+
+
+def _reach(link: LinkFigures) -> tuple[int, int]:
+    """Numbers of devices and of hosts: links within a host are faster than those between hosts."""
+    return len(link.devices), len({name.split()[0] for name in link.devices})
+
+
+def _rate(name: str, rate: float) -> str:
+    unit = "B/s" if name in (MEMORY, COPY, DISK, LINK) else "FLOP/s"
+    scale, prefix = next(((scale, prefix) for scale, prefix in UNITS if rate >= scale), (1.0, ""))
+    return f"{rate / scale:.3g} {prefix}{unit}"
