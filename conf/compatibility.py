@@ -7,6 +7,7 @@ from paceline.conf.model import Model
 from paceline.conf.recipe import FLIPPING, Recipe
 
 WHITENED_MIN_SIZE = 9  # pixels of an image: whitening removes one, and the rest is halved three times
+ANY_SIZE = ("convblocks", "resnet18", "resnet50", "sequence")  # networks for images of any size
 MIN_DNCNN_DEPTH = 2  # convolutions: into the features, and out of them
 
 
@@ -49,6 +50,20 @@ def check_network(data: Data, model: Model, recipe: Recipe, execution: Execution
         raise ValueError(
             f"data.image_size={side} is too small for model.name=whitened, which halves images three times; "
             f"use at least {WHITENED_MIN_SIZE}, or convblocks"
+        )
+    if recipe.ema in (0, 1):
+        outcome = "the weights of the last step, which null gives" if recipe.ema == 0 else "no weights at all"
+        raise ValueError(f"recipe.ema={recipe.ema:g} would average {outcome}; use a decay such as 0.999, or null")
+    start = recipe.progressive_size
+    if start is not None and name not in ANY_SIZE:
+        raise ValueError(
+            f"recipe.progressive_size={start} cannot be used with model.name={name}: only {', '.join(ANY_SIZE)} take "
+            "images of other sizes than data.image_size; use recipe.progressive_size=null"
+        )
+    if start is not None and start >= side:
+        raise ValueError(
+            f"recipe.progressive_size={start} is not below data.image_size={side}, up to which images grow; use a "
+            "smaller recipe.progressive_size, or null"
         )
     if recipe.optimizer == "muon" and execution.strategy == "fsdp":
         raise ValueError(

@@ -9,7 +9,9 @@ from paceline.conf.section import Section
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Loading = Literal["resident", "streaming", "foreground"]
-Compile = Literal["off", "step", "graph"]
+Compile = Literal["off", "step", "graph", "step_graph"]
+COMPILED: frozenset[Compile] = frozenset({"step", "step_graph"})  # the network is compiled
+CAPTURED: frozenset[Compile] = frozenset({"graph", "step_graph"})  # the step is a CUDA graph
 Compression = Literal["off", "bf16"]
 
 
@@ -24,9 +26,10 @@ class Execution(Section):
     """Devices on each host, one rank each. On CPUs a device is an equal share of the host's cores."""
     precision: Literal["auto", "32-true", "64-true", "bf16-mixed", "16-mixed"] = "auto"
     """Arithmetic of the training step; `16-mixed` needs a GPU."""
-    compile: Literal["auto", "off", "step", "graph"] = "auto"
+    compile: Literal["auto", "off", "step", "graph", "step_graph"] = "auto"
     """`step` compiles the network with `torch.compile`; `graph` launches the whole step, update included, as one CUDA
-    graph, on one GPU, which frees small networks from the host's pace."""
+    graph, which frees small networks from the host's pace; `step_graph` captures a step of compiled kernels in such a
+    graph. Graphs need GPUs; on several, they need `execution.strategy=ddp` and NCCL."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of image tensors."""
     loading: Literal["auto", "resident", "streaming", "foreground"] = "auto"
@@ -35,6 +38,10 @@ class Execution(Section):
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How ranks share the work; one rank needs none. `ddp`: each holds the whole network; `fsdp`: a part of every
     weight, gradient and optimizer state, for networks that do not fit. Probes and evaluation hold whole weights."""
+    activation_checkpointing: Literal["off", "on"] = "off"
+    """`on`: the backward pass computes the activations inside each part of the network again, so that they take no
+    memory between the two passes; a step takes longer, and its results are the same. Cannot be combined with
+    `execution.compile`."""
     gradient_compression: Compression = "off"
     """`bf16`: ranks exchange gradients rounded to 16 bits, half the bytes, for links that are slower than computing."""
     worker_load: Literal["equal", "measured"] | tuple[float, ...] = "equal"
@@ -76,6 +83,11 @@ class Execution(Section):
                     f"execution.{name}={value} cannot be used with execution.strategy=fsdp; "
                     f"use {name}={' or '.join(possible)}, or execution.strategy=ddp"
                 )
+        if self.activation_checkpointing == "on" and self.compile not in ("auto", "off"):
+            raise ValueError(
+                f"execution.activation_checkpointing=on cannot be used with execution.compile={self.compile}: the "
+                "compiler and a CUDA graph plan the memory of a step themselves; use execution.compile=off"
+            )
         loads = self.worker_load
         if not isinstance(loads, str) and (len(loads) != self.world_size or min(loads) <= 0):
             given = ",".join(f"{load:g}" for load in loads)

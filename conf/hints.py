@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-CUTOFF = 0.7  # of difflib. Words that are less alike lead to suggestions that are wrong.
+CUTOFF = 0.71  # of difflib. Words that are less alike lead to suggestions that are wrong.
 ALIASES = {
     **dict.fromkeys(("lr", "rate", "max_lr", "base_lr"), "recipe.learning_rate"),
     **dict.fromkeys(("epochs", "epoch", "max_epochs", "num_train_epochs"), "recipe.num_epochs"),
@@ -23,6 +23,8 @@ ALIASES = {
     **dict.fromkeys(("threads",), "execution.num_threads"),
     **dict.fromkeys(("micro_batch_size", "accumulate_grad_batches", "grad_accum"), "execution.micro_batch"),
     **dict.fromkeys(("workers", "num_workers", "nworkers"), "cluster.num_workers"),
+    **dict.fromkeys(("gradient_checkpointing", "activation_checkpoint"), "execution.activation_checkpointing"),
+    **dict.fromkeys(("ema_decay", "model_ema", "swa"), "recipe.ema"),
     **dict.fromkeys(("scheduler", "scheduler_address"), "cluster.address"),
     **dict.fromkeys(("seed", "random_seed", "manual_seed"), "seed"),
     **dict.fromkeys(("size", "img_size", "resolution", "input_size"), "data.image_size"),
@@ -51,6 +53,7 @@ _RULES = {
     "greater_than": "above {gt}",
     "less_than_equal": "at most {le}",
     "less_than": "below {lt}",
+    "multiple_of": "a multiple of {multiple_of}",
     "string_too_short": "a text of {min_length} characters or more",
     "string_too_long": "a text of at most {max_length} characters",
     "too_short": "a list of {min_length} or more values",

@@ -41,6 +41,10 @@ class Recipe(Section):
     """`piecewise`: the rate is multiplied by `drop_factor` after every so many epochs."""
     drop_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
     """`piecewise`: factor of each drop."""
+    ema: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Decay per step, between 0 and 1, of an exponential moving average of the weights. 0.999 is an average over some
+    1,000 steps. Validation, test and prediction use the average, and it is what is saved; floating-point
+    buffers, such as the statistics of batch norms, are averaged in the same way. null: the weights of the last step."""
     label_smoothing: Fraction = 0.0
     """Label smoothing of the cross-entropy."""
     angle_weight: Annotated[float, Field(ge=0)] = 0.1
@@ -52,6 +56,11 @@ class Recipe(Section):
     """`dncnn`: standard deviation of the Gaussian noise that each image gets in each epoch, in grey levels of 255."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
     """Largest random translation in each direction, pixels."""
+    progressive_size: Annotated[int, Field(ge=8, multiple_of=4)] | None = None
+    """Side of the images at the start of the training, pixels; they grow to `data.image_size`. The epochs have four
+    parts of equal length: the size grows evenly from part to part, in multiples of 4 pixels, and is `data.image_size`
+    in the last part. The device scales the augmented images. Evaluation and probes use images of full size. null: all
+    epochs train at `data.image_size`."""
     vary: Vary = Vary()
     """Random crops, colours and mixtures of images; for classes of whole images."""
     shuffle_mib: Annotated[int, Field(ge=1)] = 256

@@ -174,7 +174,7 @@ def _moves(config: Config, plan: Plan) -> Measurement:
         "execution.loading=streaming": {"loading": "streaming"},
         device_profile.FASTER_INPUT: {"variant": "synthetic_input"},
     }
-    if has_compiler() or plan.accelerator == "gpu":
+    if not plan.activation_checkpointing and (has_compiler() or plan.accelerator == "gpu"):
         changes["execution.compile=step"] = {"compile": "step"}
     if can_capture(plan):
         changes["execution.compile=graph"] = {"compile": "graph"}

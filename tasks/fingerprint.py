@@ -22,6 +22,9 @@ FIELDS_ADDED_LATER = {
     ("model", "freeze"),
     ("recipe", "backbone_rate"),
     ("recipe", "vary"),
+    ("recipe", "ema"),
+    ("recipe", "progressive_size"),
+    ("execution", "activation_checkpointing"),
     ("execution", "micro_batch"),
 }
 """Settings that are newer than stored fingerprints; add each new one of these sections."""

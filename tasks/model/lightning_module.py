@@ -11,6 +11,7 @@ from paceline.tasks.model.batch import Batch, StepScheduleLike
 from paceline.tasks.model.muon import RATE_FACTOR
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
+from paceline.tasks.model.weight_average import WeightAverage
 
 STATE_KEY = "paceline"
 
@@ -35,6 +36,16 @@ class Learner(LightningModule):
         """Steps done at the end of each epoch that is over."""
         self.pending: list[torch.Tensor] = []
         """Losses still on the device: reading each would make the host wait in every step."""
+        self._average: WeightAverage | None = None
+        self._average_sums: dict[str, torch.Tensor] | None = None
+
+    @property
+    def average(self) -> WeightAverage | None:
+        """Average of the weights, from the checkpoint on after a resume; None where the recipe has none."""
+        if self._average is None and self.recipe.ema is not None:
+            self._average = WeightAverage(self.network, self.recipe.ema, self._average_sums)
+            self._average_sums = None
+        return self._average
 
     def set_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the rate of the step that comes.
@@ -73,12 +84,15 @@ class Learner(LightningModule):
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "validation_scores": torch.tensor(self.validation_scores, dtype=torch.float64),
         }
+        if self.average is not None:
+            checkpoint[STATE_KEY]["ema"] = self.average.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the curves, and set Lightning's position in the epoch in batches of this group."""
         state = checkpoint[STATE_KEY]
         self.epoch_ends = list(state["epoch_ends"])
         self.losses = state["losses"].tolist()
+        self._average_sums = state.get("ema")
         self.validation_scores = state.get("validation_scores", state.get("validation_accuracy")).tolist()
         # Its loop ends an epoch by this count, which the group before had in batches of its own size.
         counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]

@@ -38,14 +38,16 @@ def batch_loss(network: nn.Module, batch: Batch, recipe: Recipe, task: Task) -> 
 
 def build_optimizer(network: nn.Module, recipe: Recipe, learning_rate: float) -> torch.optim.Optimizer:
     """The recipe's optimizer over all trained parameters of the network, updated in one pass where torch can."""
-    decay, fused = recipe.weight_decay, _can_fuse(network)
+    decay = recipe.weight_decay
     if recipe.optimizer == "muon":
-        return Muon(network, learning_rate, recipe.momentum, decay, fused=fused)
+        return Muon(network, learning_rate, recipe.momentum, decay, fused=True)
     groups = parameter_groups(network, recipe, learning_rate)
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, learning_rate, recipe.momentum, weight_decay=decay, fused=fused)
+        flags = _update_flags(network, torch.optim.SGD)
+        return torch.optim.SGD(groups, learning_rate, recipe.momentum, weight_decay=decay, **flags)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, learning_rate, weight_decay=decay, fused=fused)
+    flags = _update_flags(network, kind)
+    return kind(groups, learning_rate, weight_decay=decay, fused=flags["fused"], foreach=flags["foreach"])
 
 
 def prepare_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, *, is_captured: bool = False) -> None:
@@ -56,7 +58,7 @@ def prepare_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module
     (`is_captured`) reads the learning rate on the device, because it changes in each step.
     """
     for group in optimizer.param_groups:
-        group["fused"] = _can_fuse(network)
+        group.update(_update_flags(network, type(optimizer)))
         rate = float(group["lr"])
         group["lr"] = torch.tensor(rate, device=group["params"][0].device) if is_captured else rate
         if "capturable" in group:
@@ -69,9 +71,10 @@ def prepare_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module
                     state[name] = torch.empty_like(weight).copy_(value) if is_shaped else value.to(weight.device)
 
 
-def _can_fuse(network: nn.Module) -> bool:
-    """Of sharded weights torch 2.13 has no fused SGD."""
-    return not isinstance(network, FSDPModule)
+def _update_flags(network: nn.Module, kind: type[torch.optim.Optimizer]) -> dict[str, bool]:
+    """How torch updates the weights in the fewest launches: for sharded ones, torch 2.13 has no fused SGD."""
+    fused = not (isinstance(network, FSDPModule) and issubclass(kind, torch.optim.SGD))
+    return {"fused": fused, "foreach": not fused}
 
 
 def learning_rate_factor(recipe: Recipe, step: float, steps_per_epoch: int) -> float:

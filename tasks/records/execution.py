@@ -21,10 +21,18 @@ class Plan(Record):
     gradient_compression: Compression = "off"
     micro_batch: int | None = None
     """Samples that a rank computes on at once; None for its whole share of a batch."""
+    activation_checkpointing: bool = False
+    """The backward pass computes activations again."""
     reasons: dict[str, Choice]
     """For each field that was `auto`: what was chosen and why."""
 
 
+COMPILE_LABELS: dict[Compile, str] = {
+    "off": "eager",
+    "step": "compiled",
+    "graph": "one graph",
+    "step_graph": "compiled in one graph",
+}
 Variant = Literal["full", "synthetic_input", "no_sync", "token_sync"]
 
 
@@ -45,6 +53,8 @@ class Arm(Record):
     meaning on one device, as strategy and compression are."""
     micro_batch: int | None = None
     """Samples that a device computes on at once; None for its whole share of a batch."""
+    activation_checkpointing: bool = False
+    """The backward pass computes activations again."""
     num_threads: int | None = None
     """CPU threads of each rank; None for its host's cores over its ranks, or what the configuration says."""
     variant: Variant = "full"
@@ -56,12 +66,14 @@ class Arm(Record):
     def label(self) -> str:
         """Short description for people."""
         devices = f"{self.num_devices} device" + ("s" if self.num_devices > 1 else "")
-        compiled = {"off": "eager", "step": "compiled", "graph": "one graph"}[self.compile]
+        compiled = COMPILE_LABELS[self.compile]
         parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
         if self.batch_size is not None:
             parts.append(f"batch {self.batch_size}")
         if self.micro_batch is not None:
             parts.append(f"micro-batches of {self.micro_batch}")
+        if self.activation_checkpointing:
+            parts.append("activation checkpointing")
         if self.num_threads is not None:
             parts.append(f"{self.num_threads} thread" + ("s" if self.num_threads > 1 else ""))
         if self.num_devices > 1 and self.strategy != "ddp":

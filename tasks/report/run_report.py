@@ -31,9 +31,10 @@ ARM_FIELDS = (
     ("Gradients exchanged in", "gradient_compression"),
     ("Shares of a batch", "loads"),
     ("Samples at once", "micro_batch"),
+    ("Activation checkpointing", "activation_checkpointing"),
     ("Threads of a rank", "num_threads"),
 )
-FIELDS_IF_USED = ("strategy", "gradient_compression", "loads", "micro_batch")
+FIELDS_IF_USED = ("strategy", "gradient_compression", "loads", "micro_batch", "activation_checkpointing")
 """Left out where every arm has the default, such as settings of several devices."""
 FIELDS_ELSEWHERE = {"batch_size", "variant"}  # as samples per step, and in the diagnosis
 if {name for _, name in ARM_FIELDS} != set(Arm.model_fields) - FIELDS_ELSEWHERE:

@@ -332,13 +332,19 @@ _FACTOR_TEXT: dict[str, dict[str, str]] = {
         "16-mixed": "fp16 arithmetic",
     },
     "memory_format": {"channels_last": "the channels-last layout", "contiguous": "the contiguous layout"},
-    "compile": {"step": "compilation", "graph": "the step as one CUDA graph", "off": "eager execution"},
+    "compile": {
+        "step": "compilation",
+        "graph": "the step as one CUDA graph",
+        "step_graph": "the compiled step as one CUDA graph",
+        "off": "eager execution",
+    },
 }
 _UNNAMED = {
     "num_threads": "other numbers of threads",
     "strategy": "another strategy",
     "gradient_compression": "gradient compression",
     "micro_batch": "other passes of a batch",
+    "activation_checkpointing": "activation checkpointing",
     "loads": "other shares of the devices",
 }
 """Of settings whose values need no words of their own."""

@@ -6,7 +6,7 @@ Each rule states the measurement that supports it.
 from typing import Literal
 
 from paceline.conf.config import Config
-from paceline.conf.execution import Compile, Loading, MemoryFormat, Precision
+from paceline.conf.execution import CAPTURED, Compile, Loading, MemoryFormat, Precision
 from paceline.conf.recipe import FLIPPING
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.execution import Arm, Plan
@@ -44,6 +44,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         strategy=_strategy(config, precision),
         gradient_compression=config.execution.gradient_compression,
         micro_batch=_micro_batch(config, reasons),
+        activation_checkpointing=config.execution.activation_checkpointing == "on",
         reasons=reasons,
     )
     _check_graph(plan, hardware)
@@ -61,13 +62,16 @@ def arm_of(plan: Plan, loads: tuple[float, ...] | None = None) -> Arm:
         strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
         gradient_compression=plan.gradient_compression,
         micro_batch=plan.micro_batch,
+        activation_checkpointing=plan.activation_checkpointing,
         loads=loads,
     )
 
 
 def can_capture(plan: Plan) -> bool:
-    """Whether the whole step could be one CUDA graph."""
-    return plan.accelerator == "gpu" and plan.world_size == 1 and plan.precision != "16-mixed"
+    """Whether the whole step could be one CUDA graph, in which NCCL exchanges the gradients of several ranks."""
+    can_exchange = plan.world_size == 1 or (plan.strategy == "ddp" and plan.gradient_compression == "off")
+    is_free = plan.precision != "16-mixed" and not plan.activation_checkpointing  # of decisions of the host
+    return plan.accelerator == "gpu" and can_exchange and is_free
 
 
 def _accelerator(config: Config, hardware: Hardware, reasons: dict[str, Choice]) -> Literal["cpu", "gpu"]:
@@ -175,11 +179,14 @@ def _compile(config: Config, reasons: dict[str, Choice]) -> Compile:
 
 
 def _check_graph(plan: Plan, hardware: Hardware) -> None:
-    if plan.compile == "graph" and not can_capture(plan):
-        raise InputError(
-            f"execution.compile=graph is for one GPU in 32-true, 64-true or bf16-mixed, and this is {plan.world_size} "
-            f"{plan.accelerator.upper()} of {hardware.host} in {plan.precision}; use step, off or auto"
-        )
+    if plan.compile not in CAPTURED or can_capture(plan):
+        return
+    gloo = " whose gradients gloo exchanges outside of any CUDA graph," if plan.accelerator == "cpu" else ""
+    raise InputError(
+        f"execution.compile={plan.compile} is for GPUs in 32-true, 64-true or bf16-mixed, which exchange gradients by "
+        f"NCCL without compression, and this is {plan.world_size} {plan.accelerator.upper()} of {hardware.host},{gloo} "
+        f"in {plan.precision} with gradient_compression={plan.gradient_compression}; use step, off or auto"
+    )
 
 
 def _loading(

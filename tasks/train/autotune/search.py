@@ -57,7 +57,7 @@ HALF_WIDTH = 0.01  # relative half-width of an interval at which a probe of a se
 def alternatives(plan: Plan) -> dict[str, Arm]:
     """Arms that could be faster than the rules' arm, by the one setting that differs."""
     changes: dict[str, object] = {}
-    if can_capture(plan):
+    if can_capture(plan) and plan.world_size == 1:  # several ranks: only where it is asked for, until GPUs have run it
         changes["compile"] = "graph"
     if plan.loading == "resident":
         changes["loading"] = "streaming"
@@ -179,7 +179,7 @@ class _AutotuneSession:
         singly = self.probes[num_before:]
         if singly and len(winners := winning_roles(singly[0], 0.0, self.num_steps)) > 1:
             best = self.again(best, {"together": combine_roles(singly[0], winners)})
-        if "compile" in plan.reasons and self.can_compile():
+        if "compile" in plan.reasons and not plan.activation_checkpointing and self.can_compile():
             self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:

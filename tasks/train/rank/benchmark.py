@@ -192,7 +192,8 @@ def probe_execution(context: RankContext) -> tuple[TrainLoader, ProbeResult | No
 
 def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> ProbeResult:
     # A baseline that takes more samples at once than the candidate may not fit where the candidate does.
-    arms = {"baseline": BASELINE.model_copy(update={"micro_batch": arm.micro_batch}), "candidate": arm}
+    memory = {name: getattr(arm, name) for name in ("micro_batch", "activation_checkpointing")}
+    arms = {"baseline": BASELINE.model_copy(update=memory), "candidate": arm}
     if arm.num_devices > 1:
         arms["single"] = arm.model_copy(update={"num_devices": 1})
     if arm.compile != "off":

@@ -281,7 +281,9 @@ class CheckpointCallback(Callback):
         with self._stopwatch.during("checkpoint"):
             self._progress.close_window(trainer, learner)
             started = time.monotonic()  # the device has finished its steps
-            average_buffers(learner.network)  # a checkpoint holds one rank's buffers, for all
+            average = learner.average
+            # A checkpoint holds one rank's buffers, for all.
+            average_buffers(learner.network, average.buffers() if average else ())
             self.last = checkpoint_path(self._directory, step)
             trainer.save_checkpoint(self.last)
             self._progress.num_saved_epochs = len(learner.epoch_ends)

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import nn
 
+from paceline.conf.execution import COMPILED
 from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import RunError
@@ -32,12 +33,14 @@ from paceline.tasks.train.rank.callbacks import (
     ValidationCallback,
     Window,
 )
-from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load_rest
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.predictions import validate
+from paceline.tasks.train.rank.sharded_checkpoint import ShardedStrategy
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.step.activation_checkpointing import checkpoint_activations
 from paceline.tasks.train.step.compile import CompileWatch, compile_network
-from paceline.tasks.train.step.distributed import ExchangeStrategy, ShardedLearner, sharding_strategy
+from paceline.tasks.train.step.distributed import ExchangeStrategy, ShardedLearner
 from paceline.tasks.train.step.epoch_loop import StepLoop
 from paceline.tasks.train.step.precision import prepare_network
 
@@ -51,7 +54,7 @@ def restore_schedule(context: RankContext) -> StepSchedule:
     resume_from = context.spec.resume_from
     if resume_from is None:
         return StepSchedule(context.batches)
-    state = load(Path(resume_from))[STATE_KEY]
+    state = load_rest(Path(resume_from))[STATE_KEY]
     if "first_sample" not in state:
         raise RunError(f"{resume_from} was written by an older version, which counted steps alone; start a new run")
     return StepSchedule(context.batches, state["step"], state["epoch"], state["first_sample"])
@@ -79,7 +82,7 @@ def fit(
     budget = BudgetCallback(stopwatch)
     progress_path = context.directory / "progress.json" if context.writes else None
     progress = ProgressCallback(stopwatch, log, progress_path, plan.reasons)
-    validation = ValidationCallback(stopwatch, lambda: validate(context, learner.network), context.task, log)
+    validation = ValidationCallback(stopwatch, lambda: validate(context, learner), context.task, log)
     checkpoints = CheckpointCallback(
         stopwatch, Path(spec.checkpoint_directory), config.execution.checkpoint_steps, progress
     )
@@ -104,11 +107,14 @@ def fit(
     if plan.compile != "off" and (compiled := step_compiles.stats(loop.num_passes)) is not None:
         total = compile_watch.stats(loop.num_passes) or compiled
         compiled = compiled.model_copy(update={"seconds": total.seconds, "is_warm": total.is_warm})
+    captured = loop.capture_stats()
+    if captured is not None and compiled is not None:
+        captured = captured.model_copy(update={"seconds": captured.seconds + compiled.seconds})
     idle_fraction = None  # unknown on a GPU, which works asynchronously; on a CPU, waiting in a spin counts as work
     if budget.fit_seconds and not on_gpu:
         idle_fraction = max(0.0, 1.0 - cpu_seconds / (budget.fit_seconds * plan.num_threads))
     return learner, {
-        "compile": loop.capture_stats() or compiled,
+        "compile": captured or compiled,
         "seconds": budget.fit_seconds,
         "startup_seconds": budget.startup_seconds,
         "epoch_ends": checkpoints.epoch_ends,
@@ -128,10 +134,12 @@ def fit(
 def _training_network(context: RankContext) -> nn.Module:
     plan = context.spec.plan
     if plan.strategy == "fsdp":
-        return copy.deepcopy(context.network)  # on the CPU until it is sharded, which takes contiguous weights
-    # Lightning's own plugin converts to float64; here only the layout is set.
-    network = prepare_network(context.network, "32-true", plan.memory_format == "channels_last", context.device)
-    if plan.compile == "step":
+        network = copy.deepcopy(context.network)  # on the CPU until it is sharded, which takes contiguous weights
+    else:  # Lightning's own plugin converts to float64; here only the layout is set
+        network = prepare_network(context.network, "32-true", plan.memory_format == "channels_last", context.device)
+    if plan.activation_checkpointing:
+        checkpoint_activations(network)
+    if plan.compile in COMPILED:
         compile_network(network)
     return network
 
@@ -143,7 +151,7 @@ def _make_trainer(context: RankContext, callbacks: list[Any]) -> Trainer:
     if plan.strategy != "single":
         plugins.append(group.RankEnvironment(spec))
         sharded = plan.strategy == "fsdp"
-        strategy = sharding_strategy(spec.world_size) if sharded else ExchangeStrategy(plan.gradient_compression)
+        strategy = ShardedStrategy(spec.world_size) if sharded else ExchangeStrategy(plan.gradient_compression)
     return Trainer(
         accelerator=plan.accelerator,
         devices=spec.num_devices,

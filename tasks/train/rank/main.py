@@ -97,7 +97,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
 
         # 6. Predict the test split
         with stopwatch.during("prediction"):
-            network = gather_network(context, learner.network)
+            network = gather_network(context, learner)
             facts |= predict_test_split(context, inference_network(context, network))
             facts["weights"] = save_weights(context, network)
             if config.track.register:  # without anything that makes prediction faster

@@ -1,5 +1,6 @@
 """Evaluates a trained network on this rank's share of a split, or saves its predictions."""
 
+import copy
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.model.batch import Batch, take_samples
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import Int64s, predictions
+from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.objectives import PixelTask, Task
 from paceline.tasks.train.launch.layout import EXAMPLES_FILE
 from paceline.tasks.train.rank import process_group as group
@@ -30,13 +32,22 @@ BatchPredictions = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float3
 """Indices of a batch's samples, what the task keeps of them, regression targets."""
 
 
-def gather_network(context: RankContext, network: nn.Module) -> nn.Module:
-    """Gather a sharded network's weights: the ranks evaluate different batches, and different numbers of them."""
-    plan = context.spec.plan
-    if plan.strategy != "fsdp":
-        return network
-    channels_last = plan.memory_format == "channels_last"
-    return gather_full_weights(network, prepare_network(context.network, "32-true", channels_last, context.device))
+def gather_network(context: RankContext, learner: Learner) -> nn.Module:
+    """The network to evaluate: unsharded, because ranks evaluate different batches, and with averaged weights if any.
+
+    Its floating-point buffers are those of one rank unless the weights are averaged ones.
+    """
+    plan, network, average = context.spec.plan, learner.network, learner.average
+    if plan.strategy == "fsdp":
+        channels_last = plan.memory_format == "channels_last"
+        replica = prepare_network(context.network, "32-true", channels_last, context.device)
+        network = gather_full_weights(network, replica)
+    elif average is not None:
+        network = copy.deepcopy(network)
+    if average is not None:
+        average.load_into(network, int(learner.global_step))
+        group.average_buffers(network)
+    return network
 
 
 def inference_network(context: RankContext, network: nn.Module) -> nn.Module:
@@ -45,12 +56,12 @@ def inference_network(context: RankContext, network: nn.Module) -> nn.Module:
     return prepare_network(fold_batch_norm(network), precision, context.evaluates_channels_last, context.device)
 
 
-def validate(context: RankContext, network: nn.Module) -> list[float]:
+def validate(context: RankContext, learner: Learner) -> list[float]:
     """[samples, sums of the task's statistics] of the validation split, over all ranks; empty without one."""
     if not context.spec.prepared.num_validation:
         return []
-    group.average_buffers(network)
-    network = inference_network(context, gather_network(context, network))
+    group.average_buffers(learner.network)
+    network = inference_network(context, gather_network(context, learner))
     return count_statistics(context, network, "validation", context.spec.plan.precision)
 
 

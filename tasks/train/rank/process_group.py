@@ -1,7 +1,7 @@
 """The process group from inside a rank: joining, agreement, and small collectives; on one rank they do nothing."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -161,14 +161,14 @@ def all_reduce(values: torch.Tensor, operation: str) -> torch.Tensor:
     return values.div_(distributed.get_world_size()) if operation == "mean" else values
 
 
-def average_buffers(network: nn.Module) -> None:
-    """Average the running statistics of batch norm over the ranks, so that all evaluate the same network.
+def average_buffers(network: nn.Module, others: Iterable[torch.Tensor] = ()) -> None:
+    """Average the running statistics of batch norm, and `others`, over the ranks, so that all evaluate one network.
 
     DistributedDataParallel would broadcast rank 0's in every step instead; once before an evaluation is enough.
     """
     if not distributed.is_initialized():
         return
-    buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+    buffers = [*(buffer for buffer in network.buffers() if buffer.is_floating_point()), *others]
     if not buffers:
         return
     flat = torch.cat([buffer.flatten().double() for buffer in buffers])

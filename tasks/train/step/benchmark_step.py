@@ -17,13 +17,16 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.conf.execution import CAPTURED, COMPILED
 from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
+from paceline.tasks.model.weight_average import WeightAverage
 from paceline.tasks.records.execution import Arm
+from paceline.tasks.train.step.activation_checkpointing import checkpoint_activations
 from paceline.tasks.train.step.compile import compile_network
-from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
+from paceline.tasks.train.step.cuda_graph import make_step, num_eager
 from paceline.tasks.train.step.distributed import DDP_SETTINGS, apply_fsdp, compress_gradients
 from paceline.tasks.train.step.precision import make_scaler, prepare_network
 from paceline.tasks.train.step.train_step import TrainStep
@@ -68,25 +71,37 @@ class BareStep:
         spread = arm.num_devices > 1 and arm.variant != "no_sync"
         channels_last = arm.memory_format == "channels_last" and not (spread and arm.strategy == "fsdp")
         network = prepare_network(copy.deepcopy(inputs.network), arm.precision, channels_last, inputs.device)
-        if arm.compile == "step":
+        if arm.activation_checkpointing:
+            checkpoint_activations(network)
+        if arm.compile in COMPILED:
             compile_network(network)
         self._network = self._wrap_for_group(network) if spread else network
         optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
-        prepare_optimizer_state(optimizer, network, is_captured=arm.compile == "graph")
+        prepare_optimizer_state(optimizer, network, is_captured=arm.compile in CAPTURED)
+        decay = inputs.recipe.ema
         step = TrainStep(
-            _Objective(self._network, inputs), optimizer, make_scaler(arm.precision, inputs.device), arm, inputs.device
+            _Objective(self._network, inputs),
+            optimizer,
+            make_scaler(arm.precision, inputs.device),
+            arm,
+            inputs.device,
+            average=None if decay is None else WeightAverage(network, decay),
         )
         self._step = make_step(step, arm, inputs.device)
         self._loss = torch.zeros(())
         self._batches = self._endless()
-        if arm.compile == "graph":
-            self.run(NUM_EAGER + 1)  # without the time of the recording
+        if arm.compile in CAPTURED:
+            self.run(num_eager(arm) + 1)  # without the time of the recording
 
     def _wrap_for_group(self, network: nn.Module) -> nn.Module:
         if self._arm.strategy == "fsdp":
-            apply_fsdp(network, init_device_mesh(self._inputs.device.type, (distributed.get_world_size(),)))
+            mesh = init_device_mesh(self._inputs.device.type, (distributed.get_world_size(),))
+            apply_fsdp(network, mesh, self._arm.precision)
             return network
-        wrapped = DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
+        # In a stream of its own, or a graph could not capture its backward pass; Lightning does the same.
+        is_on_gpu = self._inputs.device.type == "cuda"
+        with torch.cuda.stream(torch.cuda.Stream()) if is_on_gpu else nullcontext():
+            wrapped = DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
         if self._arm.variant == "token_sync":
             token = torch.zeros(1, device=self._inputs.device)
             # A lambda, because torch rejects annotations that are text, as those of this module are.

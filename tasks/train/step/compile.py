@@ -25,8 +25,13 @@ def compile_network(network: nn.Module) -> None:
 
 
 def any_batch_size(images_NCHW: torch.Tensor) -> None:
-    """Let the graph of this batch accept batches of all sizes, so that a ragged last one needs no second graph."""
+    """Let the graph of this batch accept batches of all sizes, so that a ragged last one needs no second graph.
+
+    Images of another size, as of `recipe.progressive_size`, have a graph of their own: torch would else make the graph
+    of the second size one for all sizes, whose kernels are slower.
+    """
     torch._dynamo.maybe_mark_dynamic(images_NCHW, 0)
+    torch._dynamo.mark_static(images_NCHW, [2, 3])
 
 
 class CompileWatch:

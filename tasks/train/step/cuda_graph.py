@@ -1,33 +1,50 @@
 """The training step as one CUDA graph: recorded once, then launched without the host's work per kernel.
 
-The eager step on one device is recorded; batches of another shape, such as a ragged last one, run it eagerly. The
-method is that of torch's documentation ("CUDA semantics", "Whole-network capture"): eager steps on a side stream first,
-inputs at fixed addresses, gradients in the graph's own memory, no autocast cache, learning rates on the device.
+Batches of fewer samples, such as a ragged last one, run the step eagerly; images of another size, as of
+`recipe.progressive_size`, are recorded again. The method is that of torch's documentation ("CUDA semantics",
+"Whole-network capture" and "Usage with DistributedDataParallel"): eager steps on a side stream first, inputs at fixed
+addresses, gradients in the graph's own memory, no autocast cache, learning rates on the device. NCCL asks that all
+ranks replay or none, so that each decides by the size of the batch over all ranks.
 """
 
 import time
+from contextlib import nullcontext
 
 import torch
 
+from paceline.conf.execution import CAPTURED
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.training import CompileStats
 from paceline.tasks.train.step.train_step import Enter, TrainStep
 
 NUM_EAGER = 3  # steps before the recording, in which cuDNN chooses its algorithms and optimizers create their state
+NUM_EAGER_EXCHANGES = 11  # steps before it with DistributedDataParallel, which times its first ten by events
 
 
 class CapturedStep:
-    """A step that replays its CUDA graph; its optimizer must be prepared for that."""
+    """A step that replays its CUDA graph; its optimizer must be prepared for that.
 
-    def __init__(self, step: TrainStep, device: torch.device, enter: Enter = lambda _: None) -> None:
+    Args:
+        step: Eager or compiled step.
+        device: Device of the batches.
+        num_eager: Steps before the recording.
+        enter: As of `TrainStep`; the recording is `capture`, a replay `graph`.
+    """
+
+    def __init__(
+        self, step: TrainStep, device: torch.device, num_eager: int = NUM_EAGER, enter: Enter = lambda _: None
+    ) -> None:
         self._step = step
+        self._num_eager = num_eager
         self._enter = enter
         self._stream = torch.cuda.Stream(device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._input: Batch | None = None
         self._loss: torch.Tensor | None = None
-        self._largest = 0
+        self._largest = 0.0
+        self._image_shape: torch.Size | None = None
+        self._num_graphs = 0
         self._num_alike = 0
         """Number of eager steps on batches of the largest size."""
         self._num_calls = 0
@@ -37,31 +54,41 @@ class CapturedStep:
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Take the step; return its loss on the device."""
         self._num_calls += 1
-        size = len(batch.labels_N)
+        image_shape = batch.images_NCHW.shape[1:]
+        if image_shape != self._image_shape:
+            self._graph, self._image_shape, self._largest = None, image_shape, 0.0
+        size = round(len(batch.labels_N) / batch.weight, 3)  # mean over the ranks, the same on all
         if self._graph is None:
             if size > self._largest:
                 self._largest, self._num_alike = size, 0
-            if size < self._largest or self._num_alike < NUM_EAGER:
+            if size < self._largest or self._num_alike < self._num_eager:
                 self._num_alike += size == self._largest
-                return self._eager(batch)
+                return self._eager(batch, is_ragged=size < self._largest)
             self._capture(batch)
         if size != self._largest:
-            return self._eager(batch)
+            return self._eager(batch, is_ragged=True)
         return self._replay(batch)
 
     def stats(self) -> CompileStats | None:
         """Number of graph launches; None without a graph."""
-        if self._graph is None:
+        if not self._num_graphs:
             return None
         return CompileStats(
-            num_calls=self._num_calls, num_graphs=1, hit_rate=self._num_replays / self._num_calls, seconds=self._seconds
+            num_calls=self._num_calls,
+            num_graphs=self._num_graphs,
+            hit_rate=self._num_replays / self._num_calls,
+            seconds=self._seconds,
         )
 
-    def _eager(self, batch: Batch) -> torch.Tensor:
-        """Run the step on the recording's stream, to which its gradients and optimizer state belong."""
+    def _eager(self, batch: Batch, *, is_ragged: bool) -> torch.Tensor:
+        """Run the step on the recording's stream, to which its gradients and optimizer state belong.
+
+        A compiled network has static shapes; for a ragged batch it is eager, because compiling takes longer.
+        """
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        stance = torch.compiler.set_stance("force_eager") if is_ragged else nullcontext()
+        with torch.cuda.stream(self._stream), stance:
             loss = self._step(batch)
         current.wait_stream(self._stream)
         for tensor in _tensors(batch).values():
@@ -70,17 +97,20 @@ class CapturedStep:
         return loss
 
     def _capture(self, batch: Batch) -> None:
+        self._enter("capture")
         torch.cuda.synchronize(self._stream.device)
         started = time.perf_counter()
         copies = {name: tensor.clone() for name, tensor in _tensors(batch).items()}
         self._input = batch._replace(**copies)  # type: ignore[arg-type]
         assert self._input is not None
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
+        # Threads of loaders and of NCCL use the device meanwhile, which only this thread must not.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._loss = self._step(self._input)
         self._graph = graph
+        self._num_graphs += 1
         torch.cuda.synchronize(self._stream.device)
-        self._seconds = time.perf_counter() - started
+        self._seconds += time.perf_counter() - started
 
     def _replay(self, batch: Batch) -> torch.Tensor:
         assert self._graph is not None
@@ -104,5 +134,11 @@ def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
 def make_step(
     step: TrainStep, execution: Arm | Plan, device: torch.device, enter: Enter = lambda _: None
 ) -> TrainStep | CapturedStep:
-    """The step as the execution demands: eager or captured."""
-    return CapturedStep(step, device, enter) if execution.compile == "graph" else step
+    """The step as the execution demands: eager, compiled or captured."""
+    return CapturedStep(step, device, num_eager(execution), enter) if execution.compile in CAPTURED else step
+
+
+def num_eager(execution: Arm | Plan) -> int:
+    """Number of steps before the recording."""
+    num_ranks = execution.num_devices if isinstance(execution, Arm) else execution.world_size
+    return NUM_EAGER if num_ranks == 1 else NUM_EAGER_EXCHANGES

@@ -1,16 +1,19 @@
 """Distributed execution: settings of DDP and FSDP, the same for training and for the arms of a probe."""
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.conf.execution import Compression
+from paceline.conf.execution import Compression, Precision
 from paceline.tasks.model.lightning_module import Learner
 
 # One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
@@ -56,20 +59,45 @@ UNIT_PARAMETERS = 2**18
 """Layers with at least so many are gathered individually; smaller ones together, as each gathering has a fixed cost."""
 
 
-def apply_fsdp(network: nn.Module, mesh: DeviceMesh) -> None:
+ROUNDED_LAYERS = (nn.Linear, _ConvNd)
+"""Layers whose weights autocast rounds in each pass. Under `bf16-mixed` ranks gather the rounded weights, half the
+bytes, and autocast has nothing left to round: results are those of DDP. All other parameters, such as those of batch
+norms, are gathered in float32, as autocast leaves them.
+"""
+
+
+def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> None:
     """Shard a network in place over the ranks of a mesh, unless it is sharded already.
 
     The ranks must start with the same weights: unlike DistributedDataParallel, sharding copies none from rank 0.
+    Gradients are summed in float32.
     """
     if isinstance(network, FSDPModule):
         return
-    for layer in network.modules():
-        if layer is not network and sum(each.numel() for each in layer.parameters(recurse=False)) >= UNIT_PARAMETERS:
-            fully_shard(layer, mesh=mesh)
-    fully_shard(network, mesh=mesh)
+    exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+    rounded = exact
+    if precision == "bf16-mixed":
+        rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    _, *layers = network.modules()
+    large = [layer for layer in layers if _num_own(layer) >= UNIT_PARAMETERS]
+    small: list[nn.Module] = [each for each in layers if isinstance(each, ROUNDED_LAYERS) and each not in large]
+    if small and rounded is not exact:  # in one message
+        fully_shard(small, mesh=mesh, mp_policy=rounded, reshard_after_forward=False)
+    units: list[FSDPModule] = []
+    for layer in reversed(large):  # layers before the parts that contain them
+        policy = rounded if isinstance(layer, ROUNDED_LAYERS) else exact
+        units.insert(0, fully_shard(layer, mesh=mesh, mp_policy=policy))
+    fully_shard(network, mesh=mesh, mp_policy=exact)
+    for before, after in pairwise(units):
+        before.set_modules_to_forward_prefetch([after])
+        after.set_modules_to_backward_prefetch([before])
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")  # gloo has no mean (torch 2.13)
+
+
+def _num_own(layer: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in layer.parameters(recurse=False))
 
 
 def gather_full_weights(network: nn.Module, replica: nn.Module) -> nn.Module:
@@ -96,11 +124,5 @@ class ShardedLearner(Learner):
 
     def configure_model(self) -> None:
         assert self.device_mesh is not None
-        apply_fsdp(self.network, self.device_mesh["data_parallel"])
-
-
-def sharding_strategy(world_size: int) -> ModelParallelStrategy:
-    """Data parallelism without tensor parallelism; a checkpoint is one file of full weights."""
-    return ModelParallelStrategy(
-        data_parallel_size=world_size, tensor_parallel_size=1, save_distributed_checkpoint=False
-    )
+        precision = self.trainer.precision
+        apply_fsdp(self.network, self.device_mesh["data_parallel"], cast(Precision, precision))

@@ -13,6 +13,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from paceline.conf.execution import CAPTURED
+from paceline.tasks.data.loading.progressive_size import resize
 from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.optimization import prepare_optimizer_state
 from paceline.tasks.records.execution import Plan
@@ -74,6 +76,8 @@ class StepLoop(_TrainingEpochLoop):
         progress.increment_ready()
         progress.increment_started()
         learner.set_learning_rate(trainer.optimizers[0])
+        if learner.recipe.progressive_size is not None:
+            batch = resize(batch, learner.recipe, learner.course.position(learner.global_step)[0])
         if self._draws is not None:  # a resumed training draws the same numbers
             seed = np.random.SeedSequence((*self._draws, learner.global_step)).generate_state(1, np.uint64)
             torch.manual_seed(int(seed[0] >> 1))
@@ -95,7 +99,7 @@ class StepLoop(_TrainingEpochLoop):
         trainer, plan = self.trainer, self._plan
         assert isinstance(trainer.lightning_module, Learner)
         prepare_optimizer_state(
-            trainer.optimizers[0], trainer.lightning_module.network, is_captured=plan.compile == "graph"
+            trainer.optimizers[0], trainer.lightning_module.network, is_captured=plan.compile in CAPTURED
         )
         model = trainer.strategy.model
         assert model is not None
@@ -103,6 +107,7 @@ class StepLoop(_TrainingEpochLoop):
         # The plugin's own where there is one: its state is in the checkpoint.
         scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(plan.precision, device)
         enter = self._stopwatch.switch
-        self._passes = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter)
+        average = trainer.lightning_module.average
+        self._passes = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter, average)
         self._step = make_step(self._passes, plan, device, enter)
         return self._step

@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from paceline.conf.execution import CAPTURED
 from paceline.tasks.model.batch import Batch
+from paceline.tasks.model.weight_average import WeightAverage
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.train.step.compile import any_batch_size
 from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_micro_batches
@@ -25,6 +27,7 @@ class TrainStep:
         execution: precision, compilation and micro-batch.
         device: of the batches.
         enter: takes the name of the part that starts: `forward`, `backward`, `optimizer`, then `loop`.
+        average: of the weights, if any.
     """
 
     def __init__(
@@ -35,13 +38,15 @@ class TrainStep:
         execution: Arm | Plan,
         device: torch.device,
         enter: Enter = lambda _: None,
+        average: WeightAverage | None = None,
     ) -> None:
+        self._average = average
         self._loss_of = loss_of
         self._optimizer = optimizer
         self._scaler = scaler
         self._is_double = execution.precision == "64-true"
-        self._is_compiled = execution.compile == "step"
-        self._context = forward_context(execution.precision, device, is_captured=execution.compile == "graph")
+        self._compile = execution.compile
+        self._context = forward_context(execution.precision, device, is_captured=execution.compile in CAPTURED)
         self._enter = enter
         self._micro_batch = execution.micro_batch
         self._alone: Callable[[], AbstractContextManager[object]] = getattr(loss_of, "no_sync", nullcontext)
@@ -66,6 +71,8 @@ class TrainStep:
         self._enter("optimizer")
         self._scaler.step(self._optimizer)
         self._scaler.update()
+        if self._average is not None:
+            self._average.update()
         self._enter("loop")
         return torch.stack(losses).sum() if first_parts else losses[0]
 
@@ -74,8 +81,10 @@ class TrainStep:
         self._enter("forward")
         if self._is_double:
             batch = batch._replace(images_NCHW=batch.images_NCHW.double())
-        if self._is_compiled:
+        if self._compile == "step":
             any_batch_size(batch.images_NCHW)
+        elif self._compile == "step_graph":
+            torch._dynamo.mark_static(batch.images_NCHW)
         try:
             with self._context:
                 loss = self._loss_of(batch)

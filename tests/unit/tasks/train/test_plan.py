@@ -80,6 +80,13 @@ def test_sharding_is_asked_for_and_needs_several_ranks(num_devices, strategy):
     assert resolve(load("digits", overrides), host(), 1000).strategy == strategy
 
 
+@pytest.mark.parametrize("value", ["graph", "step_graph"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_graphs_are_for_gpus_one_or_several(value, num_devices):
+    overrides = [f"execution.compile={value}", f"execution.num_devices={num_devices}"]
+    assert resolve(load("digits", overrides), host(gpus=2), 1000).compile == value
+
+
 @pytest.mark.parametrize(
     ("overrides", "hardware", "wrong"),
     [
@@ -103,7 +110,13 @@ def test_sharding_is_asked_for_and_needs_several_ranks(num_devices, strategy):
         ),
         (["execution.num_devices=2"], host(gpus=2, board="GPU-0"), ["execution.num_devices", 2, "MIG"]),
         (["execution.compile=graph"], host(), ["execution.compile", "CPU", 1]),
-        (["execution.compile=graph", "execution.num_devices=2"], host(gpus=2), ["execution.compile", 2]),
+        (["execution.compile=graph", "execution.num_devices=2"], host(), ["execution.compile", 2, "gloo"]),
+        (["execution.compile=step_graph"], host(), ["execution.compile", "execution.compile=step_graph"]),
+        (
+            ["execution.compile=graph", "execution.num_devices=2", "execution.gradient_compression=bf16"],
+            host(gpus=2),
+            ["execution.compile", 2, "gradient_compression=bf16"],
+        ),
         (["execution.compile=graph"], host(gpus=1, capability=(7, 0)), ["execution.compile", "16-mixed"]),
     ],
 )

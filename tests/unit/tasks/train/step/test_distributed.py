@@ -1,0 +1,84 @@
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+
+from paceline.conf.recipe import Recipe
+from paceline.tasks.model.optimization import build_optimizer, prepare_optimizer_state
+from paceline.tasks.train.step import distributed as step
+
+
+@pytest.fixture
+def mesh():
+    """A group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+class Parent(nn.Module):
+    """A part with parameters of its own that contains a large layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(step.UNIT_PARAMETERS))
+        self.wide = nn.Linear(512, 512)
+        self.norm = nn.LayerNorm(512)
+        self.last = nn.Linear(512, 2)
+
+    def forward(self, features):
+        return self.last(self.norm(self.wide(features * self.scale[:512])))
+
+
+def make_network(mesh, precision):
+    network = nn.Sequential(nn.Linear(512, 512), Parent())
+    step.apply_fsdp(network, mesh, precision)
+    return network
+
+
+def parameters_of(module):
+    group = module._get_fsdp_state()._fsdp_param_group
+    return {parameter._param_fqn or parameter._module_info.param_name for parameter in group.fsdp_params}
+
+
+def test_a_large_layer_inside_a_large_part_is_gathered_by_itself(mesh):
+    network = make_network(mesh, "32-true")
+    first, parent = network
+    assert all(isinstance(part, FSDPModule) for part in (first, parent, parent.wide))
+    assert len(parameters_of(parent.wide)) == 2
+    network(torch.randn(4, 512)).sum().backward()
+    assert all(weight.grad is not None for weight in network.parameters())
+
+
+def test_each_unit_fetches_the_next_one_in_both_directions(mesh):
+    network = make_network(mesh, "32-true")
+    states = [part._get_fsdp_state() for part in (network[0], network[1], network[1].wide)]
+    assert [state._states_to_forward_prefetch for state in states] == [[states[1]], [states[2]], []]
+    assert [state._states_to_backward_prefetch for state in states] == [[], [states[0]], [states[1]]]
+
+
+def test_what_autocast_rounds_is_gathered_in_bf16_and_all_else_in_float32(mesh):
+    network, seen = make_network(mesh, "bf16-mixed"), {}
+
+    def look(name):
+        return lambda module, _: seen.update({name: module.weight.dtype})
+
+    for name in ("wide", "norm", "last"):
+        getattr(network[1], name).register_forward_pre_hook(look(name))
+    with torch.autocast("cpu", torch.bfloat16):
+        network(torch.randn(4, 512)).sum().backward()
+    assert seen == {"wide": torch.bfloat16, "norm": torch.float32, "last": torch.bfloat16}
+    assert {weight.grad.dtype for weight in network.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("name", "fused"), [("sgd", False), ("adam", True), ("adamw", True)])
+def test_sharded_weights_are_updated_in_few_launches(mesh, name, fused):
+    network = make_network(mesh, "32-true")
+    optimizer = build_optimizer(network, Recipe(optimizer=name), 0.1)
+    for _ in range(2):
+        prepare_optimizer_state(optimizer, network)
+        (group,) = optimizer.param_groups
+        assert (group["fused"], group["foreach"]) == (fused, not fused)
+        network(torch.randn(4, 512)).sum().backward()
+        optimizer.step()
