@@ -1,6 +1,7 @@
 """The study: trains every arm several times in a balanced order. Each training is a run nested in the study's run."""
 
 import time
+from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -20,13 +21,17 @@ from paceline.flows.study.no_gpu_checks import check_arms
 from paceline.flows.study.no_gpu_record import NoGpuOutcome, log_no_gpu
 from paceline.flows.study.record import StudyOutcome, log_study, with_parity
 from paceline.flows.study.request import StudyRequest
-from paceline.flows.study.trainings import PlannedArm, StudyContext, open_study, run_all, train_arm
+from paceline.flows.study.trainings import PlannedArm, StudyContext, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.study_report import study_notes
+from paceline.tasks.speedup.study.analysis import summarise_arms, winner
 from paceline.tasks.speedup.study.design import expand
 from paceline.tasks.speedup.study.pairs import StudyRuns
+from paceline.tasks.speedup.study.records import StudyArm
+
+MAX_UNCHOSEN = 2  # a baseline and one arm: nothing is chosen, so nothing needs to be confirmed
 
 
 @reusable
@@ -73,12 +78,24 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     cancel_older()
     with open_study(request, arms, environment, resume) as (work, arms):
         run_all(work, arms)
+        if request.axes:
+            confirm(work, arms, _winners(work, arms))
         log = _log_arms if request.arms else _log_axes
         summary, notes = log(request, work, arms, started)
     title = "What to do without a GPU" if request.arms else "What the arms gave"
     publish([("", note) for note in notes], request.kind, title)
     mlflow_views.link(summary["view"], "The trainings of this study")
     return summary
+
+
+def _winners(work: StudyContext, arms: list[PlannedArm]) -> list[StudyArm]:
+    """Winners among several arms, which fresh trainings must confirm."""
+    prepared = {prepared.fingerprint: prepared for prepared in work.prepared.values()}
+    planned = [arm.arm for arm in arms]
+    found = summarise_arms(StudyRuns(planned, with_parity(work.ledger.runs(), planned, prepared)))
+    groups = Counter(arm.group for arm in planned)
+    winners = [winner(found, group) for group, count in groups.items() if count > MAX_UNCHOSEN]
+    return [best.arm for best in winners if best is not None and not best.arm.is_baseline]
 
 
 def _log_axes(

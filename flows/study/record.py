@@ -25,7 +25,19 @@ from paceline.tasks.track.run import RunHandle
 SUMMARY = ("run_id", "experiment", "kind", "num_repeats", "contaminated", "seconds")
 ARM_SUMMARY = (
     *("execution", "samples_per_second", "significant", "hit_rate", "score_name", "score", "parity"),
-    *("parity_margin", "break_even_epochs", "num_failed", "error", "flops_per_second", "of_limit", "mfu"),
+    *(
+        "parity_margin",
+        "p_value",
+        "confirmed",
+        "break_even_epochs",
+        "break_even_low",
+        "break_even_high",
+        "num_failed",
+        "error",
+        "flops_per_second",
+        "of_limit",
+        "mfu",
+    ),
 )
 
 
@@ -168,6 +180,7 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
             "ratio": arm.ratio.value if arm.ratio else None,
             "low": arm.ratio.low if arm.ratio else None,
             "high": arm.ratio.high if arm.ratio else None,
+            "confirmation": arm.confirmation and arm.confirmation.model_dump(mode="json"),
             "efficiency": arm.efficiency.value if arm.efficiency else None,
             "prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
             "accuracy": arm.score if arm.score_name == "accuracy" else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -148,6 +148,22 @@ def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
                 run = _supersede(work.parent, run, _run_one(work, by_name[name], repeat))
             work.ledger.add(run)
             get_run_logger().info("%d of %d trainings: %s", work.ledger.num_runs(), total, _line(run))
+
+
+def confirm(work: StudyContext, arms: list[PlannedArm], winners: Sequence[StudyArm]) -> None:
+    """Train the winners among several arms and their baselines again, with further seeds, as often as before."""
+    by_name = {arm.arm.name: arm for arm in arms}
+    for winner in winners:
+        base = next(arm.arm for arm in arms if arm.arm.is_baseline and arm.arm.group == winner.group)
+        get_run_logger().info("%s is the fastest of several arms so far: measuring it again", winner.name)
+        for number in range(work.request.repeats):
+            repeat = work.request.repeats + number
+            for name in (base.name, winner.name) if number % 2 else (winner.name, base.name):
+                if work.ledger.has(name, repeat):
+                    continue
+                run = _run_one(work, by_name[name], repeat).model_copy(update={"is_fresh": True})
+                work.ledger.add(run)
+                get_run_logger().info("again: %s", _line(run))
 
 
 def _supersede(parent: RunHandle, first: ArmRun, second: ArmRun) -> ArmRun:

@@ -29,7 +29,7 @@ from paceline.tasks.report.plotting import (
     set_title,
     shorten,
 )
-from paceline.tasks.speedup.study.parity import holds_parity
+from paceline.tasks.speedup.study.analysis import winner
 from paceline.tasks.speedup.study.records import ArmSummary, BudgetDifference, Scaling, StudyResult
 from paceline.tasks.speedup.study.scaling import law
 
@@ -235,15 +235,6 @@ def _draw_cell(axis: Axes, column: int, row: int, best: ArmSummary | None) -> No
     name = "nothing ran" if best is None else execution_name(best)
     lines = [shorten(part, 18) for part in name.split(", ")][:2]
     add_text(axis, column, row, "\n".join([*lines, f"{factor:.2f} x"]), ha="center", fontsize=FONT_POINTS - 1.5)
-
-
-def winner(arms: Sequence[ArmSummary], group: str) -> ArmSummary | None:
-    """Find a group's fastest arm that significantly beats its baseline and is on par, else the baseline, if it ran."""
-    members = [arm for arm in arms if arm.arm.group == group]
-    faster = [arm for arm in members if arm.ratio is not None and arm.significant and arm.ratio.value > 1]
-    faster = [arm for arm in faster if holds_parity(arm.parity)]
-    baseline = next((arm for arm in members if arm.arm.is_baseline and arm.num_done), None)
-    return max(faster, key=lambda arm: arm.ratio.value if arm.ratio else 0.0, default=baseline)
 
 
 def execution_name(arm: ArmSummary) -> str:

@@ -10,14 +10,16 @@ from typing import Any
 from paceline.tasks.formatting import DASH, format_interval, number_text
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.page import interval_text, render_page
-from paceline.tasks.report.study_charts import draw_study, execution_name, reason_without_ratio, winner
+from paceline.tasks.report.study_charts import draw_study, execution_name, reason_without_ratio
 from paceline.tasks.scores import SCORE, score_word
 from paceline.tasks.speedup.comparability import explain
+from paceline.tasks.speedup.study.analysis import winner
 from paceline.tasks.speedup.study.parity import MARGIN, holds_parity, parity_text
 from paceline.tasks.speedup.study.records import ArmSummary, StudyResult
 
 FASTER = "faster"  # the verdict on an arm that significantly beats its baseline and learns as much
 UNPROVEN = "faster, parity not shown"
+UNCONFIRMED = "faster, not confirmed by fresh trainings"
 MIN_EXACT_REPEATS = 6  # repeats from which on an interval needs no assumption on the shape of the noise
 
 
@@ -47,9 +49,11 @@ def render_study(result: StudyResult, environment: Mapping[str, Any]) -> str:
 
 def _hero(result: StudyResult) -> tuple[bool, str, str]:
     """Choose the large and the small words: the ratio of the best arm that beats its baseline, never of another."""
-    best = max((arm for arm in result.arms if _verdict(arm) == FASTER), key=_value, default=None)
-    if best is not None and best.ratio is not None:
-        return True, f"{best.ratio.value:.2f} x", f"{best.arm.name}, {_confidence(best.ratio)}"
+    found = [winner(result.arms, group) for group in dict.fromkeys(arm.arm.group for arm in result.arms)]
+    best = max((arm for arm in found if arm is not None and not arm.arm.is_baseline), key=_value, default=None)
+    if best is not None and (ratio := _headline(best)) is not None:
+        again = ", measured again" if best.confirmed else ""
+        return True, f"{ratio.value:.2f} x", f"{best.arm.name}, {_confidence(ratio)}{again}"
     closest = nearest(result.arms)
     if closest is None or closest.ratio is None:
         return False, "no ratio", ""
@@ -65,14 +69,26 @@ def nearest(arms: Iterable[ArmSummary]) -> ArmSummary | None:
 
 def _no_winner(arms: Iterable[ArmSummary]) -> str:
     verdicts = [_verdict(arm) for arm in arms if arm.ratio is not None]
+    if UNCONFIRMED in verdicts:
+        return "the fastest arm was not confirmed"
     if UNPROVEN in verdicts:
         return "no arm is shown to be faster and on par"
     is_decided = all(verdict == "slower" for verdict in verdicts)
     return "no arm beats the baseline" if is_decided else "no arm significantly beats the baseline"
 
 
+def _headline(arm: ArmSummary) -> Interval | None:
+    """The ratio of fresh trainings, where an arm was chosen among several, else its ratio."""
+    return arm.confirmation if arm.confirmed else arm.ratio
+
+
 def _value(arm: ArmSummary) -> float:
-    return arm.ratio.value if arm.ratio else 0.0
+    ratio = _headline(arm)
+    return ratio.value if ratio else 0.0
+
+
+def _excludes_one(interval: Interval) -> bool:
+    return interval.low is not None and interval.high is not None and not interval.low <= 1 <= interval.high
 
 
 def _confidence(interval: Interval) -> str:
@@ -88,11 +104,15 @@ def _verdict(arm: ArmSummary) -> str:
         return "too few repeats"
     if not arm.significant:
         return "not significant"
-    if arm.ratio.value < 1:
-        return "slower"
+    return "slower" if arm.ratio.value < 1 else _verdict_on_faster(arm)
+
+
+def _verdict_on_faster(arm: ArmSummary) -> str:
     if arm.parity == "worse":
         return "faster but worse"
-    return FASTER if holds_parity(arm.parity) else UNPROVEN
+    if not holds_parity(arm.parity):
+        return UNPROVEN
+    return UNCONFIRMED if arm.confirmed is False else FASTER
 
 
 def _score(arm: ArmSummary, word: str) -> str:
@@ -119,7 +139,10 @@ def _scaling_notes(result: StudyResult) -> Iterator[str]:
             parameters = ", ".join(
                 f"{name.replace('_', ' ')} {interval_text(value, '.4f')}" for name, value in fit.parameters.items()
             )
-            peak = "" if fit.peak_devices is None else f"; fastest on {fit.peak_devices:.0f} devices by this law"
+            peak = "" if fit.law == "Amdahl" else "; its fastest number of devices is not identified by these repeats"
+            if fit.peak_devices is not None:
+                ends = format_interval(fit.peak_devices, fit.peak_low, fit.peak_high, form=".0f")
+                peak = f"; fastest on {ends} devices by this law"
             yield f"{fit.law}, {scaling.kind} scaling{where}: {parameters}; residual {fit.residual:.1%}{peak}."
         if scaling.refused:
             yield f"{scaling.kind.capitalize()} scaling{where}: {scaling.refused}."
@@ -164,7 +187,8 @@ def _winners(result: StudyResult) -> Iterator[str]:
         else:
             settings = " ".join(f"`{key}={value}`" for key, value in best.execution.items() if "execution." in key)
             word = f"{score_word([best.score_name])} {parity_text(best.parity, best.accuracy_difference)}"
-            yield f"{where}take {settings}: {interval_text(best.ratio)} x its baseline, {word}."
+            again = " in fresh trainings" if best.confirmed else ""
+            yield f"{where}take {settings}: {interval_text(_headline(best))} x its baseline{again}, {word}."
 
 
 def _losers(result: StudyResult) -> Iterator[str]:
@@ -173,6 +197,12 @@ def _losers(result: StudyResult) -> Iterator[str]:
     worse = [arm.arm.name for arm in result.arms if arm.parity == "worse"]
     if slower:
         yield f"Slower (95 % CI below 1): {'; '.join(slower)}."
+    chance = [arm.arm.name for arm in result.arms if arm.ratio and not arm.significant and _excludes_one(arm.ratio)]
+    if chance:
+        yield (
+            f"Among {sum(arm.p_value is not None for arm in result.arms)} arms, the difference of these may be chance, "
+            f"though the interval of each alone excludes 1 (Holm): {'; '.join(chance)}."
+        )
     if undecided:
         yield f"No significant difference: {'; '.join(undecided)}."
     unproven = [

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, estimate_ratio
+from paceline.tasks.speedup.study.fieller import ratio_of_means
+from paceline.tasks.speedup.study.holm import FAMILY_LEVEL, adjust
 from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios, prediction_rate, steady
-from paceline.tasks.speedup.study.parity import parity, provable_margin, score_parity
+from paceline.tasks.speedup.study.parity import holds_parity, parity, provable_margin, score_parity
 from paceline.tasks.speedup.study.records import (
     ArmRun,
     ArmSummary,
@@ -32,15 +34,30 @@ def summarise_arms(
     trainings: StudyRuns, target: float | None = None, price: float | None = None
 ) -> tuple[ArmSummary, ...]:
     """Summarise each arm of a study."""
-    return tuple(_summary(trainings, arm, target, price) for arm in trainings.arms)
+    logs = {arm.name: _comparable_logs(trainings, arm) for arm in trainings.arms if not arm.is_baseline}
+    p_values = adjust(logs)
+    return tuple(_summary(trainings, arm, target, price, p_values.get(arm.name)) for arm in trainings.arms)
 
 
-def _summary(trainings: StudyRuns, arm: StudyArm, target: float | None, price: float | None) -> ArmSummary:
+def _comparable_logs(trainings: StudyRuns, arm: StudyArm) -> list[float]:
+    baseline = trainings.baseline(arm)
+    verdict = trainings.verdict(arm, baseline)
+    return log_ratios(trainings.pairs(arm, baseline), steady) if verdict is not None and verdict.matches else []
+
+
+def _summary(
+    trainings: StudyRuns, arm: StudyArm, target: float | None, price: float | None, p_value: float | None
+) -> ArmSummary:
     runs, failed = trainings.of(arm), trainings.failed_runs(arm)
     baseline = trainings.baseline(arm)
     ratio, num_pairs = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, steady)
     predicting, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, prediction_rate)
     total_ratio, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, end_to_end)
+    significant = ratio.significant if ratio else None
+    if significant and p_value is not None:
+        significant = p_value <= FAMILY_LEVEL
+    again = None if arm.is_baseline else as_interval(trainings.fresh.ratio(arm, baseline, steady)[0])
+    even = break_even(trainings.of(baseline), runs) if ratio and significant else None
     difference, verdict = _parity(trainings, arm, baseline)
     epoch = median_known([run.epoch_seconds for run in runs])
     devices = runs[0].world_size if runs else _asked_devices(arm)
@@ -61,9 +78,14 @@ def _summary(trainings: StudyRuns, arm: StudyArm, target: float | None, price: f
         end_to_end_seconds=median_known([run.end_to_end_seconds for run in runs]),
         ratio=as_interval(ratio),
         num_pairs=num_pairs,
-        significant=ratio.significant if ratio else None,
+        significant=significant,
+        p_value=p_value,
+        confirmation=again,
+        confirmed=_is_confirmed(trainings, arm, again),
         end_to_end_ratio=as_interval(total_ratio),
-        break_even_epochs=break_even(trainings.of(baseline), runs) if ratio and ratio.significant else None,
+        break_even_epochs=even.value if even else None,
+        break_even_low=even.low if even else None,
+        break_even_high=even.high if even else None,
         efficiency=_efficiency(trainings, arm),
         score=_mean([run.score for run in runs]),
         accuracy_difference=difference,
@@ -84,6 +106,26 @@ def _summary(trainings: StudyRuns, arm: StudyArm, target: float | None, price: f
         shares=next((run.shares for run in runs if run.shares), {}),
         score_name=runs[0].score_name if runs else None,
     )
+
+
+def winner(arms: Sequence[ArmSummary], group: str) -> ArmSummary | None:
+    """Find a group's fastest arm, else its baseline; None if that did not run.
+
+    The arm must beat the baseline significantly and be on par. If fresh trainings do not confirm it, no arm wins: the
+    second fastest was not measured again.
+    """
+    members = [arm for arm in arms if arm.arm.group == group]
+    faster = [arm for arm in members if arm.ratio is not None and arm.significant and arm.ratio.value > 1]
+    faster = [arm for arm in faster if holds_parity(arm.parity)]
+    baseline = next((arm for arm in members if arm.arm.is_baseline and arm.num_done), None)
+    best = max(faster, key=lambda arm: arm.ratio.value if arm.ratio else 0.0, default=None)
+    return baseline if best is None or best.confirmed is False else best
+
+
+def _is_confirmed(trainings: StudyRuns, arm: StudyArm, again: Interval | None) -> bool | None:
+    if arm.is_baseline or not any(run.arm == arm.name and run.is_fresh for run in trainings.runs):
+        return None
+    return again is not None and again.low is not None and again.low > 1
 
 
 def _asked_devices(arm: StudyArm) -> int:
@@ -129,18 +171,32 @@ def _rest(arm: StudyArm) -> tuple[str, ...]:
     return tuple(override for override in arm.overrides if not override.startswith(NUM_DEVICES))
 
 
-def break_even(baseline: Sequence[ArmRun], runs: Sequence[ArmRun]) -> float | None:
+def break_even(baseline: Sequence[ArmRun], runs: Sequence[ArmRun]) -> Interval | None:
     """Epochs after which an arm has made up for its longer start; 0 when it starts no later, None when it never does.
 
     The fixed cost of a training is its start-up and what its first epoch takes above the others (compile, warm-up).
+    What it costs more and what an epoch saves are means over the repeats that both have, and the interval is Fieller's.
     """
-    fixed = [median_known([_fixed_seconds(run) for run in side]) for side in (baseline, runs)]
-    epoch = [median_known([run.epoch_seconds for run in side]) for side in (baseline, runs)]
-    if fixed[0] is None or fixed[1] is None or epoch[0] is None or epoch[1] is None:
+    by_repeat = {run.repeat: run for run in baseline}
+    costs, savings = [], []
+    for run in runs:
+        base = by_repeat.get(run.repeat)
+        fixed = (_fixed_seconds(base), _fixed_seconds(run)) if base is not None else (None, None)
+        if base is None or fixed[0] is None or fixed[1] is None or not base.epoch_seconds or not run.epoch_seconds:
+            continue
+        costs.append(fixed[1] - fixed[0])
+        savings.append(base.epoch_seconds - run.epoch_seconds)
+    if not costs:
         return None
-    if fixed[1] <= fixed[0]:
-        return 0.0 if epoch[1] <= epoch[0] else None
-    return (fixed[1] - fixed[0]) / (epoch[0] - epoch[1]) if epoch[1] < epoch[0] else None
+    cost, saving = statistics.fmean(costs), statistics.fmean(savings)
+    if cost <= 0:
+        return Interval(value=0.0) if saving >= 0 else None
+    if saving <= 0:
+        return None
+    interval = ratio_of_means(costs, savings)
+    if interval is None or interval.low is None:
+        return Interval(value=cost / saving)
+    return interval.model_copy(update={"low": max(0.0, interval.low)})
 
 
 def _fixed_seconds(run: ArmRun) -> float | None:

@@ -32,12 +32,18 @@ class StudyRuns:
 
     def of(self, arm: StudyArm) -> list[ArmRun]:
         """The done ones of an arm, by repeat."""
-        done = [run for run in self.runs if run.arm == arm.name and run.status == "done"]
+        done = [run for run in self.runs if run.arm == arm.name and run.status == "done" and not run.is_fresh]
         return sorted(done, key=lambda run: run.repeat)
 
     def failed_runs(self, arm: StudyArm) -> list[ArmRun]:
         """The failed ones of an arm."""
-        return [run for run in self.runs if run.arm == arm.name and run.status == "failed"]
+        return [run for run in self.runs if run.arm == arm.name and run.status == "failed" and not run.is_fresh]
+
+    @property
+    def fresh(self) -> "StudyRuns":
+        """Trainings that measure winners again, as a study of their own."""
+        again = [run.model_copy(update={"is_fresh": False}) for run in self.runs if run.is_fresh]
+        return StudyRuns(self.arms, again)
 
     def baseline(self, arm: StudyArm) -> StudyArm:
         """The arm that the others of its group are divided by."""

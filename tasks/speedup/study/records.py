@@ -64,6 +64,8 @@ class ArmRun(Record):
     """From 0; the runs of one repeat stand next to each other in time, and share their seed."""
     position: int
     """In the order in which the study ran them, from 0."""
+    is_fresh: bool = False
+    """Whether it measures a winner or its baseline again: it counts for `ArmSummary.confirmation` alone."""
     run_id: str | None = None
     """MLflow run, nested in the study's."""
     status: Literal["done", "failed"] = "done"
@@ -152,10 +154,20 @@ class ArmSummary(Record):
     num_pairs: int
     """Repeats behind the ratio."""
     significant: bool | None
+    """Whether the interval excludes 1 and the arm differs among all arms of the study (Holm)."""
+    p_value: float | None = None
+    """Of the ratio, adjusted for the number of arms."""
+    confirmation: Interval | None = None
+    """`ratio` of a winner among several arms, from fresh trainings: the fastest of many is partly the luckiest."""
+    confirmed: bool | None = None
+    """Whether fresh trainings show it faster; None without any."""
     end_to_end_ratio: Interval | None
     break_even_epochs: float | None
     """Epochs after which the arm has made up for its longer start-up, compile and warm-up; 0 when it has none to make
     up for, None when it never does or is not significantly faster."""
+    break_even_low: float | None = None
+    break_even_high: float | None = None
+    """Ends of its 95 % interval (Fieller); None where it is not bounded."""
     efficiency: Interval | None
     """`ratio` divided by the arm's number of devices over the baseline's, for arms that differ in that number."""
     score: float | None = Field(alias="accuracy")
@@ -231,7 +243,10 @@ class Fit(Record):
     residual: float
     """Root mean square of the relative residuals."""
     peak_devices: float | None = None
-    """Number of devices with the largest speedup by this law; None when it grows for ever."""
+    """Number of devices with the largest speedup by this law; None where the repeats do not identify it."""
+    peak_low: float | None = None
+    peak_high: float | None = None
+    """Ends of its 95 % interval."""
 
 
 class ScalingPoint(Record):

@@ -29,6 +29,7 @@ from paceline.tasks.measure.paired_ratio import (
     estimate_ratio,
     location_interval,
 )
+from paceline.tasks.speedup.study.fieller import ratio_of_means
 from paceline.tasks.speedup.study.records import Fit, Scaling, ScalingPoint
 
 MIN_POINTS = 4
@@ -123,13 +124,19 @@ def _universal(counts_D: Floats, measured_DR: Floats) -> Fit:
     design_DP = np.stack([counts_D - 1, counts_D * (counts_D - 1)], axis=1)
     parameters_PR, residual = _fit(design_DP, counts_D, measured_DR)
     contention, coherence = _interval(parameters_PR[0]), _interval(parameters_PR[1])
+    # The maximum lies at sqrt((1 - contention) / coherence), a ratio of means over the repeats.
+    square = ratio_of_means(1 - parameters_PR[0], parameters_PR[1])
+    identified = square is not None and parameters_PR[1].mean() > 0
     # Whose contention is above 1 is slowest with a second device: the maximum lies below 1.
-    peak = math.sqrt(max(0.0, 1 - contention.value) / coherence.value) if coherence.value > 0 else None
+    ends = [math.sqrt(max(1.0, end or 0.0)) for end in (square.value, square.low, square.high)] if square else []
+    peak, low, high = ends if identified else (None, None, None)
     return Fit(
         law="Universal Scalability",
         parameters={"contention": contention, "coherence": coherence},
         residual=residual,
-        peak_devices=peak if peak is None or peak >= 1 else 1.0,
+        peak_devices=peak,
+        peak_low=low,
+        peak_high=high,
     )
 
 

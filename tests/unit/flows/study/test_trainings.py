@@ -6,7 +6,8 @@ import pytest
 
 from paceline.conf.load import load
 from paceline.flows.run.outcome import run_comparison_facts
-from paceline.flows.study.trainings import PlannedArm, _check_conditions
+from paceline.flows.study import trainings
+from paceline.flows.study.trainings import PlannedArm, _check_conditions, confirm
 from paceline.tasks.records.data import Pretrained
 from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.train.plan import resolve
@@ -59,3 +60,24 @@ def test_it_goes_on_where_all_is_as_it_was(ledger):
 def test_it_does_not_where_something_has_changed(ledger, arms, changed):
     with refused("--resume", "abc", 1, *changed):
         check(ledger, arms)
+
+
+def test_a_winner_and_its_baseline_are_trained_again_as_often_as_before(ledger, monkeypatch):
+    base, arm = arms_of(PRECISION)
+    config = CONFIG.model_copy(update={"seed": 5})
+    trained = []
+
+    def train(work, planned, repeat):
+        trained.append((planned.arm.name, repeat))
+        return training(planned.arm, repeat, 100.0)
+
+    monkeypatch.setattr(trainings, "_run_one", train)
+    monkeypatch.setattr(trainings, "get_run_logger", lambda: SimpleNamespace(info=lambda *_: None))
+    work = SimpleNamespace(request=SimpleNamespace(config=config, repeats=2), ledger=ledger)
+    planned = [PlannedArm(one, config, None, None) for one in (base, arm)]
+    ledger.add(training(base, 3, 100.0, is_fresh=True))
+    confirm(work, planned, [arm])
+    assert trained == [(arm.name, 2), (base.name, 2), (arm.name, 3)], "what is there is not trained again"
+    assert {(run.arm, run.repeat) for run in ledger.runs() if run.is_fresh} == {
+        (one.name, repeat) for one in (base, arm) for repeat in (2, 3)
+    }

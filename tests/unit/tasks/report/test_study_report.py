@@ -192,6 +192,26 @@ def test_a_faster_arm_whose_parity_is_not_shown_is_no_headline():
     assert "take `" not in notes
 
 
+def test_the_headline_of_several_arms_is_that_of_fresh_trainings():
+    axis = "execution.precision=32-true,bf16-mixed,64-true"
+    rates = {"32-true": 100.0, "bf16-mixed": 200.0, "64-true": 60.0}
+    arms, runs = study([axis], lambda settings: rates[settings["execution.precision"]])
+    fresh = [
+        training(arm, repeat, rate * wobble(arm, repeat), is_fresh=True)
+        for repeat in range(3, 6)
+        for arm, rate in ((arms[0], 100.0), (arms[1], 150.0))
+    ]
+    result = result_of(arms, [*runs, *fresh], num_repeats=3)
+    big, small = hero_of(render_study(result, {}))
+    assert big == f"{result.arms[1].confirmation.value:.2f} x"
+    assert small.endswith("measured again")
+    assert "x its baseline in fresh trainings" in study_notes(result)[0]
+    slow = [run.model_copy(update={"samples_per_second": 100.0}) for run in fresh]
+    result = result_of(arms, [*runs, *slow], num_repeats=3)
+    assert hero_of(render_study(result, {}))[0] == "the fastest arm was not confirmed"
+    assert study_table(result)[1][1][1] == "faster, not confirmed by fresh trainings"
+
+
 def test_pixels_are_judged_by_their_own_score():
     arms, runs = study([PRECISION], faster_in_bf16)
     scored = {"score_name": "mean_iou", "num_gained": None, "num_lost": None}

@@ -11,6 +11,7 @@ from paceline.tasks.speedup.study.analysis import (
     scalings,
     summarise_arms,
     target_accuracy,
+    winner,
 )
 from paceline.tasks.speedup.study.design import balanced_order
 from paceline.tasks.speedup.study.pairs import StudyRuns
@@ -139,10 +140,65 @@ def test_break_even_counts_the_epochs_that_pay_for_a_longer_start():
     arms = arms_of(PRECISION)
     base = training(arms[0], 0, 100.0, startup_seconds=5.0, epoch_seconds=10.0, first_epoch_seconds=10.0)
     slow_start = training(arms[1], 0, 200.0, startup_seconds=5.0, epoch_seconds=6.0, first_epoch_seconds=26.0)
-    assert break_even([base], [slow_start]) == pytest.approx(20 / 4)
+    assert break_even([base], [slow_start]).value == pytest.approx(20 / 4)
+    assert break_even([base], [slow_start]).low is None, "one repeat has no interval"
     assert break_even([slow_start], [base]) is None
-    assert break_even([base], [base]) == 0.0
+    assert break_even([base], [base]).value == 0.0
     assert break_even([base], [slow_start.model_copy(update={"epoch_seconds": None})]) is None
+
+
+def test_break_even_has_an_interval_where_an_epoch_saves_for_sure():
+    arms = arms_of(PRECISION)
+    rng = np.random.default_rng(3)
+    pairs = [
+        (
+            training(arms[0], repeat, 100.0, epoch_seconds=10.0 + rng.normal(0, noise), first_epoch_seconds=10.0),
+            training(arms[1], repeat, 200.0, epoch_seconds=6.0 + rng.normal(0, noise), first_epoch_seconds=26.0),
+        )
+        for noise in (0.1, 30.0)
+        for repeat in range(5)
+    ]
+    sure, unsure = ([list(side) for side in zip(*some, strict=True)] for some in (pairs[:5], pairs[5:]))
+    found = break_even(*sure)
+    assert found.low < found.value < found.high
+    assert found.high < 1.2 * found.low
+    assert break_even(*unsure) is None or break_even(*unsure).high is None
+
+
+def test_an_arm_that_is_significant_alone_may_be_chance_among_many():
+    arms = arms_of("execution.num_threads=1,2,3,4")
+    gains = {arms[1].name: (0.02, 0.03, 0.045)}
+    runs = [
+        training(arm, repeat, 100.0 * np.exp(gains.get(arm.name, (0.01, -0.01, 0.0))[repeat] * (not arm.is_baseline)))
+        for arm in arms
+        for repeat in range(3)
+    ]
+    found = summaries(arms, runs)[arms[1].name]
+    assert found.ratio.low > 1
+    assert (found.significant, found.p_value > 0.05) == (False, True)
+    alone = summaries(arms[:2], [run for run in runs if run.arm in (arms[0].name, arms[1].name)])[arms[1].name]
+    assert alone.significant
+
+
+@pytest.mark.parametrize(("again", "confirmed"), [(1.5, True), (1.0, False)])
+def test_a_winner_is_called_so_by_fresh_trainings_alone(again, confirmed):
+    arms = arms_of("execution.precision=32-true,bf16-mixed,64-true")
+    rates = {arm.name: rate for arm, rate in zip(arms, (100.0, 200.0, 50.0), strict=True)}
+    runs = [training(arm, repeat, rates[arm.name]) for repeat in range(3) for arm in arms]
+    fresh = [
+        training(arm, repeat, rate, is_fresh=True)
+        for repeat in range(3, 6)
+        for arm, rate in ((arms[0], 100.0), (arms[1], 100.0 * again))
+    ]
+    found = summaries(arms, [*runs, *fresh])
+    best = found[arms[1].name]
+    assert best.ratio.value == pytest.approx(2), "what it was chosen by stays as it was"
+    assert best.num_done == 3
+    assert best.confirmation.value == pytest.approx(again)
+    assert best.confirmed is confirmed
+    chosen = winner(tuple(found.values()), "")
+    assert chosen.arm.name == (arms[1].name if confirmed else arms[0].name)
+    assert found[arms[2].name].confirmed is None
 
 
 def test_time_to_target_defaults_to_what_the_baseline_reaches():

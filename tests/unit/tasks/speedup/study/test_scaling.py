@@ -80,3 +80,22 @@ def test_more_devices_that_are_slower_have_their_peak_at_one():
     fit = scaling("strong", "", {count: [2.0 / step] * 3 for count, step in steps.items()}).fits[1]
     assert fit.parameters["contention"].value > 1
     assert fit.peak_devices == 1.0
+
+
+def test_the_peak_has_an_interval_that_covers_it_or_is_not_identified():
+    """The true peak is 21.8; fitted without an interval, it was said to lie between 14.7 and 80."""
+    rng, covered, identified, trials = np.random.default_rng(25), 0, 0, 300
+    for _ in range(trials):
+        noise = np.exp(rng.normal(0, 0.01, (len(COUNTS), 6)))
+        speedups = {count: list(universal(0.05, 0.002, count) * row) for count, row in zip(COUNTS, noise, strict=True)}
+        fit = scaling("strong", "", speedups).fits[1]
+        if fit.peak_devices is not None:
+            identified += 1
+            assert fit.peak_low <= fit.peak_devices <= fit.peak_high
+            covered += fit.peak_low <= np.sqrt(0.95 / 0.002) <= fit.peak_high
+    assert covered >= 0.93 * identified
+    assert identified >= 0.8 * trials
+    loud = scaling(
+        "strong", "", {count: [amdahl(0.05, count) * factor for factor in (0.97, 1.0, 1.03)] for count in COUNTS}
+    )
+    assert (loud.fits[1].peak_devices, loud.fits[1].peak_high) == (None, None)
