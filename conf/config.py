@@ -148,10 +148,11 @@ class Config(Section):
                 f"({self.execution.num_nodes} node x {self.execution.num_devices} devices); "
                 f"use a multiple of {world_size}"
             )
-        if self.execution.accelerator == "cpu" and self.execution.precision == "16-mixed":
+        of_gpus = {"16-mixed": "bf16-mixed", "tf32": "32-true"}
+        if self.execution.accelerator == "cpu" and self.execution.precision in of_gpus:
             raise ValueError(
-                "execution.precision=16-mixed cannot be used with execution.accelerator=cpu; "
-                "use execution.precision=bf16-mixed"
+                f"execution.precision={self.execution.precision} cannot be used with execution.accelerator=cpu; "
+                f"use execution.precision={of_gpus[self.execution.precision]}"
             )
         fit.check_network(self.data, self.model, self.recipe, self.execution)
         fit.check_mirrors(self.data, self.model, self.recipe)

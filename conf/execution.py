@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from paceline.conf.section import Section
 
-Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
+Precision = Literal["32-true", "64-true", "tf32", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Loading = Literal["resident", "streaming", "foreground"]
 Compile = Literal["off", "step", "graph", "step_graph"]
@@ -24,8 +24,10 @@ class Execution(Section):
     """Hosts to train on."""
     num_devices: Annotated[int, Field(ge=1)] = 1
     """Devices on each host, one rank each. On CPUs a device is an equal share of the host's cores."""
-    precision: Literal["auto", "32-true", "64-true", "bf16-mixed", "16-mixed"] = "auto"
-    """Arithmetic of the training step; `16-mixed` needs a GPU."""
+    precision: Literal["auto", "32-true", "64-true", "tf32", "bf16-mixed", "16-mixed"] = "auto"
+    """Arithmetic of the training step. `32-true`: IEEE fp32, also in matrix products and convolutions. `tf32`: fp32
+    whose matrix products and convolutions round their inputs to 10 bits, on GPUs of compute capability 8.0 or more.
+    `16-mixed` needs a GPU."""
     compile: Literal["auto", "off", "step", "graph", "step_graph"] = "auto"
     """`step` compiles the network with `torch.compile`; `graph` launches the whole step, update included, as one CUDA
     graph, which frees small networks from the host's pace; `step_graph` captures a step of compiled kernels in such a
@@ -74,7 +76,7 @@ class Execution(Section):
         settings: dict[str, tuple[object, tuple[str, ...]]] = {
             "gradient_compression": (self.gradient_compression, ("off",)),
             "compile": (self.compile, ("auto", "off")),
-            "precision": (self.precision, ("auto", "32-true", "bf16-mixed")),
+            "precision": (self.precision, ("auto", "32-true", "tf32", "bf16-mixed")),
             "micro_batch": (self.micro_batch, ("auto", "off")),
         }
         for name, (value, possible) in settings.items():

@@ -18,7 +18,9 @@ ALIASES = {
     **dict.fromkeys(("warmup", "warmup_steps"), "recipe.warmup_epochs"),
     **dict.fromkeys(("gpus", "gpu", "devices", "num_gpus", "ngpus", "nproc_per_node"), "execution.num_devices"),
     **dict.fromkeys(("nodes", "nnodes"), "execution.num_nodes"),
-    **dict.fromkeys(("amp", "dtype", "mixed_precision", "bf16", "fp16", "fp32"), "execution.precision"),
+    **dict.fromkeys(
+        ("amp", "dtype", "mixed_precision", "bf16", "fp16", "fp32", "tf32", "allow_tf32"), "execution.precision"
+    ),
     **dict.fromkeys(("device", "cuda"), "execution.accelerator"),
     **dict.fromkeys(("threads",), "execution.num_threads"),
     **dict.fromkeys(("micro_batch_size", "accumulate_grad_batches", "grad_accum"), "execution.micro_batch"),
@@ -36,7 +38,10 @@ ALIASES = {
 }
 """Words of other tools and the settings that they mean, looked up before difflib is asked."""
 VALUE_ALIASES = {
-    "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
+    "execution.precision": {
+        **{"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"},
+        **dict.fromkeys(("tf32-true", "tensorfloat32", "high"), "tf32"),
+    }
 }
 _TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|sec|m|min|h|d)")
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}

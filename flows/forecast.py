@@ -181,7 +181,8 @@ def _moves(config: Config, plan: Plan) -> Measurement:
     arms = {name: unchanged.model_copy(update=change) for name, change in changes.items()}
     different = {name: arm for name, arm in arms.items() if arm != unchanged}
     first, *_ = different
-    return Measurement(arms={"baseline": unchanged, "candidate": different.pop(first)} | different)
+    arms = {"baseline": unchanged, "candidate": different.pop(first)} | different
+    return Measurement(arms=arms, can_leave_out=True)
 
 
 def _single(plan: Plan) -> Arm:
@@ -219,7 +220,7 @@ def _advise(
     kind = request.config.recipe.batch_scaling
     probe = moved.probe
     compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))
-    oom_stage = {} if compiled else {"execution.compile=step": "no C++ compiler was found"}
+    left_out = moved.probe.left_out | ({} if compiled else {"execution.compile=step": "no C++ compiler was found"})
     return AdviseResult(
         **run,
         preset=request.preset,
@@ -228,7 +229,7 @@ def _advise(
         predictions=tuple(predictions),
         limits=tuple(limits(profile, link, scaling) for scaling in ("strong", "weak")),
         bound=next(p for p in reversed(predictions) if p.scaling == kind).bound,
-        advice=device_profile.rank_moves(device_profile.gains(probe), oom_stage),
+        advice=device_profile.rank_moves(device_profile.gains(probe), left_out),
         cheapest=None
         if request.deadline_seconds is None
         else cheapest(profile, link, kind, request.deadline_seconds, price),

@@ -9,6 +9,7 @@
         ├── StoppedError     the caller cancelled it
         ├── MemoryLimitError a pass of a training step needs more memory than its device has
         ├── MeasureMemoryError so does what is timed before a training, which may fit all the same
+        ├── CaptureError     a training step cannot be recorded as a CUDA graph; the process is unusable
         ├── RankError        a training rank failed; carries the rank and its own traceback
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
         └── RegressionError  the run finished, got worse than the runs before it, and `track.on_regression` is fail
@@ -69,19 +70,28 @@ class MemoryLimitError(RunError):
 
 
 class MeasureMemoryError(RunError):
-    """What is timed before a training, `stage`, needs more memory than a device has left."""
+    """What comes before a training's first step needs more memory than a device has left.
 
-    def __init__(self, message: str, stage: str) -> None:
+    `stage` is `search`, `probe` or `loading`, None where that is not known yet; `arm` is the label of the arm that does
+    not fit, None where it is none.
+    """
+
+    def __init__(self, message: str, stage: str | None = None, arm: str | None = None) -> None:
         super().__init__(message)
         self.stage = stage
+        self.arm = arm
+
+
+class CaptureError(RunError):
+    """Recording a step as a CUDA graph failed, after which CUDA may refuse all further work of the process."""
 
 
 class RankError(RunError):
     """A rank failed; `rank_traceback` is its own traceback, `rank` its number (None when unknown).
 
     `final`: it said so itself, as when the loss is no longer finite, and would say so again. `too_many`: the samples of
-    a pass that its device had no memory for, where that is why. `oom_stage`: what was timed before the training when
-    there was no memory for that.
+    a pass that its device had no memory for, where that is why. `oom_stage`: what there was no memory for before the
+    training, with `oom_arm`, as in `MeasureMemoryError`. `failed_capture`: why a step could not be a CUDA graph.
     """
 
     def __init__(
@@ -93,6 +103,8 @@ class RankError(RunError):
         final: bool = False,
         too_many: int | None = None,
         oom_stage: str | None = None,
+        oom_arm: str | None = None,
+        failed_capture: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -100,6 +112,8 @@ class RankError(RunError):
         self.final = final
         self.too_many = too_many
         self.oom_stage = oom_stage
+        self.oom_arm = oom_arm
+        self.failed_capture = failed_capture
 
 
 class LostError(RunError):

@@ -20,7 +20,8 @@ R = TypeVar("R", bound=Record)
 def execution_of(plan: Plan) -> str:
     """Describe the execution that a forecast is valid for, without the number of devices."""
     threads = f", {plan.num_threads} threads" if plan.accelerator == "cpu" else ""
-    return f"{plan.device_name}{threads}, {plan.precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
+    precision = f"{plan.precision} ({plan.arithmetic})" if plan.arithmetic else plan.precision
+    return f"{plan.device_name}{threads}, {precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
 
 
 def check_prediction(outcome: Outcome, handle: RunHandle) -> dict[str, Any] | None:

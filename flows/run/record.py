@@ -56,7 +56,7 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str
         "registered": verdicts.registered,
         "view": view,
         "time_budget": outcome.trained.time_budget,
-        "execution": outcome.plan.model_dump(mode="json"),
+        "execution": outcome.plan.model_dump(mode="json") | {"arithmetic": outcome.plan.arithmetic},
         "seconds": seconds,
     }
 

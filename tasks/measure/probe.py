@@ -53,6 +53,7 @@ class ArmRunner:
     run: StepRunner
     samples_per_step: int  # over all the arm's devices
     has_diverged: Callable[[], bool] = lambda: False  # whether its last loss is not a finite number
+    arithmetic: str | None = None  # on GPUs
 
 
 class Watch(Protocol):
@@ -117,6 +118,7 @@ def run_probe(
         candidate=runners["candidate"].arm,
         batch_size=baseline.samples_per_step // baseline.arm.num_devices,
         samples_per_step={role: runner.samples_per_step for role, runner in runners.items()},
+        arithmetic={role: runner.arithmetic for role, runner in runners.items() if runner.arithmetic is not None},
         others={role: runner.arm for role, runner in runners.items() if role not in {"baseline", "candidate"}},
         diverged=tuple(role for role, runner in runners.items() if agree(float(runner.has_diverged()))),
         rounds=attempt.rounds,

@@ -13,6 +13,8 @@ class Measurement(Record):
     timed, as before a training (`AutotuneResult`)."""
     all_reduce_bytes: tuple[int, ...] = ()
     """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
+    can_leave_out: bool = False
+    """Whether arms other than baseline and candidate may be left out where they cannot be executed."""
 
 
 class AllReduceTime(Record):

@@ -58,6 +58,9 @@ class StepScheduleLike(Protocol):
     def num_steps(self, num_epochs: int) -> int:
         """Steps of a training of a number of epochs."""
 
+    def largest_part(self, rank: int) -> int:
+        """Samples of a rank's largest part of any batch."""
+
     def even_step(self, step: int) -> float:
         """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
 

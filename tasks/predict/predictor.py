@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.conf.execution import Precision
 from paceline.tasks.cluster.hardware import cpu_kind
 from paceline.tasks.data.loading.batch import Normalise, set_layout
 from paceline.tasks.files import private_directory
@@ -24,7 +25,7 @@ from paceline.tasks.model.transfer import reach_and_stride
 from paceline.tasks.predict.job import Parity, Settings, batch_size_for
 from paceline.tasks.predict.outputs import Arrays, asked_of, compare_outputs, with_head
 from paceline.tasks.predict.tiles import bands_of, grid_for, put
-from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
+from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network, set_arithmetic
 
 GPU_BATCH_BYTES = 16 * 2**20
 """Pixels of a GPU's batch: a hundred photographs fill it, and the next ones are read meanwhile."""
@@ -41,6 +42,7 @@ class Predictor:
         self.asked = asked_of(self.facts, settings.layer)
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
+        self._precision: Precision = "32-true" if plain else settings.precision
         self._dtype = torch.float32 if plain else DTYPES.get(settings.precision, torch.float32)
         self._normalise = lru_cache(maxsize=NUM_SHAPES)(
             lambda shape: Normalise(self.facts.mean, self.facts.std, shape).to(self._device)
@@ -100,6 +102,7 @@ class Predictor:
 
     @torch.no_grad()
     def _answers(self, pixels_NHWC: npt.NDArray[np.uint8], batch_size: int) -> Arrays:
+        set_arithmetic(self._precision, self._device)  # another predictor of this process may compute otherwise
         batches: list[tuple[torch.Tensor, ...]] = []
         start = 0
         while start < len(pixels_NHWC):

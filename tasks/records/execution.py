@@ -5,6 +5,22 @@ from typing import Literal
 from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
 from paceline.tasks.records.record import Choice, Record
 
+_GPU_ARITHMETIC: dict[Precision, str] = {
+    "32-true": "ieee fp32",
+    "64-true": "fp64",
+    "tf32": "tf32",
+    "bf16-mixed": "bf16, else ieee fp32",
+    "16-mixed": "fp16, else ieee fp32",
+}
+
+
+def arithmetic_of(precision: Precision, accelerator: str) -> str | None:
+    """Arithmetic of matrix products and convolutions, which `set_arithmetic` sets; None on CPUs, which have one.
+
+    Ratios depend on it as on the precision: before it was set, torch's default made convolutions of 32-true TF32.
+    """
+    return f"{_GPU_ARITHMETIC[precision]}, cudnn benchmark" if accelerator == "gpu" else None
+
 
 class Plan(Record):
     """The execution with every `auto` resolved, and the reason of each."""
@@ -23,8 +39,15 @@ class Plan(Record):
     """Samples that a rank computes on at once; None for its whole share of a batch."""
     activation_checkpointing: bool = False
     """The backward pass computes activations again."""
+    failed_capture: str | None = None
+    """Why an earlier attempt could not record the step as a CUDA graph; None where none has tried and failed."""
     reasons: dict[str, Choice]
     """For each field that was `auto`: what was chosen and why."""
+
+    @property
+    def arithmetic(self) -> str | None:
+        """Arithmetic on its devices; None on CPUs."""
+        return arithmetic_of(self.precision, self.accelerator)
 
 
 COMPILE_LABELS: dict[Compile, str] = {

@@ -61,6 +61,10 @@ class ProbeResult(Record):
     """Further arms of the same rounds, keyed as `Block.arm`: `single`, `synthetic_input`, `no_sync`, `half_batch`."""
     diverged: tuple[str, ...] = ()
     """Arms whose last loss is not a finite number, keyed as `Block.arm`: their steps are not those of a training."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Arms that could not be executed, by role, and why."""
+    arithmetic: dict[str, str] = Field(default_factory=dict)
+    """Arithmetic of each arm on GPUs, keyed as `Block.arm`; empty on CPUs and where not recorded."""
     rounds: tuple[tuple[Block, ...], ...]
     """One inner tuple per round: one block of each arm, in the order they ran."""
     seconds: float
@@ -90,7 +94,7 @@ class AutotuneResult(Record):
     slower: tuple[SlowArm, ...] = ()
     """Arms that were left out after their first steps."""
     failed: dict[str, str] = Field(default_factory=dict)
-    """Compiled arms that were left out because compiling them failed, by their labels, and why."""
+    """Arms that were left out because compiling them failed or they did not fit into memory, by label, and why."""
     compile_seconds: float = 0.0
     """That compiling took in it."""
     budget_seconds: float

@@ -110,6 +110,8 @@ class TrainResult(Record):
     """Process start to the first training step, probe excluded."""
     plan: Plan | None = None
     """What was executed, where that is not what the rules had chosen or its reasons are better ones."""
+    no_probe: str | None = None
+    """Why there was no probe, though the configuration asks for one."""
     search: AutotuneResult | None = None
     """What led to it; None where it was not searched for, or no result of an earlier search is known."""
     epoch_ends: tuple[float, ...] = ()

@@ -36,6 +36,7 @@ ARM_FIELDS = (
 )
 FIELDS_IF_USED = ("strategy", "gradient_compression", "loads", "micro_batch", "activation_checkpointing")
 """Left out where every arm has the default, such as settings of several devices."""
+ROLES = ("baseline", "candidate")
 FIELDS_ELSEWHERE = {"batch_size", "variant"}  # as samples per step, and in the diagnosis
 if {name for _, name in ARM_FIELDS} != set(Arm.model_fields) - FIELDS_ELSEWHERE:
     raise TypeError("the report does not show every field of an Arm; add the missing one to ARM_FIELDS")
@@ -129,7 +130,8 @@ def _arms(report: ReportInput) -> list[tuple[object, ...]]:
     return [
         throughput,
         *((label, *(getattr(arm, name) for arm in arms)) for label, name in ARM_FIELDS if name not in unused),
-        ("Samples per step", *(probe.samples_per_step.get(role) for role in ("baseline", "candidate"))),
+        *([("Arithmetic", *map(probe.arithmetic.get, ROLES))] if probe.arithmetic else []),
+        ("Samples per step", *(probe.samples_per_step.get(role) for role in ROLES)),
     ]
 
 

@@ -81,7 +81,7 @@ def _on_compute(config: Config, plan: Plan) -> Iterator[str]:
             "`cluster.kind` that reaches them. More devices on the same CPU only divide its cores."
         )
     yield f"The arithmetic is the limit: {more}"
-    if plan.precision in ("32-true", "64-true") and "precision" not in plan.reasons:  # else it was measured
+    if plan.precision in ("32-true", "64-true", "tf32") and "precision" not in plan.reasons:  # else it was measured
         yield "Reduced precision may help where the hardware has it: `execution.precision=bf16-mixed`."
 
 

@@ -17,6 +17,7 @@ ALLOWED = ("execution.", "data.root", "model.pretrained")  # data and weights ar
 WORLD = ("execution.num_nodes", "execution.num_devices")
 
 
+ARITHMETIC = "arithmetic"
 RESOLVED = ("accelerator", "precision", "compile", "memory_format", "loading", "strategy", "num_threads")
 """Settings that a plan has resolved where the configuration says `auto`."""
 
@@ -38,6 +39,8 @@ def comparison_facts(
     if config.model.plugin is not None:
         settings["model.package"] = config.model.plugin.identity
     resolved = {f"execution.{name}": str(getattr(plan, name)) for name in RESOLVED}
+    if plan.arithmetic is not None:
+        resolved[ARITHMETIC] = plan.arithmetic
     return (
         settings
         | resolved
@@ -56,19 +59,23 @@ def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
     """Compare the facts of two runs.
 
     Execution may differ. Everything that is learned, the code, the versions and the model of the devices must not. The
-    global batch may differ in one case only: it follows the number of devices under weak scaling in both runs.
+    arithmetic of GPUs may differ where the precision does, if both are known. The global batch may differ in one case
+    only: it follows the number of devices under weak scaling in both runs.
     """
     scaling: Literal["none", "strong", "weak"] = "none"
     if world_of(first) != world_of(second):
         weak = all(facts.get("recipe.batch_scaling") == "weak" for facts in (first, second))
         same_share = first.get("recipe.batch_size") == second.get("recipe.batch_size")
         scaling = "weak" if weak and same_share else "strong"
+    names = dict.fromkeys([*first, *second])
+    if any(facts.get("execution.accelerator") == "gpu" for facts in (first, second)):
+        names[ARITHMETIC] = None  # unknown of runs before it was set: then torch's default was TF32 in convolutions
     fields = tuple(
         FieldVerdict(
             field=field, verdict=_verdict(field, first, second, scaling), first=first_value, second=second_value
         )
         for field, first_value, second_value in (
-            (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN)) for name in dict.fromkeys([*first, *second])
+            (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN)) for name in names
         )
     )
     matches = bool(fields) and all(field.verdict != "breaks" for field in fields)
@@ -95,6 +102,9 @@ def _verdict(
     first_value, second_value = first.get(field, UNKNOWN), second.get(field, UNKNOWN)
     if first_value == second_value and first_value != UNKNOWN:
         return "same"
+    follows = first.get("execution.precision") != second.get("execution.precision")
+    if field == ARITHMETIC and follows and UNKNOWN not in (first_value, second_value):
+        return "allowed"
     if field.startswith(ALLOWED) or (field == "global_batch_size" and scaling == "weak"):
         return "allowed"
     return "breaks"

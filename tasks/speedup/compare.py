@@ -160,7 +160,7 @@ def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | N
 
 
 def _which(verdict: MatchVerdict) -> str:
-    if all("unknown" in (field.first, field.second) for field in verdict.breaking):
+    if all("unknown" in (field.first, field.second) for field in verdict.fields):
         return "nothing is known of one of them"
     names = [field.field for field in verdict.breaking]
     more = len(names) - MAX_NAMED

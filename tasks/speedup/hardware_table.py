@@ -19,7 +19,7 @@ from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.comparability import UNKNOWN
 from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
 
-FREE = ("execution.", "data.root", "model.pretrained", "device")  # prefixes of facts that may differ
+FREE = ("execution.", "arithmetic", "data.root", "model.pretrained", "device")  # prefixes of facts that may differ
 CONFIDENCE = 0.95
 MIN_REPEATS = 2  # runs of each side, for an interval
 MAX_CODE = 12  # characters of a commit that are shown

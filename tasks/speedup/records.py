@@ -30,6 +30,9 @@ class SpeedupResult(Record):
     baseline: str | None = None
     """What the run was divided by, in words."""
     candidate: str | None = None
+    baseline_arithmetic: str | None = None
+    candidate_arithmetic: str | None = None
+    """Arithmetic of matrix products and convolutions on GPUs, with cuDNN's mode; None on CPUs and where unknown."""
     baseline_samples_per_second: float | None = None
     candidate_samples_per_second: float | None = None
     """Steady-state throughput of the two arms, over all their devices."""

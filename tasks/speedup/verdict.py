@@ -71,7 +71,8 @@ def speedup_result(
     """Judge a probe."""
     ratio = speedup_ratio(probe.rounds) if probe else None
     if probe is None or ratio is None:
-        return SpeedupResult(verdict="not measured: the run had no probe", cause="not measured")
+        why = (train and train.no_probe) or "the run had no probe"
+        return SpeedupResult(verdict=f"not measured: {why}", cause="not measured")
     validity = probe.validity
     if validity.num_cores is None and num_cores is not None:
         validity = judge(validity.model_copy(update={"num_cores": num_cores}))
@@ -108,6 +109,8 @@ def speedup_result(
         cause=cause,
         baseline=probe.baseline.label,
         candidate=probe.candidate.label,
+        baseline_arithmetic=probe.arithmetic.get("baseline"),
+        candidate_arithmetic=probe.arithmetic.get("candidate"),
         baseline_samples_per_second=1 / _median_seconds(probe, "baseline"),
         candidate_samples_per_second=1 / _median_seconds(probe, "candidate"),
         contaminated=facts.validity.contaminated,
@@ -328,6 +331,7 @@ _FACTOR_TEXT: dict[str, dict[str, str]] = {
     "precision": {
         "32-true": "fp32 arithmetic",
         "64-true": "fp64 arithmetic",
+        "tf32": "TF32 arithmetic",
         "bf16-mixed": "bf16 arithmetic",
         "16-mixed": "fp16 arithmetic",
     },

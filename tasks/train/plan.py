@@ -16,7 +16,7 @@ from paceline.tasks.train.checkpoint_interval import rule
 
 # Share of a device's memory for a resident data set; the rest is for the model, its activations and the system.
 RESIDENT_MEMORY_FRACTION = 0.25
-BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 tensor cores
+BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 and TF32 tensor cores
 
 
 def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
@@ -71,7 +71,16 @@ def can_capture(plan: Plan) -> bool:
     """Whether the whole step could be one CUDA graph, in which NCCL exchanges the gradients of several ranks."""
     can_exchange = plan.world_size == 1 or (plan.strategy == "ddp" and plan.gradient_compression == "off")
     is_free = plan.precision != "16-mixed" and not plan.activation_checkpointing  # of decisions of the host
-    return plan.accelerator == "gpu" and can_exchange and is_free
+    return plan.failed_capture is None and plan.accelerator == "gpu" and can_exchange and is_free
+
+
+def without_graph(plan: Plan, reason: str) -> Plan:
+    """The plan without CUDA graphs, after recording one has failed for a reason."""
+    chosen = "off" if plan.compile in CAPTURED else plan.compile
+    choice = Choice(value=chosen, reason=f"no CUDA graph, because {reason}")
+    return plan.model_copy(
+        update={"compile": chosen, "failed_capture": reason, "reasons": plan.reasons | {"compile": choice}}
+    )
 
 
 def _accelerator(config: Config, hardware: Hardware, reasons: dict[str, Choice]) -> Literal["cpu", "gpu"]:
@@ -109,14 +118,17 @@ def _precision(
     config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]
 ) -> Precision:
     configured = config.execution.precision
-    if configured == "16-mixed" and accelerator == "cpu":
+    if configured in ("16-mixed", "tf32") and accelerator == "cpu":
         raise InputError(
-            f"execution.precision=16-mixed is for GPUs, and {hardware.host} trains on its CPU; "
+            f"execution.precision={configured} is for GPUs, and {hardware.host} trains on its CPU; "
             "use bf16-mixed or 32-true"
         )
     old = [gpu.name for gpu in hardware.gpus if gpu.compute_capability < BF16_CAPABILITY]
-    if configured == "bf16-mixed" and accelerator == "gpu" and old:
-        raise InputError(f"execution.precision=bf16-mixed: {old[0]} has no bf16 arithmetic; use 16-mixed or 32-true")
+    if configured in ("bf16-mixed", "tf32") and accelerator == "gpu" and old:
+        kind = configured.removesuffix("-mixed")
+        raise InputError(
+            f"execution.precision={configured}: {old[0]} has no {kind} arithmetic; use 16-mixed or 32-true"
+        )
     if configured != "auto":
         return configured
     reasons["precision"] = _auto_precision(hardware, accelerator, bool(old))
@@ -140,8 +152,8 @@ def _strategy(config: Config, precision: Precision) -> Literal["single", "ddp", 
         return "ddp"
     if precision == "16-mixed":  # of `auto`: the configuration itself refuses it
         raise InputError(
-            "execution.strategy=fsdp trains in 32-true or bf16-mixed, and execution.precision=auto is 16-mixed on this "
-            "GPU, which has no bf16 arithmetic; use execution.precision=32-true, or ddp"
+            "execution.strategy=fsdp trains in 32-true, tf32 or bf16-mixed, and execution.precision=auto is 16-mixed "
+            "on this GPU, which has no bf16 arithmetic; use execution.precision=32-true, or ddp"
         )
     return "fsdp"
 
@@ -183,7 +195,7 @@ def _check_graph(plan: Plan, hardware: Hardware) -> None:
         return
     gloo = " whose gradients gloo exchanges outside of any CUDA graph," if plan.accelerator == "cpu" else ""
     raise InputError(
-        f"execution.compile={plan.compile} is for GPUs in 32-true, 64-true or bf16-mixed, which exchange gradients by "
+        f"execution.compile={plan.compile} is for GPUs in 32-true, 64-true, tf32 or bf16-mixed, which exchange gradients by "
         f"NCCL without compression, and this is {plan.world_size} {plan.accelerator.upper()} of {hardware.host},{gloo} "
         f"in {plan.precision} with gradient_compression={plan.gradient_compression}; use step, off or auto"
     )

@@ -1,5 +1,7 @@
 """The specification of one rank, written as JSON for its process."""
 
+from pydantic import Field
+
 from paceline.conf.config import Config
 from paceline.tasks.measure.records import Measurement
 from paceline.tasks.records.data import PreparedSet, Pretrained
@@ -41,6 +43,8 @@ class RankSpec(Record):
     """What an earlier attempt of this training has measured; None to measure."""
     search: AutotuneResult | None = None
     """What is known of the executions that `auto` can choose from; None for nothing."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Labels of arms that an earlier attempt had no memory for, and why they are not timed."""
     may_search: bool = False
     """Whether this attempt may time executions before it trains."""
     home: str

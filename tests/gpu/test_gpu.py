@@ -13,11 +13,11 @@ from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
-from paceline.tasks.train.step.precision import make_scaler, prepare_network
+from paceline.tasks.train.step.precision import make_scaler, prepare_network, set_arithmetic
 from paceline.tasks.train.step.train_step import TrainStep
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", "tf32", "bf16-mixed", "16-mixed"])
 def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     from distributed import LocalCluster
 
@@ -49,6 +49,25 @@ def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     assert result.devices == (f"{here.gpus[0].name} {here.gpus[0].uuid}",)
     assert math.isfinite(result.final_loss)
     assert result.probe is not None
+
+
+@pytest.mark.parametrize("operation", ["convolution", "product"])
+def test_fp32_is_ieee_and_tf32_is_another_precision(operation):
+    torch.manual_seed(0)
+    if operation == "product":
+        inputs, weights, compute = torch.randn(512, 512), torch.randn(512, 512), torch.matmul
+    else:
+        inputs, weights, compute = torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3), torch.nn.functional.conv2d
+    exact = compute(inputs.double(), weights.double())
+    errors = {}
+    for precision in ("32-true", "tf32", "bf16-mixed"):
+        set_arithmetic(precision, torch.device("cuda"))
+        found = compute(inputs.cuda(), weights.cuda()).cpu().double()
+        errors[precision] = float((found - exact).norm() / exact.norm())
+    assert errors["32-true"] < 1e-5
+    assert errors["bf16-mixed"] < 1e-5, "outside of autocast"
+    if torch.cuda.get_device_capability() >= (8, 0):
+        assert 1e-5 < errors["tf32"] < 1e-2
 
 
 def test_a_cluster_of_dask_cuda_trains():

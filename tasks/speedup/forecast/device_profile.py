@@ -118,13 +118,13 @@ _WHY: dict[str, str] = {
 }
 
 
-def rank_moves(measured: Mapping[str, Interval], oom_stage: Mapping[str, str]) -> tuple[Advice, ...]:
+def rank_moves(measured: Mapping[str, Interval], left_out: Mapping[str, str]) -> tuple[Advice, ...]:
     """Rank significant gains first, the largest at the top; then unmeasured settings; then those that do not pay."""
     gains: list[Advice] = []
     unranked: list[Advice] = []
     for setting, ratio in sorted(measured.items(), key=lambda item: -item[1].value):
         (gains if ratio.low is not None and ratio.low > 1 else unranked).append(_advice(setting, ratio))
-    unknown = [Advice(setting=name, ratio=None, low=None, high=None, reason=why) for name, why in oom_stage.items()]
+    unknown = [Advice(setting=name, ratio=None, low=None, high=None, reason=why) for name, why in left_out.items()]
     return (*gains, *unknown, *unranked)
 
 

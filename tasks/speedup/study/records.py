@@ -15,7 +15,7 @@ class FieldVerdict(Record):
     """One fact of two runs, compared."""
 
     field: str
-    """Dotted setting, or one of: data, code, versions, device, global_batch_size."""
+    """Dotted setting, or one of: data, code, versions, device, arithmetic, global_batch_size."""
     verdict: Literal["same", "allowed", "breaks"]
     """`allowed`: it may differ between compared runs, and does."""
     first: str

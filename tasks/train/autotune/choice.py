@@ -28,18 +28,16 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
     contaminated = bool(search.validity.contaminated)
     best = chosen_arm(search.probes, rules, num_steps, search.compile_seconds)
     names = ARITHMETIC if contaminated else SEARCHED
-    changes = {name: value for name, value in _changes(rules, best).items() if name in names}
+    changes = {name: value for name, value in changes_between(rules, best).items() if name in names}
     note = " (while other programs used the machine)" if contaminated else ""
     reasons = dict(plan.reasons)
     for name in names:
-        notes = [*_timing_notes(search, name, getattr(plan, name))][
-            -1:
-        ]  # the last is relative to the best of the others
+        figures = _figures(search, name, getattr(plan, name))
         if name in changes:
-            reason = f"timed before training{note}: {''.join(notes) or 'with other settings, ' + best.label}"
+            reason = f"timed before training{note}: {figures or 'with other settings, ' + best.label}"
             reasons[name] = Choice(value=changes[name], reason=reason)
-        elif notes and name in reasons:
-            reason = f"{reasons[name].reason}; timed{note}: {notes[0]}"
+        elif figures and name in reasons:
+            reason = f"{reasons[name].reason}; timed{note}: {figures}"
             reasons[name] = Choice(value=reasons[name].value, reason=reason)
     return plan.model_copy(update=changes | {"reasons": reasons})
 
@@ -53,7 +51,7 @@ def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compil
             continue
         winner = best_role(probe, compile_seconds, num_steps)
         if winner is not None:
-            best = best.model_copy(update=_changes(probe.candidate, roles_of(probe)[winner]))
+            best = best.model_copy(update=changes_between(probe.candidate, roles_of(probe)[winner]))
     return best
 
 
@@ -73,7 +71,7 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
         gain = arm_ratio(probe.rounds, planned, role)
         if gain is None or gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
             continue
-        changes = _changes(arms[planned], arms[role])
+        changes = changes_between(arms[planned], arms[role])
         changes.pop("num_threads", None)  # the baseline has those of the training
         changes = {name: value for name, value in changes.items() if name != "loading"} or changes
         if changes and changes.keys() <= plan.reasons.keys():
@@ -87,7 +85,7 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
 
 def plan_of_probe(plan: Plan, arm: Arm, probe: ProbeResult) -> Plan:
     """The plan with the execution of an earlier attempt's probe, for a restart; `arm` is the plan's."""
-    changes = _changes(arm, probe.candidate)
+    changes = changes_between(arm, probe.candidate)
     changes = {name: value for name, value in changes.items() if name in plan.reasons and value is not None}
     return _with_changes(plan, changes, "measured by the attempt before the restart") if changes else plan
 
@@ -135,11 +133,12 @@ def combine_roles(probe: ProbeResult, roles: Iterable[str]) -> Arm:
     arms = roles_of(probe)
     changes: dict[str, Any] = {}
     for role in roles:
-        changes |= _changes(probe.candidate, arms[role])
+        changes |= changes_between(probe.candidate, arms[role])
     return probe.candidate.model_copy(update=changes)
 
 
-def _changes(before: Arm, after: Arm) -> dict[str, Any]:
+def changes_between(before: Arm, after: Arm) -> dict[str, Any]:
+    """Settings that autotuning can change in which an arm differs from another, with its values."""
     return {name: getattr(after, name) for name in SEARCHED if getattr(after, name) != getattr(before, name)}
 
 
@@ -149,18 +148,25 @@ def step_seconds(probe: ProbeResult, role: str) -> float:
     return statistics.median(per_sample) * probe.samples_per_step[role]
 
 
-def _timing_notes(search: AutotuneResult, name: str, planned: object) -> Iterator[str]:
-    """Speeds of the arms that differ from their candidate in this setting only."""
+def _figures(search: AutotuneResult, name: str, planned: object) -> str:
+    """Speeds of the arms that differ from their candidate in this setting only; the last candidate is the best."""
+    notes = [*_timing_notes(search, name, planned)]
+    return "; ".join(note for candidate, note in notes if candidate == notes[-1][0])
+
+
+def _timing_notes(search: AutotuneResult, name: str, planned: object) -> Iterator[tuple[Arm, str]]:
     for slow in search.slower:
-        if _changes(slow.candidate, slow.arm).keys() == {name}:
+        if changes_between(slow.candidate, slow.arm).keys() == {name}:
             value, before = getattr(slow.arm, name), getattr(slow.candidate, name)
-            yield f"{value} {1 / slow.times:.2f} x the speed of {before or planned} in its first steps"
+            times = f"{value} {1 / slow.times:.2f} x the speed of {before or planned} in its first steps"
+            yield slow.candidate, times
     for probe in search.probes:
         for role, arm in roles_of(probe).items():
             value, before = getattr(arm, name), getattr(probe.candidate, name)
-            alone = _changes(probe.candidate, arm).keys() == {name}
+            alone = changes_between(probe.candidate, arm).keys() == {name}
             gain = arm_ratio(probe.rounds, "candidate", role) if alone else None
             if gain is not None and gain.low is not None:
                 cost = f", compiled in {search.compile_seconds:.0f} s" if name == "compile" else ""
                 interval = f"[{gain.low:.2f}, {gain.high:.2f}]"
-                yield f"{value} {gain.value:.2f} x {interval} the speed of {before or planned}{cost}"
+                times = f"{value} {gain.value:.2f} x {interval} the speed of {before or planned}{cost}"
+                yield probe.candidate, times

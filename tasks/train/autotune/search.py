@@ -6,7 +6,10 @@ Runs on copies of the training's network, in two parts:
    device already. About two seconds before every training without a cached result. A CPU's feature flags do not
    decide: on some CPUs, bf16 instructions are slower than fp32.
 2. The settings, in a training long enough to pay for it: each open setting changed alone, then the winners together,
-   then compiling, in the training's own steps. At most a twentieth of the planned training time.
+   then precisions again in a CUDA graph, then compiling, in the training's own steps. At most a twentieth of the
+   planned training time.
+
+On GPUs each arm's warm-up holds the runs in which cuDNN's benchmark mode chooses its algorithms.
 """
 
 import itertools
@@ -16,15 +19,20 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from torch import distributed
+
 from paceline.conf.config import Speedup
-from paceline.tasks.errors import one_line
+from paceline.conf.execution import CAPTURED, Precision
+from paceline.tasks.errors import CaptureError, one_line
 from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, SlowArm, Validity
 from paceline.tasks.train.autotune.choice import (
+    ARITHMETIC,
     LAYER_SETTINGS,
     best_role,
+    changes_between,
     chosen_arm,
     combine_roles,
     roles_of,
@@ -34,7 +42,7 @@ from paceline.tasks.train.autotune.choice import (
 from paceline.tasks.train.plan import arm_of, can_capture
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, ArmBenchmark
-from paceline.tasks.train.step.micro_batches import oom_sample_count
+from paceline.tasks.train.step.micro_batches import is_out_of_memory
 
 LAYER_SECONDS = 2.0  # least time for the layers; in a longer training, `LAYER_SHARE` of its planned time
 LAYER_SHARE = 0.01
@@ -54,8 +62,20 @@ MAX_REASON = 300  # characters of a compiler's error
 HALF_WIDTH = 0.01  # relative half-width of an interval at which a probe of a search stops
 
 
+def other_precisions(plan: Plan) -> tuple[Precision, ...]:
+    """Precisions that could be faster than the plan's where it is open, the likeliest first.
+
+    fp16 is none of them: its scaler skips steps and so changes what is learned, and a GPU that has bf16 computes it as
+    fast. Older GPUs, which lack bf16 and TF32, have fp16 by their rule. TF32 loses less than either.
+    """
+    if "precision" not in plan.reasons or plan.precision == "32-true":
+        return ()
+    has_tf32 = plan.accelerator == "gpu" and plan.precision == "bf16-mixed"
+    return ("tf32", "32-true") if has_tf32 else ("32-true",)
+
+
 def alternatives(plan: Plan) -> dict[str, Arm]:
-    """Arms that could be faster than the rules' arm, by the one setting that differs."""
+    """Arms that could be faster than the rules' arm, each by one setting that differs."""
     changes: dict[str, object] = {}
     if can_capture(plan) and plan.world_size == 1:  # several ranks: only where it is asked for, until GPUs have run it
         changes["compile"] = "graph"
@@ -64,24 +84,23 @@ def alternatives(plan: Plan) -> dict[str, Arm]:
     changes["memory_format"] = "contiguous" if plan.memory_format == "channels_last" else "channels_last"
     if plan.accelerator == "cpu" and plan.num_threads > 1:
         changes["num_threads"] = plan.num_threads // 2
-    if plan.precision != "32-true":
-        changes["precision"] = "32-true"
-    return {
+    arms = {
         name: arm_of(plan).model_copy(update={name: value}) for name, value in changes.items() if name in plan.reasons
+    }
+    return arms | {
+        f"precision {value}": arm_of(plan).model_copy(update={"precision": value}) for value in other_precisions(plan)
     }
 
 
 def layer_arms(plan: Plan) -> list[Arm]:
     """The open combinations of precision and memory format, the rules' first; eager, on one batch on the device."""
-    alternative_arms = alternatives(plan)
     rules = arm_of(plan).model_copy(update={"variant": "synthetic_input", "loading": "foreground", "compile": "off"})
-    choices = [
-        [getattr(arm, name) for arm in (rules, alternative_arms.get(name)) if arm is not None]
-        for name in ("precision", "memory_format")
-    ]
+    formats = [plan.memory_format]
+    if "memory_format" in plan.reasons:
+        formats.append(alternatives(plan)["memory_format"].memory_format)
     return [
         rules.model_copy(update={"precision": precision, "memory_format": memory_format})
-        for precision, memory_format in itertools.product(*choices)
+        for precision, memory_format in itertools.product((plan.precision, *other_precisions(plan)), formats)
     ]
 
 
@@ -96,6 +115,8 @@ def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneR
     if plan.strategy == "fsdp" or not is_open or (earlier is not None and num_affordable < 1):
         return None
     session, watch = _AutotuneSession(bench, num_steps), bench.watch()
+    if plan.failed_capture is not None:
+        session.failed[arm_of(plan).model_copy(update={"compile": "graph"}).label] = plan.failed_capture
     if earlier is not None and session.budget_for_settings(arm_of(plan)) < AGAIN_FACTOR * earlier.budget_seconds:
         return None
     session.time_layers(plan)
@@ -169,9 +190,10 @@ class _AutotuneSession:
         """Compare the best arm so far with each open setting, then with all winners, then with the compiled step."""
         best = chosen_arm(tuple(self.probes), arm_of(plan), self.num_steps, self.compile_seconds)
         layers = {name: getattr(best, name) or getattr(plan, name) for name in LAYER_SETTINGS}
+        fastest = plan.model_copy(update=layers)
         candidates = {
-            name: best.model_copy(update={name: getattr(arm, name)})
-            for name, arm in alternatives(plan.model_copy(update=layers)).items()
+            name: best.model_copy(update=changes_between(arm_of(fastest), arm))
+            for name, arm in alternatives(fastest).items()
         }
         self._start_part(self.budget_for_settings(best))
         num_before = len(self.probes)
@@ -179,6 +201,14 @@ class _AutotuneSession:
         singly = self.probes[num_before:]
         if singly and len(winners := winning_roles(singly[0], 0.0, self.num_steps)) > 1:
             best = self.again(best, {"together": combine_roles(singly[0], winners)})
+        if best.compile in CAPTURED:  # eager layers of small networks have shown the host's pace, not the device's
+            layers_again = [
+                best.model_copy(update={name: getattr(arm, name) for name in ARITHMETIC})
+                for arm in layer_arms(plan)
+                if can_capture(plan.model_copy(update={"precision": arm.precision}))
+            ]
+            others = {arm.label: arm for arm in layers_again if arm != best}
+            best = self.again(best, dict(list(others.items())[:num_affordable]))
         if "compile" in plan.reasons and not plan.activation_checkpointing and self.can_compile():
             self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
 
@@ -224,13 +254,24 @@ class _AutotuneSession:
         return None
 
     def _run_first_step(self, stack: ExitStack, arm: Arm) -> tuple[ArmRunner, float] | None:
-        """The arm's runner and the seconds of its first step; None where the compiler of any rank fails."""
+        """The arm's runner and the seconds of its first step; None where it does not fit or its compiler fails.
+
+        Want of memory is raised where other ranks wait for this one, or a CUDA graph was being recorded: then the group
+        must restart without the arm.
+        """
+        if left_out := self.bench.left_out({"": arm}):
+            self.failed[arm.label] = left_out[""][:MAX_REASON]
+            return None
         started, reason = None, ""
         try:
-            runner = self.bench.runner(stack, arm)
-            started = runner, sum(runner.run(1))
+            with ExitStack() as own:
+                runner = self.bench.runner(own, arm)
+                started = runner, sum(runner.run(1))
+                stack.push(own.pop_all())
         except Exception as error:
-            if arm.compile == "off" or oom_sample_count(error) is not None:
+            is_alone = not distributed.is_initialized() and arm.compile not in CAPTURED
+            may_go_on = is_alone if is_out_of_memory(error) else arm.compile != "off"
+            if isinstance(error, CaptureError) or not may_go_on:
                 raise
             reason = one_line(error)[:MAX_REASON]
         if min(group.all_gather(float(started is not None))) == 0:

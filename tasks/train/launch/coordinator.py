@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.conf.config import Config
+from paceline.conf.execution import CAPTURED
 from paceline.conf.plugins import model_facts
 from paceline.tasks.cluster.client import call_workers, connect
 from paceline.tasks.errors import LostError, RankError
@@ -29,12 +30,18 @@ from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.track.metrics_upload import upload_metrics
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
-from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
+from paceline.tasks.train.launch.out_of_memory import (
+    restore_micro_batch,
+    save_micro_batch,
+    with_smaller_micro_batch,
+    with_streaming,
+)
 from paceline.tasks.train.launch.placement import can_add_ranks, find_placements, has_free_devices, reserve
 from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup
 from paceline.tasks.train.launch.rank_process import interface_of
 from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
+from paceline.tasks.train.plan import without_graph
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from paceline.tasks.train.rank_spec import RankSpec
 
@@ -125,7 +132,7 @@ def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -
                 stack.enter_context(_progress(client, job.run_id, attempts.note_progress, on_progress))
                 return attempts.next(client, placements), recovery
         except (RankError, LostError) as error:
-            if attempts.halve_micro_batch(error) or attempts.skip_measurement(error):
+            if attempts.adapt(error):
                 recovery.restart_with_new_group(str(error), attempts.num_ranks, attempts.steps_done)
             else:
                 recovery.judge(error, attempts.num_ranks, attempts.steps_done)
@@ -152,6 +159,9 @@ class _Attempts:
         self._first = 1 + max(attempts(job.directory), default=-1)
         self._number = self._first
         self._next_look = 0.0
+        self._searches_again = False
+        self._left_out: dict[str, str] = {}
+        """Labels of arms that did not fit into memory, and why they are not timed."""
         self._saved_epochs: int | None = None
         """Number of epochs in a checkpoint, by rank 0's progress."""
         self._saved_epochs_before: int | None = None
@@ -186,7 +196,8 @@ class _Attempts:
             earlier = {
                 "probe": self._read_earlier(ProbeResult, PROBE_FILE),
                 "search": self._read_earlier(AutotuneResult, SEARCH_FILE) or job.search,
-                "may_search": job.may_search and self._number == self._first,
+                "may_search": job.may_search and (self._number == self._first or self._searches_again),
+                "left_out": self._left_out,
             }
             self._resume = True
             self._number += 1
@@ -201,15 +212,21 @@ class _Attempts:
             self.steps_done = group.steps_done
             group.end()
 
-    def halve_micro_batch(self, error: RankError | LostError) -> bool:
-        """Halve the micro-batch for the next attempt if the last one ran out of memory; return whether it did.
+    def adapt(self, error: RankError | LostError) -> bool:
+        """Change the next attempt where the last one ran out of memory or failed to record a CUDA graph.
+
+        Returns:
+            Whether it did.
 
         Raises:
-            RankError: it did, and the micro-batch cannot become smaller.
+            RankError: it did, and what was asked for leaves nothing to change.
         """
-        plan = (
-            with_smaller_micro_batch(self._job.plan, self._job.config, error) if isinstance(error, RankError) else None
-        )
+        if not isinstance(error, RankError):
+            return False
+        return self._halve_micro_batch(error) or self._leave_out(error) or self._exclude_graphs(error)
+
+    def _halve_micro_batch(self, error: RankError) -> bool:
+        plan = with_smaller_micro_batch(self._job.plan, self._job.config, error)
         if plan is None:
             return False
         save_micro_batch(self._job.directory, plan)
@@ -218,16 +235,42 @@ class _Attempts:
         logger.warning("%s; continuing with micro-batches of %s, on the same batches", choice.reason, choice.value)
         return True
 
-    def skip_measurement(self, error: RankError | LostError) -> bool:
-        """Leave out the autotuning or the probe if the last attempt ran out of memory in it; return whether it did."""
-        if not isinstance(error, RankError) or error.oom_stage is None:
+    def _leave_out(self, error: RankError) -> bool:
+        """Leave out what had no memory before the training: an arm, else all that was timed, or the resident set."""
+        stage, arm, job = error.oom_stage, error.oom_arm, self._job
+        if stage is None:
             return False
-        if error.oom_stage == "probe":
-            config = self._job.config
-            speedup = config.speedup.model_copy(update={"baseline": "none", "diagnose": False})
-            self._job = self._job.model_copy(update={"config": config.model_copy(update={"speedup": speedup})})
-        logger.warning("Not enough memory for the %s next to the training; training without it", error.oom_stage)
-        return True  # only the first attempt autotunes
+        if stage == "loading":
+            self._job = job.model_copy(update={"plan": with_streaming(job.plan, error)})
+            logger.warning("Not enough memory for the set; streaming it")
+            return True
+        is_new = arm is not None and arm not in self._left_out
+        if job.measurement is not None and not (is_new and _is_optional(arm, job.measurement)):
+            raise RankError(f"{error}; use a smaller recipe.batch_size", error.rank, error.rank_traceback, final=True)
+        self._searches_again = is_new and stage == "search"
+        if arm is not None and is_new:
+            self._left_out[arm] = f"{arm} needs more memory than {job.plan.device_name} has next to the training"
+            logger.warning("%s; leaving it out of the %s", self._left_out[arm], stage)
+            return True
+        if stage == "probe":
+            speedup = job.config.speedup.model_copy(update={"baseline": "none", "diagnose": False})
+            self._job = job.model_copy(update={"config": job.config.model_copy(update={"speedup": speedup})})
+        logger.warning("Not enough memory for the %s next to the training; training without it", stage)
+        return True
+
+    def _exclude_graphs(self, error: RankError) -> bool:
+        """Leave out CUDA graphs after one could not be recorded; what was timed before may have been one."""
+        reason, job = error.failed_capture, self._job
+        if reason is None:
+            return False
+        is_demanded = job.measurement is not None and not job.measurement.can_leave_out
+        if is_demanded or job.config.execution.compile in CAPTURED:
+            advice = "use execution.compile=auto, step or off"
+            raise RankError(f"{error}; {advice}", error.rank, error.rank_traceback, final=True) from error
+        self._job = job.model_copy(update={"plan": without_graph(job.plan, reason), "search": None})
+        self._first = self._number
+        logger.warning("%s; training without CUDA graphs", reason)
+        return True
 
     def note_progress(self, facts: dict[str, Any]) -> None:
         """Take rank 0's progress."""
@@ -262,6 +305,12 @@ class _Attempts:
             if path.exists():
                 return kind.model_validate_json(path.read_text(encoding="utf-8"))
         return None
+
+
+def _is_optional(arm: str | None, measurement: Measurement) -> bool:
+    """Whether a measurement may leave out the arm of this label."""
+    needed = {each.label for role, each in measurement.arms.items() if role in ("baseline", "candidate")}
+    return arm not in needed and (measurement.can_leave_out or not measurement.arms)
 
 
 def _describe_smaller_group(config: Config, num_ranks: int) -> str:

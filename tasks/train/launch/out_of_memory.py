@@ -1,4 +1,4 @@
-"""Out of memory: the next attempt of a training takes half the micro-batch.
+"""Out of memory: the next attempt of a training takes half the micro-batch, or streams a set that does not fit.
 
 It restarts from the newest checkpoint: fresh processes have all of the device's memory, and no rank waits for another
 in the middle of a step. The micro-batch is saved with the run, so that a resumed run uses the same one.
@@ -45,6 +45,19 @@ def _advice(config: Config, num: int) -> str | None:
     if micro_batch != "auto":
         return f"execution.micro_batch={micro_batch} is fixed; use execution.micro_batch=auto, or {-(-num // 2)}"
     return None
+
+
+def with_streaming(plan: Plan, error: RankError) -> Plan:
+    """The plan that streams the set, whose resident copy did not fit.
+
+    Raises:
+        RankError: `error` with advice, where the loading is fixed or streams already.
+    """
+    if plan.loading != "resident" or "loading" not in plan.reasons:
+        advice = "use execution.loading=streaming, or a smaller recipe.batch_size"
+        raise RankError(f"{error}; {advice}", error.rank, error.rank_traceback, final=True) from error
+    choice = Choice(value="streaming", reason=f"the set did not fit into the memory of {plan.device_name}")
+    return plan.model_copy(update={"loading": "streaming", "reasons": plan.reasons | {"loading": choice}})
 
 
 def save_micro_batch(directory: Path, plan: Plan) -> None:

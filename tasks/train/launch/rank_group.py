@@ -244,6 +244,8 @@ class RankGroup:
             final=first.final,
             too_many=first.too_many,
             oom_stage=first.oom_stage,
+            oom_arm=first.oom_arm,
+            failed_capture=first.failed_capture,
         )
 
     def _check_futures(self) -> None:

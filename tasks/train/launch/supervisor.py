@@ -52,7 +52,11 @@ class RankOutcome(Record):
     too_many: int | None = None
     """Samples of the micro-batch that ran out of memory."""
     oom_stage: str | None = None
-    """Measurement before the training that ran out of memory."""
+    """Work before the training that ran out of memory."""
+    oom_arm: str | None = None
+    """Label of its arm that did."""
+    failed_capture: str | None = None
+    """Why recording a CUDA graph failed."""
     traceback: str
     """The rank's traceback, else the end of its log."""
     failed_at: float | None
@@ -264,6 +268,8 @@ def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_second
         final=bool(error.get("final")),
         too_many=error.get("too_many"),
         oom_stage=error.get("oom_stage"),
+        oom_arm=error.get("oom_arm"),
+        failed_capture=error.get("failed_capture"),
         traceback=error.get("traceback") or log[-LOG_TAIL_CHARACTERS:],
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,

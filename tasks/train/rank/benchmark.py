@@ -3,19 +3,20 @@
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 
 import torch
 from torch import distributed
 
-from paceline.conf.execution import Compression
+from paceline.conf.execution import CAPTURED, Compression
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import TrainLoader
+from paceline.tasks.errors import MeasureMemoryError
 from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
-from paceline.tasks.records.execution import BASELINE, Arm
+from paceline.tasks.records.execution import BASELINE, Arm, arithmetic_of
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.launch.layout import PROBE_FILE
@@ -23,6 +24,7 @@ from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
+from paceline.tasks.train.step.micro_batches import is_out_of_memory
 
 NUM_WARM_UP = 3
 MAX_SWITCHES = 2  # times that a probe may switch the execution: to another arithmetic, then to another loading
@@ -75,11 +77,24 @@ class ArmBenchmark:
         return max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
 
     def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
-        """Measure arms in alternating blocks; the same result on every rank."""
-        settings = self._context.config.speedup
+        """Measure arms in alternating blocks, without those that cannot be executed; the same result on every rank."""
+        settings, left_out = self._context.config.speedup, self.left_out(arms)
         with ExitStack() as stack:
-            runners = {role: self.runner(stack, arm, ready.get(role)) for role, arm in arms.items()}
-            return run_probe(runners, settings, group.broadcast, self.watch)
+            runners = {
+                role: self.runner(stack, arm, ready.get(role)) for role, arm in arms.items() if role not in left_out
+            }
+            probe = run_probe(runners, settings, group.broadcast, self.watch)
+        return probe.model_copy(update={"left_out": left_out})
+
+    def left_out(self, arms: Mapping[str, Arm]) -> dict[str, str]:
+        """Arms that cannot be executed, as an earlier attempt has found, by role, and why."""
+        spec = self._context.spec
+        no_graph = spec.plan.failed_capture
+        reasons = {
+            role: spec.left_out.get(arm.label, no_graph if arm.compile in CAPTURED else None)
+            for role, arm in arms.items()
+        }
+        return {role: reason for role, reason in reasons.items() if reason is not None}
 
     def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:
         """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours."""
@@ -121,16 +136,19 @@ class ArmBenchmark:
         samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
         if arm.num_devices == 1 and not context.writes:
             return ArmRunner(arm, lambda num_steps: [], samples)  # this rank takes no part in the arm
-        source = ready if ready is not None else self._source(stack, arm, plan)
-        step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
+        with _name_arm(arm):
+            source = ready if ready is not None else self._source(stack, arm, plan)
+            step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
         run = self._on_threads(arm, stack.enter_context(closing(step)).run)
-        return ArmRunner(arm, run, samples, has_diverged=step.has_diverged)
+        arithmetic = arithmetic_of(arm.precision, context.spec.plan.accelerator)
+        return ArmRunner(arm, run, samples, step.has_diverged, arithmetic)
 
     def _on_threads(self, arm: Arm, run: StepRunner) -> StepRunner:
         def steps(number: int) -> Sequence[float]:
             torch.set_num_threads(arm.num_threads or self._context.num_threads)
             try:
-                return run(number)
+                with _name_arm(arm):
+                    return run(number)
             finally:
                 torch.set_num_threads(self._context.spec.plan.num_threads)
 
@@ -142,6 +160,17 @@ class ArmBenchmark:
             with closing(self._context.loader(arm, plan, rank)) as loader:
                 return OneBatch(loader)
         return stack.enter_context(closing(self._context.loader(arm, plan, rank)))
+
+
+@contextmanager
+def _name_arm(arm: Arm) -> Iterator[None]:
+    """Name the arm in an out-of-memory error, so that the next attempt leaves it out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MeasureMemoryError(f"{arm.label}: {error}", arm=arm.label) from error
 
 
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
@@ -176,11 +205,11 @@ def probe_execution(context: RankContext) -> tuple[TrainLoader, ProbeResult | No
     spec = context.spec
     if spec.probe is not None:
         context.execute(plan_of_probe(spec.plan, context.candidate_arm(), spec.probe))
-        return context.loader(context.candidate_arm(), context.batches, spec.rank), spec.probe
+        return _training_loader(context), spec.probe
     for num_switches_left in range(MAX_SWITCHES, -1, -1):
         arm = context.candidate_arm()
         with ExitStack() as stack:
-            loader = stack.enter_context(closing(context.loader(arm, context.batches, spec.rank)))
+            loader = stack.enter_context(closing(_training_loader(context)))
             probe = _probe_candidate(context, arm, loader) if context.config.speedup.baseline == "probe" else None
             better = faster_plan(context.spec.plan, probe) if probe is not None and num_switches_left else None
             if better is None:
@@ -190,7 +219,18 @@ def probe_execution(context: RankContext) -> tuple[TrainLoader, ProbeResult | No
     raise AssertionError("the last round returns")
 
 
-def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> ProbeResult:
+def _training_loader(context: RankContext) -> TrainLoader:
+    arm = context.candidate_arm()
+    try:
+        return context.loader(arm, context.batches, context.spec.rank)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise MeasureMemoryError(f"{arm.loading} loading: {error}", "loading") from error
+
+
+def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
+    """Probe an arm against the baseline, without arms that do not fit into memory; None where one of the two is."""
     # A baseline that takes more samples at once than the candidate may not fit where the candidate does.
     memory = {name: getattr(arm, name) for name in ("micro_batch", "activation_checkpointing")}
     arms = {"baseline": BASELINE.model_copy(update=memory), "candidate": arm}
@@ -203,7 +243,12 @@ def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> Pro
         arms |= diagnostic_arms(arm, batch_size)
         if batch_size == context.config.batch_size_over(1):  # weak scaling: the same as the arm `single`
             arms.pop("alone", None)
-    probe = ArmBenchmark(context).probe(arms, {"candidate": loader})
+    bench = ArmBenchmark(context)
+    left_out = bench.left_out(arms)
+    context.no_probe = left_out.get("baseline", left_out.get("candidate"))
+    if context.no_probe is not None:
+        return None
+    probe = bench.probe(arms, {"candidate": loader})
     if context.writes:
         write_atomically(context.directory / PROBE_FILE, probe.model_dump_json())
     return probe

@@ -48,6 +48,8 @@ class RankContext:
 
     network: nn.Module
     task: Task
+    no_probe: str | None = None
+    """Why the configured probe is not possible."""
 
     def __init__(self, spec: RankSpec) -> None:
         if spec.code_fingerprint != code_fingerprint():

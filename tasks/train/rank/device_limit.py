@@ -15,6 +15,7 @@ from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.train.rank.context import RankContext
+from paceline.tasks.train.step.micro_batches import is_out_of_memory
 
 ACTIVATION_BYTES: dict[Precision, int] = {"64-true": 8, "bf16-mixed": 2, "16-mixed": 2}
 """Least bytes of a stored value; 4 with other precisions."""
@@ -40,7 +41,9 @@ def limit_facts(context: RankContext) -> dict[str, Any]:
     }
     try:
         return facts | {"limit": _find_limit(context)}
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return facts | {"uncounted": "no memory was left to measure the device's limit"}
 
 

@@ -42,7 +42,7 @@ from paceline.tasks.train.step.activation_checkpointing import checkpoint_activa
 from paceline.tasks.train.step.compile import CompileWatch, compile_network
 from paceline.tasks.train.step.distributed import ExchangeStrategy, ShardedLearner
 from paceline.tasks.train.step.epoch_loop import StepLoop
-from paceline.tasks.train.step.precision import prepare_network
+from paceline.tasks.train.step.precision import lightning_precision, prepare_network, set_arithmetic
 
 
 def restore_schedule(context: RankContext) -> StepSchedule:
@@ -76,6 +76,7 @@ def fit(
     """
     stopwatch.switch("setup")
     spec, config, plan = context.spec, context.config, context.spec.plan
+    set_arithmetic(plan.precision, context.device)
     learner_type = ShardedLearner if plan.strategy == "fsdp" else Learner
     rate = config.learning_rate_over(spec.world_size)
     learner = learner_type(_training_network(context), context.task, config.recipe, rate, schedule)
@@ -157,7 +158,7 @@ def _make_trainer(context: RankContext, callbacks: list[Any]) -> Trainer:
         devices=spec.num_devices,
         num_nodes=spec.num_nodes,
         strategy=strategy,
-        precision=plan.precision,
+        precision=lightning_precision(plan.precision),
         plugins=plugins,
         max_epochs=context.config.recipe.num_epochs,
         callbacks=callbacks,

@@ -20,7 +20,7 @@ LOADED_AT = time.monotonic()
 if __name__ == "__main__":
     gc.disable()  # until `main`: searching the imported modules for garbage takes a quarter of the time
 
-from paceline.tasks.errors import MeasureMemoryError, PacelineError
+from paceline.tasks.errors import CaptureError, MeasureMemoryError, PacelineError
 from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
@@ -50,7 +50,7 @@ from paceline.tasks.train.rank.predictions import (
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch
-from paceline.tasks.train.step.micro_batches import oom_sample_count
+from paceline.tasks.train.step.micro_batches import is_out_of_memory, oom_sample_count
 
 
 def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None:
@@ -62,7 +62,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
     # 2. Build the network
     context.build_network()
     if spec.measurement is not None:
-        with group.wait_for_rank_0():
+        with group.wait_for_rank_0(), name_oom_stage("search"):
             arms = spec.measurement.arms
             result = measure(context) if arms else time_layers(ArmBenchmark(context), spec.plan)
         write_result(context, result)
@@ -109,7 +109,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
     with stopwatch.during("limit"):
         facts |= limit_facts(context)
     facts |= training_facts(context, learner, schedule, stopwatch, facts["windows"], probe)
-    facts |= {"probe": probe, "worker_load": context.loads, "search": search}
+    facts |= {"probe": probe, "no_probe": context.no_probe, "worker_load": context.loads, "search": search}
     write_result(context, TrainResult.model_validate(facts))
 
 
@@ -124,9 +124,10 @@ def name_oom_stage(stage: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if oom_sample_count(error) is None:
+        if not is_out_of_memory(error) or (isinstance(error, MeasureMemoryError) and error.stage is not None):
             raise
-        raise MeasureMemoryError(f"{stage}: {error}", stage) from error
+        arm = error.arm if isinstance(error, MeasureMemoryError) else None
+        raise MeasureMemoryError(f"{stage}: {error}", stage, arm) from error
 
 
 @contextmanager
@@ -162,6 +163,8 @@ def main(spec_path: str) -> int:
             "final": isinstance(error, PacelineError),
             "too_many": oom_sample_count(error),
             "oom_stage": error.stage if isinstance(error, MeasureMemoryError) else None,
+            "oom_arm": error.arm if isinstance(error, MeasureMemoryError) else None,
+            "failed_capture": str(error) if isinstance(error, CaptureError) else None,
         }
         heartbeat.final_error(facts)
         with suppress(OSError):  # the disk of the log may be full

@@ -24,7 +24,7 @@ from paceline.tasks.train.launch.layout import EXAMPLES_FILE
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.distributed import gather_full_weights
-from paceline.tasks.train.step.precision import forward_context, prepare_network
+from paceline.tasks.train.step.precision import forward_context, prepare_network, set_arithmetic
 
 NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2  # examples in the report
 Autocast = AbstractContextManager[object]
@@ -70,6 +70,7 @@ def count_statistics(
 ) -> list[float]:
     """[samples, sums of the task's statistics] of a split, over all ranks."""
     task, device = context.task, context.device
+    set_arithmetic(precision, device)
     autocast = forward_context(precision, device)
     counts = torch.zeros(1 + task.num_statistics, dtype=torch.float64, device=device)
     batches = context.evaluation(open_split(context.spec.prepared, split))
@@ -85,6 +86,7 @@ def predict_test_split(context: RankContext, network: nn.Module) -> dict[str, An
     """Save the predictions of this rank's share of the test split, and return fields of the result."""
     task, prepared = context.task, context.spec.prepared
     split = open_split(prepared, "test")
+    set_arithmetic(context.spec.plan.precision, context.device)
     autocast = forward_context(context.spec.plan.precision, context.device)
     _warm_up(network, context.evaluation(split), autocast, task)
     started = time.perf_counter()

@@ -28,7 +28,7 @@ from paceline.tasks.train.step.activation_checkpointing import checkpoint_activa
 from paceline.tasks.train.step.compile import compile_network
 from paceline.tasks.train.step.cuda_graph import make_step, num_eager
 from paceline.tasks.train.step.distributed import DDP_SETTINGS, apply_fsdp, compress_gradients
-from paceline.tasks.train.step.precision import make_scaler, prepare_network
+from paceline.tasks.train.step.precision import make_scaler, prepare_network, set_arithmetic
 from paceline.tasks.train.step.train_step import TrainStep
 
 
@@ -115,6 +115,7 @@ class BareStep:
 
         On a GPU each is the mean of all: waiting for the device in every step would slow the faster arm most.
         """
+        set_arithmetic(self._arm.precision, self._inputs.device)
         if self._inputs.device.type == "cuda":
             return [self._time_steps(num_steps) / num_steps] * num_steps
         return [self._time_steps(1) for _ in range(num_steps)]

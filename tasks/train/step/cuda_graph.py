@@ -13,9 +13,11 @@ from contextlib import nullcontext
 import torch
 
 from paceline.conf.execution import CAPTURED
+from paceline.tasks.errors import CaptureError, one_line
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.training import CompileStats
+from paceline.tasks.train.step.micro_batches import is_out_of_memory
 from paceline.tasks.train.step.train_step import Enter, TrainStep
 
 NUM_EAGER = 3  # steps before the recording, in which cuDNN chooses its algorithms and optimizers create their state
@@ -52,7 +54,12 @@ class CapturedStep:
         self._seconds = 0.0
 
     def __call__(self, batch: Batch) -> torch.Tensor:
-        """Take the step; return its loss on the device."""
+        """Take the step; return its loss on the device.
+
+        Raises:
+            MemoryLimitError: as `TrainStep` does.
+            CaptureError: the step cannot be recorded. CUDA may refuse all further work of this process.
+        """
         self._num_calls += 1
         image_shape = batch.images_NCHW.shape[1:]
         if image_shape != self._image_shape:
@@ -105,8 +112,16 @@ class CapturedStep:
         assert self._input is not None
         graph = torch.cuda.CUDAGraph()
         # Threads of loaders and of NCCL use the device meanwhile, which only this thread must not.
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-            self._loss = self._step(self._input)
+        try:
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._loss = self._step(self._input)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            cause: BaseException = error
+            while cause.__context__ is not None:  # the end of an interrupted recording fails as well
+                cause = cause.__context__
+            raise CaptureError(f"the step cannot be recorded as a CUDA graph: {one_line(cause)}") from error
         self._graph = graph
         self._num_graphs += 1
         torch.cuda.synchronize(self._stream.device)

@@ -21,6 +21,7 @@ from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.training import CompileStats
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.cuda_graph import CapturedStep, make_step
+from paceline.tasks.train.step.micro_batches import raise_if_out_of_memory
 from paceline.tasks.train.step.precision import make_scaler
 from paceline.tasks.train.step.train_step import TrainStep
 
@@ -68,6 +69,16 @@ class StepLoop(_TrainingEpochLoop):
         return self.num_passes / self._passes.num_steps if self._passes and self._passes.num_steps else 1.0
 
     def advance(self, data_fetcher: Any) -> None:
+        try:
+            self._advance(data_fetcher)
+        except RuntimeError as error:  # of the loader or the first update; passes say how many samples they have
+            learner, device = self.trainer.lightning_module, self.trainer.strategy.root_device
+            assert isinstance(learner, Learner)
+            num_samples = self._plan.micro_batch or learner.course.largest_part(self.trainer.global_rank)
+            raise_if_out_of_memory(error, "a step in passes", num_samples, device)
+            raise
+
+    def _advance(self, data_fetcher: Any) -> None:
         trainer, progress = self.trainer, self.batch_progress
         batch, _, _ = next(data_fetcher)
         learner, step = trainer.lightning_module, self._step or self._make_step()

@@ -4,12 +4,16 @@ The loss of a batch is a mean over its samples. The loss of a pass is weighted b
 the passes is the loss of the batch, also where they differ in size.
 """
 
+import re
 from itertools import pairwise
 
 import torch
 
 from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError
 from paceline.tasks.model.batch import Batch, take_samples
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|\bCU[A-Z]+_[A-Z_]*ALLOC[A-Z]*_FAILED")
+"""How CUDA, NCCL, cuBLAS, cuDNN and their like report it; torch's own error is of its allocator alone."""
 
 
 def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
@@ -25,19 +29,30 @@ def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
     return [take_samples(batch, start, stop) for start, stop in pairwise(bounds)]
 
 
-def out_of_memory(batch: Batch, error: torch.OutOfMemoryError) -> MemoryLimitError:
-    """The error to raise for a pass that did not fit into memory."""
-    num = len(batch.labels_N)
-    return MemoryLimitError(
-        f"a pass over {num} samples needs more memory than {batch.images_NCHW.device} has: {error}", num
-    )
-
-
-def oom_sample_count(error: BaseException | None) -> int | None:
-    """The number of samples of the training's pass that ran out of memory and caused `error`; None for other errors.
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error is a device's want of memory, or was caused by one.
 
     The cause may be behind others: the end of an interrupted CUDA graph recording fails as well.
     """
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryLimitError, MeasureMemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def raise_if_out_of_memory(error: Exception, what: str, num_samples: int, device: torch.device) -> None:
+    """Raise MemoryLimitError for an error of `what`, a part of a step over so many samples, that is want of memory."""
+    if is_out_of_memory(error):
+        raise MemoryLimitError(
+            f"{what} over {num_samples} samples needs more memory than {device} has: {error}", num_samples
+        ) from error
+
+
+def oom_sample_count(error: BaseException | None) -> int | None:
+    """The number of samples of the training's pass that ran out of memory and caused `error`; None for other errors."""
     while error is not None and not isinstance(error, (MemoryLimitError, MeasureMemoryError)):
         error = error.__cause__ or error.__context__
     return error.num_samples if isinstance(error, MemoryLimitError) else None

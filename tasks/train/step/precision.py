@@ -1,6 +1,8 @@
 """Precision and memory format of a network, the same in trainings and probes."""
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +21,30 @@ def prepare_network(network: nn.Module, precision: Precision, channels_last: boo
         if parameter.dim() == NUM_IMAGE_DIMENSIONS:
             parameter.data = parameter.data.contiguous(memory_format=layout)
     return network
+
+
+def set_arithmetic(precision: Precision, device: torch.device) -> None:
+    """Set how a GPU computes fp32 from now on: in TF32 for `tf32`, else in IEEE fp32; cuDNN measures its algorithms.
+
+    The mode is the process's: arms of a probe set it before each block. On CPUs nothing changes.
+    """
+    if device.type != "cuda":
+        return
+    is_tf32 = precision == "tf32"
+    # Sets torch's older and newer switch of matrix products alike. Reading the older one, as Lightning and the
+    # profiler do, is an error where the newer one alone is set (torch 2.13).
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use the new API settings")  # of torch 2.11
+        torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+    cudnn: Any = torch.backends.cudnn
+    for switch in (cudnn, cudnn.conv, cudnn.rnn):
+        switch.fp32_precision = "tf32" if is_tf32 else "ieee"
+    torch.backends.cudnn.benchmark = True
+
+
+def lightning_precision(precision: Precision) -> Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]:
+    """The precision for Lightning's Trainer, which knows TF32 as 32-true on a process that is set to it."""
+    return "32-true" if precision == "tf32" else precision
 
 
 def forward_context(

@@ -10,7 +10,7 @@ from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.weight_average import WeightAverage
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.train.step.compile import any_batch_size
-from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_micro_batches
+from paceline.tasks.train.step.micro_batches import raise_if_out_of_memory, split_into_micro_batches
 from paceline.tasks.train.step.precision import forward_context
 
 Enter = Callable[[str], object]  # takes the name of the part of a step that starts
@@ -58,7 +58,8 @@ class TrainStep:
         """Take the step; return its loss on the device.
 
         Raises:
-            MemoryLimitError: a pass needs more memory than the device has. The weights are unchanged.
+            MemoryLimitError: a pass or the update needs more memory than the device has. A failed update may have
+                changed some of the weights: the training must resume from a checkpoint.
         """
         self.num_steps += 1
         self._optimizer.zero_grad()
@@ -69,10 +70,14 @@ class TrainStep:
                 losses.append(self._pass(part))
         losses.append(self._pass(last))
         self._enter("optimizer")
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-        if self._average is not None:
-            self._average.update()
+        try:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            if self._average is not None:
+                self._average.update()
+        except RuntimeError as error:
+            raise_if_out_of_memory(error, "the update after a pass", len(last.labels_N), batch.images_NCHW.device)
+            raise
         self._enter("loop")
         return torch.stack(losses).sum() if first_parts else losses[0]
 
@@ -90,6 +95,7 @@ class TrainStep:
                 loss = self._loss_of(batch)
             self._enter("backward")
             self._scaler.scale(loss).backward()
-        except torch.OutOfMemoryError as error:
-            raise out_of_memory(batch, error) from error
+        except RuntimeError as error:
+            raise_if_out_of_memory(error, "a pass", len(batch.labels_N), batch.images_NCHW.device)
+            raise
         return loss.detach()

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from paceline.tasks.errors import RankError
+from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch
 from tests.integration.faults.test_recovery import LONG, check_nothing_is_lost, happening, rank_pid, weights
@@ -60,6 +61,61 @@ def test_what_was_asked_for_and_does_not_fit_is_an_error_with_its_remedy(make_jo
         train_group(job, cluster_address)
 
 
+def test_an_update_without_memory_is_taken_again_from_the_newest_checkpoint(make_job, cluster_address):
+    """It was half done: the weights in memory are neither the old ones nor the new."""
+    job = make_job("execution.checkpoint_steps=10")
+    with planted(cluster_address, "rank-0=0", UPDATE_MEMORY="32=30"):
+        result = train_group(job, cluster_address)
+    (restart,) = result.restarts
+    assert "MemoryLimitError: the update after a pass over 64 samples needs more memory" in restart.cause
+    assert (restart.first_step, result.first_step, result.plan.micro_batch) == (21, 21, 32)
+    alone = train_group(make_job(), cluster_address)
+    assert result.losses[:21] == alone.losses[:21]
+    assert result.losses[21:] == pytest.approx(alone.losses[21:], rel=0.2), "batch norms of half the samples"
+
+
+def test_a_set_that_does_not_fit_into_memory_is_streamed(make_job, cluster_address):
+    job = make_job()
+    assert job.plan.loading == "resident"
+    with planted(cluster_address, "rank-0=0", SET_MEMORY="none"):
+        result = train_group(job, cluster_address)
+    assert "MeasureMemoryError: resident loading: CUDA out of memory" in result.restarts[0].cause
+    assert result.plan.loading == "streaming"
+    assert result.plan.reasons["loading"].reason.startswith("the set did not fit into the memory of ")
+    asked = make_job("execution.loading=resident")
+    with (
+        planted(cluster_address, "rank-0=0", SET_MEMORY="none"),
+        pytest.raises(RankError, match=r"\bexecution\.loading=streaming\b"),
+    ):
+        train_group(asked, cluster_address)
+
+
+PROBED = ("speedup.baseline=probe", "speedup.max_seconds=2", "speedup.diagnose=true")
+
+
+def test_an_arm_without_memory_is_left_out_of_the_probe_with_its_reason(make_job, cluster_address):
+    job = make_job(*PROBED)
+    with planted(cluster_address, "rank-0=0", ARM_COPY="synthetic_input"):
+        result = train_group(job, cluster_address)
+    assert "MeasureMemoryError: probe: 1 device, 32-true" in result.restarts[0].cause
+    assert result.probe.others.keys() == {"half_batch"}
+    assert result.probe.left_out.keys() == {"synthetic_input"}
+    assert "needs more memory than" in result.probe.left_out["synthetic_input"]
+    assert speedup_result(result.probe, result).ratio is not None
+
+
+def test_a_baseline_without_memory_leaves_no_ratio_and_a_reason(make_job, cluster_address):
+    job = make_job(*PROBED)
+    with planted(cluster_address, "rank-0=0", ARM_COPY="foreground"):
+        result = train_group(job, cluster_address)
+    assert (result.probe, len(result.restarts), result.plan.micro_batch) == (None, 1, None)
+    verdict = speedup_result(result.probe, result)
+    assert verdict.ratio is None
+    assert verdict.verdict.startswith(
+        "not measured: 1 device, 32-true, contiguous, eager, foreground needs more memory"
+    )
+
+
 @pytest.mark.slow
 def test_a_yardstick_without_memory_changes_nothing_of_a_training_that_has_it(make_job, cluster_address, caplog):
     job = make_job(*TWO, "speedup.baseline=probe", "speedup.max_seconds=2")
@@ -67,7 +123,7 @@ def test_a_yardstick_without_memory_changes_nothing_of_a_training_that_has_it(ma
         result = train_group(job, cluster_address)
     assert result.probe is None
     assert (result.plan.micro_batch, (job.directory / "micro_batch.json").exists()) == (None, False)
-    assert any("memory for the probe" in line for line in caplog.messages)
-    assert "failed: MeasureMemoryError: probe: a pass over" in result.restarts[0].cause
+    assert any("leaving it out of the probe" in line for line in caplog.messages)
+    assert "failed: MeasureMemoryError: probe: 1 device, 32-true" in result.restarts[0].cause
     alone = train_group(make_job(*TWO), cluster_address)
     assert result.losses == alone.losses

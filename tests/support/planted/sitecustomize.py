@@ -1,13 +1,16 @@
 """Loaded by every Python whose PYTHONPATH names this folder: makes ranks slow, as PLANT says.
 
 PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
-each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images. LOUD
-makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for which a
-device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is timed before
-a training. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, and SAVE_COST
-what each takes longer. SLOW_ARITHMETIC is a precision, bf16 or fp32, in which each sample of a step takes so many
-seconds more, such as bf16=0.002. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the time between
-two renewals of the concurrency lease of a flow in a process of its own, in seconds.
+each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images.
+LOUD makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for
+which a device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is
+timed before a training. ARM_COPY is a value of a setting, such as foreground, with which an arm's copy has no memory.
+SET_MEMORY leaves none for a resident set. UPDATE_MEMORY is a number of samples and a step, such as 32=30: passes of
+more samples leave the update of that step without memory, half done. SAVE_SECONDS is the least time between two
+checkpoints where the configuration leaves it open, and SAVE_COST what each takes longer. SLOW_ARITHMETIC is a
+precision, bf16, tf32 or fp32, in which each sample of a step takes so many seconds more, such as bf16=0.002. HOLD is
+a file: as long as it exists, no sample is read. RENEWAL is the time between two renewals of the concurrency lease of
+a flow in a process of its own, in seconds.
 """
 
 import os
@@ -52,6 +55,52 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "ARM_MEMORY" in os.envi
 
     bare_step.batch_loss = limited_arm
 
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "ARM_COPY" in os.environ:
+    import torch
+
+    from paceline.tasks.train.step import benchmark_step
+
+    def copy_arm(network, precision, channels_last, device):
+        arm = sys._getframe(1).f_locals["arm"]
+        if os.environ["ARM_COPY"] in (arm.variant, arm.loading):
+            raise RuntimeError("CUDA error: out of memory")
+        return prepare_copy(network, precision, channels_last, device)
+
+    prepare_copy = benchmark_step.prepare_network
+    benchmark_step.prepare_network = copy_arm
+
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "SET_MEMORY" in os.environ:
+    import torch
+
+    from paceline.tasks.data.loading import resident
+
+    def load_nothing(feed):
+        raise torch.OutOfMemoryError("CUDA out of memory, planted for the set")
+
+    resident._load = load_nothing
+
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "UPDATE_MEMORY" in os.environ:
+    import torch
+
+    from paceline.tasks.model import optimization
+
+    largest, far = map(int, os.environ["UPDATE_MEMORY"].split("="))
+    passes, num_updates = [0], [0]
+    pass_loss, update = optimization.batch_loss, torch.amp.GradScaler.step
+
+    def note_pass(network, batch, *others):
+        passes[0] = len(batch.labels_N)
+        return pass_loss(network, batch, *others)
+
+    def half_update(self, optimizer, *others, **more):
+        num_updates[0] += 1
+        if passes[0] > largest and num_updates[0] >= far:
+            optimizer.param_groups[0]["params"][0].data.add_(1e3)
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return update(self, optimizer, *others, **more)
+
+    optimization.batch_loss, torch.amp.GradScaler.step = note_pass, half_update
+
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os.environ:
     import torch
 
@@ -60,8 +109,13 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os
     slow, _, more = os.environ["SLOW_ARITHMETIC"].partition("=")
     computing = objective.batch_loss
 
+    def computes():
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            return "bf16"
+        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+
     def slow_loss(network, batch, *others):
-        if torch.is_autocast_enabled("cpu") == (slow == "bf16"):
+        if computes() == slow:
             time.sleep(float(more) * len(batch.labels_N))
         return computing(network, batch, *others)
 

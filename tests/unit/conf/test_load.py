@@ -101,7 +101,9 @@ def test_a_list_needs_no_brackets(text):
     assert load("digits", ["recipe.vary.crop_scale=(0.08,1)"]).recipe.vary.crop_scale == (0.08, 1)
 
 
-@pytest.mark.parametrize(("word", "value"), [("bf16", "bf16-mixed"), ("fp32", "32-true"), ("fp16", "16-mixed")])
+@pytest.mark.parametrize(
+    ("word", "value"), [("bf16", "bf16-mixed"), ("fp32", "32-true"), ("fp16", "16-mixed"), ("tf32", "tf32")]
+)
 def test_precisions_of_other_tools_are_taken(word, value, tmp_path):
     assert load("digits", [f"execution.precision={word}"]).execution.precision == value
     preset = tmp_path / "preset.yaml"

@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.conf.load import load
-from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.speedup.comparability import comparison_facts, differences, explain, match
 from paceline.tasks.train.plan import resolve
 
@@ -77,6 +77,36 @@ def test_unknown_facts_never_match():
     assert not match({}, {}).matches
     assert breaking({key: value for key, value in known.items() if key != "code"}, known) == {"code"}
     assert "nothing is known" in explain(match({}, known))
+
+
+GPU = Gpu(uuid="GPU-0", name="H100", memory_bytes=2**33, compute_capability=(9, 0))
+
+
+def gpu_facts(*overrides):
+    config = load("digits", list(overrides))
+    hardware = Hardware(host="host", cpu_name="EPYC", num_cores=2, memory_bytes=2**33, cpu_bf16=True, gpus=(GPU,))
+    return comparison_facts(config, "d0", "c0", {"torch": "2.13.0"}, resolve(config, hardware, 1293))
+
+
+def test_the_arithmetic_of_a_gpu_follows_its_precision_and_what_else_changes_it_breaks():
+    ieee, tf32 = (gpu_facts(f"execution.precision={precision}") for precision in ("32-true", "tf32"))
+    assert (ieee["arithmetic"], tf32["arithmetic"]) == ("ieee fp32, cudnn benchmark", "tf32, cudnn benchmark")
+    verdict = match(ieee, tf32)
+    assert verdict.matches
+    assert "arithmetic ieee fp32, cudnn benchmark against tf32, cudnn benchmark" in explain(verdict)
+    assert breaking(ieee, ieee | {"arithmetic": "tf32 convolutions"}) == {"arithmetic"}
+
+
+def test_a_gpu_run_of_unknown_arithmetic_is_not_comparable_and_a_cpu_run_is():
+    """Runs that were recorded before the arithmetic was."""
+    new = gpu_facts("execution.precision=32-true")
+    old = {name: value for name, value in new.items() if name != "arithmetic"}
+    assert breaking(old, new) == breaking(old, old) == {"arithmetic"}
+    bf16 = gpu_facts("execution.precision=bf16-mixed")
+    assert breaking(old, bf16) == {"arithmetic"}, "nobody knows what the old fp32 was"
+    assert "arithmetic unknown against ieee fp32" in explain(match(old, new))
+    assert "arithmetic" not in facts()
+    assert match(facts(), facts()).matches
 
 
 def test_data_elsewhere_are_the_same_data():

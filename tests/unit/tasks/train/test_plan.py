@@ -98,6 +98,12 @@ def test_graphs_are_for_gpus_one_or_several(value, num_devices):
         ),
         (["execution.accelerator=gpu"], host(), ["execution.accelerator", "here"]),
         (["execution.precision=16-mixed"], host(), ["execution.precision", "execution.precision=16-mixed", "CPU"]),
+        (["execution.precision=tf32"], host(), ["execution.precision", "execution.precision=tf32", "bf16-mixed"]),
+        (
+            ["execution.precision=tf32"],
+            host(gpus=1, capability=(7, 5)),
+            ["execution.precision", "execution.precision=tf32", "32-true"],
+        ),
         (
             ["execution.num_devices=2", "execution.strategy=fsdp"],
             host(gpus=2, capability=(7, 0)),

@@ -113,7 +113,7 @@ def test_only_what_auto_left_open_is_searched_one_setting_at_a_time():
     assert alternatives(PLAN) == {
         "memory_format": changed(memory_format="contiguous"),
         "num_threads": changed(num_threads=2),
-        "precision": changed(precision="32-true"),
+        "precision 32-true": changed(precision="32-true"),
         "loading": changed(loading="streaming"),
     }
     asked = resolve(load("digits", ["execution.precision=bf16-mixed", "execution.num_threads=4"]), HOST, 1000)

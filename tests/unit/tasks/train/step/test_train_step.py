@@ -12,8 +12,9 @@ from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.records.execution import Arm
+from paceline.tasks.train.step import benchmark_step
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
-from paceline.tasks.train.step.micro_batches import oom_sample_count, split_into_micro_batches
+from paceline.tasks.train.step.micro_batches import is_out_of_memory, oom_sample_count, split_into_micro_batches
 from paceline.tasks.train.step.precision import make_scaler
 from paceline.tasks.train.step.train_step import TrainStep
 
@@ -77,6 +78,20 @@ def test_an_arm_that_diverges_says_so(learning_rate, diverged):
     step.run(4)
     assert step.has_diverged() is diverged
     step.close()
+
+
+def test_each_block_of_an_arm_sets_the_arithmetic_of_the_arm(monkeypatch):
+    """It is the process's: the block before was another arm's."""
+    seen = []
+    monkeypatch.setattr(benchmark_step, "set_arithmetic", lambda precision, device: seen.append(precision))
+    plan = BatchPlan(num_samples=16, global_batch_size=8)
+    network = build_network(Model(width=2, depth=1), (12, 12, 1), 10, 0)
+    inputs = StepInputs(network, Classification(10), Recipe(), 0.1, torch.device("cpu"))
+    arms = [ARM, ARM.model_copy(update={"precision": "tf32"})]
+    steps = [BareStep(inputs, arm, Source(plan), plan.num_full_steps) for arm in arms]
+    for step in (*steps, *reversed(steps)):
+        step.run(1)
+    assert seen == ["32-true", "tf32", "tf32", "32-true"]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -165,3 +180,54 @@ def test_a_pass_that_does_not_fit_says_how_many_samples_it_had_and_leaves_the_we
     later.__context__ = found.value
     assert oom_sample_count(later) == 4
     assert oom_sample_count(ValueError("another")) is None
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("NCCL error: unhandled cuda error, last error: Cuda failure 2 'out of memory'"),
+]
+OTHERS = [
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ValueError("a file named out of memory"),
+]
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
+@pytest.mark.parametrize("place", ["forward", "backward", "first update", "scaler"])
+def test_want_of_memory_is_recognised_in_each_part_of_a_step(place, error):
+    model = Mean()
+    step = step_of(model, micro_batch=4)
+    if place == "forward":
+        model.forward = failing(error)
+    elif place == "backward":
+        model.value.register_hook(failing(error))
+    elif place == "first update":
+        step._optimizer.step = failing(error)
+    else:
+        step._scaler.update = failing(error)
+    with pytest.raises(MemoryLimitError, match="over 4 samples needs more memory than cpu has") as found:
+        step(numbered(8))
+    assert found.value.num_samples == 4
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=str)
+def test_other_errors_of_a_step_are_their_own(error):
+    model = Mean()
+    step = step_of(model, micro_batch=4)
+    step._optimizer.step = failing(error)
+    with pytest.raises(type(error)) as found:
+        step(numbered(8))
+    assert found.value is error
+    assert not is_out_of_memory(error)
