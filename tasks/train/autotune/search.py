@@ -23,7 +23,7 @@ from torch import distributed
 
 from paceline.conf.config import Speedup
 from paceline.conf.execution import CAPTURED, Precision
-from paceline.tasks.errors import CaptureError, one_line
+from paceline.tasks.errors import one_line
 from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.records.execution import Arm, Plan
@@ -42,6 +42,7 @@ from paceline.tasks.train.autotune.choice import (
 from paceline.tasks.train.plan import arm_of, can_capture
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, ArmBenchmark
+from paceline.tasks.train.step.cuda_graph import capture_error
 from paceline.tasks.train.step.micro_batches import is_out_of_memory
 
 LAYER_SECONDS = 2.0  # least time for the layers; in a longer training, `LAYER_SHARE` of its planned time
@@ -271,7 +272,7 @@ class _AutotuneSession:
         except Exception as error:
             is_alone = not distributed.is_initialized() and arm.compile not in CAPTURED
             may_go_on = is_alone if is_out_of_memory(error) else arm.compile != "off"
-            if isinstance(error, CaptureError) or not may_go_on:
+            if capture_error(error) is not None or not may_go_on:
                 raise
             reason = one_line(error)[:MAX_REASON]
         if min(group.all_gather(float(started is not None))) == 0:

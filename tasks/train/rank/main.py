@@ -50,6 +50,7 @@ from paceline.tasks.train.rank.predictions import (
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch
+from paceline.tasks.train.step.cuda_graph import capture_error
 from paceline.tasks.train.step.micro_batches import is_out_of_memory, oom_sample_count
 
 
@@ -154,7 +155,8 @@ def main(spec_path: str) -> int:
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers, which Paceline does not use
     try:
         run_rank(spec, stopwatch, heartbeat)
-    except BaseException as error:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
+    except BaseException as raised:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
+        error = capture_error(raised) or raised
         facts = {
             "rank": spec.rank,
             "message": redact(f"{type(error).__name__}: {error}"),

@@ -141,6 +141,13 @@ class CapturedStep:
         return self._loss.clone()
 
 
+def capture_error(error: BaseException | None) -> CaptureError | None:
+    """The failed recording behind an error, which may be of what was done on the device afterwards."""
+    while error is not None and not isinstance(error, CaptureError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
     fields = batch._asdict()
     return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}

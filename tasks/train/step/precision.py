@@ -30,16 +30,19 @@ def set_arithmetic(precision: Precision, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    is_tf32 = precision == "tf32"
+    wanted = "tf32" if precision == "tf32" else "ieee"
+    cudnn: Any = torch.backends.cudnn
+    switches = (cudnn, cudnn.conv, cudnn.rnn)
+    if cudnn.benchmark and {switch.fp32_precision for switch in (*switches, torch.backends.cuda.matmul)} == {wanted}:
+        return
     # Sets torch's older and newer switch of matrix products alike. Reading the older one, as Lightning and the
     # profiler do, is an error where the newer one alone is set (torch 2.13).
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use the new API settings")  # of torch 2.11
-        torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
-    cudnn: Any = torch.backends.cudnn
-    for switch in (cudnn, cudnn.conv, cudnn.rnn):
-        switch.fp32_precision = "tf32" if is_tf32 else "ieee"
-    torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    for switch in switches:
+        switch.fp32_precision = wanted
+    cudnn.benchmark = True
 
 
 def lightning_precision(precision: Precision) -> Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]:

@@ -269,8 +269,8 @@ def test_the_limit_of_a_gpu_is_measured_with_one_wait_a_repeat(with_gpu):
 
 @pytest.fixture(scope="module")
 def run(call, with_gpu):
-    def to_the_end(accelerator, *overrides):
-        given = with_gpu if accelerator == "gpu" else {}
+    def to_the_end(accelerator, *overrides, **planted):
+        given = with_gpu | planted if accelerator == "gpu" else planted
         return call("run", "digits", *FIXED, f"execution.accelerator={accelerator}", *overrides, **given)
 
     return to_the_end
@@ -305,6 +305,55 @@ def test_a_run_has_the_loss_of_the_cpu(run, on_cpu, execution):
         compiled = found["train"]["compile"]
         assert compiled["num_graphs"] == 1
         assert compiled["hit_rate"] > 0.5
+
+
+WAITING = {
+    "PLANTED": str(PRETENDED.with_name("planted") / "sitecustomize.py"),
+    "WAITING": "each loss",
+    "PRETENDED_CAPTURE_BREAKS": "true",
+}
+
+
+def test_a_graph_that_was_asked_for_and_cannot_be_recorded_is_an_error_with_its_remedy(paceline, with_gpu):
+    demanded = ["execution.accelerator=gpu", "execution.compile=graph", "speedup.baseline=none"]
+    process = paceline("run", "digits", *FIXED, *demanded, **with_gpu, **WAITING)
+    _, said = process.communicate(timeout=280)
+    assert process.returncode == 1, said
+    assert "the step cannot be recorded as a CUDA graph" in said, said
+    assert "use execution.compile=auto, step or off" in said, said
+    assert "restarting" not in said
+
+
+@pytest.mark.slow
+def test_a_graph_that_auto_cannot_record_costs_a_restart_and_no_run(run, with_gpu):
+    """The process that tried is of no use afterwards."""
+    long = [
+        "recipe.batch_size=8",
+        "recipe.num_epochs=12",
+        "data.image_size=8",
+        "model.width=2",
+        "speedup.baseline=none",
+    ]
+    found = run("gpu", *long, "execution.compile=auto", **WAITING)
+    (restart,) = found["train"]["restarts"]
+    assert "CaptureError: the step cannot be recorded as a CUDA graph" in restart["cause"]
+    assert "the host waits for the device while a graph is captured" in restart["cause"]
+    assert found["execution"]["compile"] == "off"
+    assert "no CUDA graph, because the step cannot be recorded" in found["execution"]["reasons"]["compile"]["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slow", "precision"), [("bf16=0.004", "tf32"), ("tf32=0.004", "bf16-mixed"), ("fp32=0.004", "bf16-mixed")]
+)
+def test_auto_computes_in_what_is_faster_on_this_gpu(run, slow, precision):
+    """fp32 is as fast as TF32 here, and so not faster with confidence."""
+    planted = {"PLANTED": WAITING["PLANTED"], "SLOW_ARITHMETIC": slow}
+    found = run("gpu", "execution.precision=auto", "speedup.baseline=none", "recipe.num_epochs=1", **planted)
+    assert found["execution"]["precision"] in ({precision, "32-true"} if precision == "tf32" else {precision})
+    reason = found["execution"]["reasons"]["precision"]["reason"]
+    assert "32-true" in reason, reason
+    assert "tf32" in reason, reason
 
 
 PREDICTED = """

@@ -2,15 +2,15 @@
 
 PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
 each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images.
-LOUD makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for
-which a device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is
-timed before a training. ARM_COPY is a value of a setting, such as foreground, with which an arm's copy has no memory.
-SET_MEMORY leaves none for a resident set. UPDATE_MEMORY is a number of samples and a step, such as 32=30: passes of
-more samples leave the update of that step without memory, half done. SAVE_SECONDS is the least time between two
-checkpoints where the configuration leaves it open, and SAVE_COST what each takes longer. SLOW_ARITHMETIC is a
-precision, bf16, tf32 or fp32, in which each sample of a step takes so many seconds more, such as bf16=0.002. HOLD is
-a file: as long as it exists, no sample is read. RENEWAL is the time between two renewals of the concurrency lease of
-a flow in a process of its own, in seconds.
+WAITING makes them read each loss, which no CUDA graph can. LOUD makes them log what no library should, and fail with
+it. MEMORY is the largest number of samples of a pass for which a device has memory, of one rank alone where one is
+named, such as rank-1=32; ARM_MEMORY the same for what is timed before a training. ARM_COPY is a value of a setting,
+such as foreground, with which an arm's copy has no memory. SET_MEMORY leaves none for a resident set. UPDATE_MEMORY
+is a number of samples and a step, such as 32=30: passes of more samples leave the update of that step without memory,
+half done. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, and
+SAVE_COST what each takes longer. SLOW_ARITHMETIC is a precision, bf16, tf32 or fp32, in which each sample of a step
+takes so many seconds more, such as bf16=0.002. HOLD is a file: as long as it exists, no sample is read. RENEWAL is
+the time between two renewals of the concurrency lease of a flow in a process of its own, in seconds.
 """
 
 import os
@@ -24,6 +24,18 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "BLIND" in os.environ:
     objective.batch_loss = lambda network, batch, *more: seeing(
         network, batch._replace(images_NCHW=batch.images_NCHW * 0), *more
     )
+
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "WAITING" in os.environ:
+    from paceline.tasks.model import optimization as objective
+
+    asynchronous = objective.batch_loss
+
+    def wait_for_loss(*arguments):
+        loss = asynchronous(*arguments)
+        loss.item()
+        return loss
+
+    objective.batch_loss = wait_for_loss
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "MEMORY" in os.environ:
     import torch

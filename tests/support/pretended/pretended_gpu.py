@@ -108,6 +108,8 @@ class Pretended(torch.Tensor):
 
 def _call(func, args, kwargs):
     """Compute an operation with a tensor of the device in it."""
+    if _state.is_broken:
+        raise CudaError("operation failed due to a previous error during capture")
     target = kwargs.get("device")
     kwargs = kwargs | {name: value for name, value in ON_HOST.items() if name in kwargs}
     flat, tree = tree_flatten((args, kwargs))
@@ -204,6 +206,8 @@ class _State:
 
     def __init__(self):
         self.recording = None
+        self.is_broken = False
+        """Whether a failed capture has left the device unusable for this process, as CUDA may."""
         self.streams = []
         self.current = {}
         """Stream by thread."""
@@ -392,6 +396,9 @@ def graph(captured, pool=None, stream=None, capture_error_mode="global"):
     try:
         with _on(stream):
             yield
+    except BaseException:
+        _state.is_broken = "PRETENDED_CAPTURE_BREAKS" in os.environ
+        raise
     finally:
         _state.recording = None
     captured.end()

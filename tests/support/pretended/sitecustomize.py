@@ -6,6 +6,7 @@ PRETENDED_GUARD is the library made of guard.cpp. torch gets its part when it is
 import ctypes
 import importlib.util
 import os
+import runpy
 import sys
 from contextlib import suppress
 
@@ -39,3 +40,6 @@ with suppress(ModuleNotFoundError):  # another Python, such as a program's of th
     sys.modules["pynvml"] = pretended_nvml
     hardware.torch_has_cuda = lambda: True
     sys.meta_path.insert(0, _Finder())
+
+if "PLANTED" in os.environ:  # the other file of this name
+    runpy.run_path(os.environ["PLANTED"])
