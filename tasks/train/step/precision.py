@@ -35,11 +35,12 @@ def set_arithmetic(precision: Precision, device: torch.device) -> None:
     switches = (cudnn, cudnn.conv, cudnn.rnn)
     if cudnn.benchmark and {switch.fp32_precision for switch in (*switches, torch.backends.cuda.matmul)} == {wanted}:
         return
-    # Sets torch's older and newer switch of matrix products alike. Reading the older one, as Lightning and the
-    # profiler do, is an error where the newer one alone is set (torch 2.13).
+    # torch's older and newer switches must agree: reading an older one, as Lightning, the profiler and Inductor do, is
+    # an error where the newer one alone was set (torch 2.13).
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use the new API settings")  # of torch 2.11
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        cudnn.allow_tf32 = precision == "tf32"
     for switch in switches:
         switch.fp32_precision = wanted
     cudnn.benchmark = True

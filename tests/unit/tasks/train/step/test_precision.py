@@ -23,9 +23,8 @@ def switches():
 def as_before():
     yield
     torch.set_float32_matmul_precision("highest")
-    for switch in (torch.backends.cudnn, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
-        switch.fp32_precision = "none"
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.fp32_precision = "none"
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = True, False
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "16-mixed"])
@@ -37,10 +36,13 @@ def test_fp32_is_ieee_in_convolutions_too_and_cudnn_measures(precision):
     assert "ieee fp32" in arithmetic_of(precision, "gpu") or precision == "64-true"
 
 
-def test_the_older_switch_can_be_read_as_lightning_and_the_profiler_do():
+def test_the_older_switches_can_be_read_as_lightning_and_inductor_do():
     for precision in ("tf32", "32-true"):
         set_arithmetic(precision, GPU)
-        assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+        with torch.backends.cudnn.flags(enabled=False):
+            pass
+        assert switches()[0] == {"tf32" if precision == "tf32" else "ieee"}, "as they were"
 
 
 def test_a_cpu_is_left_alone():
