@@ -195,9 +195,10 @@ def _check_graph(plan: Plan, hardware: Hardware) -> None:
         return
     gloo = " whose gradients gloo exchanges outside of any CUDA graph," if plan.accelerator == "cpu" else ""
     raise InputError(
-        f"execution.compile={plan.compile} is for GPUs in 32-true, 64-true, tf32 or bf16-mixed, which exchange gradients by "
-        f"NCCL without compression, and this is {plan.world_size} {plan.accelerator.upper()} of {hardware.host},{gloo} "
-        f"in {plan.precision} with gradient_compression={plan.gradient_compression}; use step, off or auto"
+        f"execution.compile={plan.compile} is for GPUs in 32-true, 64-true, tf32 or bf16-mixed, which exchange "
+        f"gradients by NCCL without compression, and this is {plan.world_size} {plan.accelerator.upper()} of "
+        f"{hardware.host},{gloo} in {plan.precision} with gradient_compression={plan.gradient_compression}; "
+        "use step, off or auto"
     )
 
 

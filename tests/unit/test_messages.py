@@ -152,7 +152,7 @@ TEXTS = [
     (
         "run digits execution.precision=fp8",
         "execution.precision=fp8 is not valid",
-        "choices: auto, 32-true, 64-true, bf16-mixed, 16-mixed",
+        "choices: auto, 32-true, 64-true, tf32, bf16-mixed, 16-mixed",
     ),
     (
         "run digits recipe.num_epochs=2.5",
