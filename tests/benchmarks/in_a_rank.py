@@ -1,7 +1,7 @@
 """Measurements inside one rank's process: python in_a_rank.py SPEC.json WHAT SECONDS, in the environment of a rank.
 
 Prints a probe's result as JSON. WHAT: `loading` (goal 1), `prediction` (goals 3 and C), `loop` (goal 4); `device`
-(goal D) prints two numbers, the device's idle share and the waits of the host between log points; `flops` (goal F) the
+(goal D) prints the device's idle shares and the waits of the host between log points; `flops` (goal F) the
 operations of a training step by our count and by a profiler's.
 """
 
@@ -45,6 +45,11 @@ from tests.support.profiled_flops import profiled_flops
 
 WARM_UP = 3
 AHEAD = _NUM_BUFFERS + 1
+MARK = "spin_kernel"
+"""In the name of the kernel of `torch.cuda._sleep`, which no step launches."""
+MIN_GAP = 10.0  # microseconds; shorter gaps are between any two kernels
+SYNCHRONISED = "called a synchronizing"
+"""As c10/cuda warns of an operation that waits. torch's notice on the mode itself contains "synchronizing" too."""
 
 
 def chosen(place):
@@ -61,7 +66,7 @@ def fit_once(place, loader):
 
 
 def timed(steps):
-    """Mean seconds of a number of an iterator's steps, for each of them.
+    """Mean seconds of a number of an iterator's steps, for each of them, the device's work included.
 
     What a background thread has made while another arm was measured comes first, and does not count.
     """
@@ -69,9 +74,11 @@ def timed(steps):
     def run(number):
         for _ in range(AHEAD):
             next(steps)
+        finish()
         started = time.perf_counter()
         for _ in range(number):
             next(steps)
+        finish()
         return [(time.perf_counter() - started) / number] * number
 
     return run
@@ -93,6 +100,12 @@ def loading(place):
     return {
         role: ArmRunner(arm, timed(endless(place.loader(arm, place.batches, 0))), size) for role, arm in arms.items()
     }
+
+
+def finish():
+    """Wait for a GPU, ahead of which the host runs."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def prediction(place):
@@ -147,7 +160,10 @@ def loop(place):
 
 
 def device(place):
-    """How long the device has nothing to do in steps, and how often the host waits for it between log points."""
+    """How long the device has nothing to do in steps, and how often the host waits for it between log points.
+
+    What is no step (log points, validation, checkpoints) is between two marks on the device.
+    """
     for kind, name in ((ProgressCallback, "close_window"), (ValidationCallback, "on_train_epoch_end")):
         setattr(kind, name, may_wait(getattr(kind, name)))
     CheckpointCallback._save = may_wait(CheckpointCallback._save)
@@ -157,9 +173,14 @@ def device(place):
         warnings.simplefilter("always")
         fit_once(place, loader)
     loader.close()
-    busy = sorted((e.time_range.start, e.time_range.end) for e in profiled.events() if e.device_type.name == "CUDA")
-    waits = [str(one.message) for one in told if "synchroniz" in str(one.message)]
-    return {"idle": idle_share(busy), "num_waits": len(waits), "waits": sorted(set(waits))}
+    kernels = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiled.events()
+        if event.device_type.name == "CUDA"
+    ]
+    in_steps, overall = idle_shares(kernels)
+    waits = [str(one.message) for one in told if SYNCHRONISED in str(one.message)]
+    return {"idle": in_steps, "idle_overall": overall, "num_waits": len(waits), "waits": sorted(set(waits))}
 
 
 def flops(place):
@@ -180,12 +201,22 @@ def may_wait(method):
 
     def quietly(*arguments, **keywords):
         torch.cuda.set_sync_debug_mode("default")
+        if not open_calls:
+            torch.cuda._sleep(1)
+        open_calls.append(method)
         try:
             return method(*arguments, **keywords)
         finally:
-            torch.cuda.set_sync_debug_mode("warn")
+            open_calls.pop()
+            if not open_calls:
+                torch.cuda._sleep(1)
+                torch.cuda.set_sync_debug_mode("warn")
 
     return quietly
+
+
+open_calls = []
+"""Of what may wait: a checkpoint closes a window of losses."""
 
 
 def watched_until(method):
@@ -198,14 +229,26 @@ def watched_until(method):
     return last
 
 
-def idle_share(busy):
-    """Of the time from the first to the last kernel, what none covers; log points, validation, checkpoints included."""
-    assert busy, "the profiler saw no kernel"
-    idle, end = 0.0, busy[0][1]
-    for start, stop in busy:
-        idle += max(0.0, start - end)
+def idle_shares(kernels):
+    """The share of the time that no kernel covers: of the time in steps, and of all from the first kernel to the last.
+
+    `kernels` are names with start and end in microseconds. In steps only gaps above `MIN_GAP` count. Steps are the time
+    outside of pairs of marks; those before the end of the first pair warm up.
+    """
+    assert kernels, "the profiler saw no kernel"
+    kernels = sorted(kernels, key=lambda kernel: kernel[1])
+    begin = end = kernels[0][1]
+    num_marks = idle = idle_in_steps = seconds_in_steps = 0
+    for name, start, stop in kernels:
+        gap, last = max(0.0, start - end), end
         end = max(end, stop)
-    return idle / (end - busy[0][0])
+        idle += gap
+        if num_marks > 0 and num_marks % 2 == 0:
+            idle_in_steps += gap if gap > MIN_GAP else 0.0
+            seconds_in_steps += end - last
+        num_marks += MARK in name
+    assert seconds_in_steps > 0, "no step after the first log point"
+    return idle_in_steps / seconds_in_steps, idle / (end - begin)
 
 
 def main(spec_path, what, seconds):

@@ -1,6 +1,10 @@
 """Goals A to D and F, on one GPU; prints goal, value, interval, verdict, and skips itself without one.
 
 infra/bench A B C D F          about 10 minutes on one H200
+
+Warm-up comes first and does not count. A training of one epoch in a process of its own fills the caches on disk. Then,
+in the process that is timed, a short probe loads kernels and libraries and lets cuDNN choose its algorithms. The source
+of a goal times neither checkpoints (A and B) nor validation (B): two figures are printed, with and without them.
 """
 
 import json
@@ -22,6 +26,7 @@ REPEATS = 3
 MATHWORKS_ACCURACY = 0.8972
 NINETY_FOUR = 0.94
 ON_GPU = ("execution.accelerator=gpu", "speedup.baseline=none")
+WARM_UP = ("speedup.baseline=probe", "speedup.max_seconds=5")
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +47,13 @@ def accuracy_of(job, result):
     return evaluate_predictions(result.predictions, truth, result.prediction_samples_per_second).accuracy
 
 
-def told_trainings(goal, job, address, seconds_bar, accuracy_bar):
-    """Whole trainings: seconds from the first step to the end of the last epoch, and the accuracy on the test split."""
+def told_trainings(goal, job, address, seconds_bar, accuracy_bar, excluded):
+    """Trainings: seconds from the first step to the end of the last epoch, and the accuracy on the test split."""
     results = [train_group(job, address) for _ in range(REPEATS)]
-    seconds = sorted(result.seconds for result in results)
     accuracies = sorted(accuracy_of(job, result) for result in results)
-    tell(
-        f"{goal}: training <= {seconds_bar} s",
-        f"{seconds[REPEATS // 2]:.2f} s ({planned_arm(job).label})",
-        f"{seconds[0]:.2f} to {seconds[-1]:.2f}, {REPEATS} trainings",
-        at_most(seconds[0], seconds[-1], seconds_bar),
-    )
+    for words, items in ((f" without {' and '.join(excluded)}", excluded), ("", ())):
+        times = [result.seconds - sum(result.time_budget.get(item, 0.0) for item in items) for result in results]
+        told_seconds(f"{goal}: training{words}", times, seconds_bar, planned_arm(job).label)
     tell(
         f"{goal}: accuracy >= {accuracy_bar}",
         f"{accuracies[REPEATS // 2]:.4f}",
@@ -61,10 +62,21 @@ def told_trainings(goal, job, address, seconds_bar, accuracy_bar):
     )
 
 
+def told_seconds(goal, seconds, bar, how):
+    seconds = sorted(seconds)
+    tell(
+        f"{goal} <= {bar} s",
+        f"{seconds[len(seconds) // 2]:.3f} s ({how})",
+        f"{seconds[0]:.3f} to {seconds[-1]:.3f}, {len(seconds)} trainings, warmed up",
+        at_most(seconds[0], seconds[-1], bar),
+    )
+
+
 @pytest.mark.parametrize("mode", ["off", "graph", "step"])
 def test_goal_a_the_recipe(job, cluster_address, mode):
-    built = job("cifar10", f"execution.compile={mode}")
-    told_trainings(f"goal A, compile {mode}: 60 epochs of CIFAR-10", built, cluster_address, 12, MATHWORKS_ACCURACY)
+    built = job("cifar10", f"execution.compile={mode}", *WARM_UP)
+    goal = f"goal A, compile {mode}: 60 epochs of CIFAR-10"
+    told_trainings(goal, built, cluster_address, 12, MATHWORKS_ACCURACY, ("checkpoint",))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +84,9 @@ def test_goal_a_the_recipe(job, cluster_address, mode):
 )
 @pytest.mark.parametrize("mode", ["off", "graph"])
 def test_goal_b_the_fast_recipes(job, cluster_address, preset, seconds_bar, accuracy_bar, mode):
-    built = job(preset, f"execution.compile={mode}")
-    told_trainings(f"goal B, {preset}, compile {mode}", built, cluster_address, seconds_bar, accuracy_bar)
+    built = job(preset, f"execution.compile={mode}", *WARM_UP)
+    goal, excluded = f"goal B, {preset}, compile {mode}", ("checkpoint", "validation")
+    told_trainings(goal, built, cluster_address, seconds_bar, accuracy_bar, excluded)
 
 
 def test_goal_c_the_whole_step_as_a_graph(job, cluster_address):
@@ -86,20 +99,14 @@ def test_goal_c_the_whole_step_as_a_graph(job, cluster_address):
 
 def test_goal_c_3120_steps(job, cluster_address):
     """Ten thousand samples less the validation and test splits, in batches of 32: the steps are counted."""
-    built = job("twohead", "execution.compile=graph")
+    built = job("twohead", "execution.compile=graph", *WARM_UP)
     per_epoch = -(-built.prepared.num_train // built.config.recipe.batch_size)
     built = changed(built, recipe={"num_epochs": -(-3120 // per_epoch)})
-    times = sorted(3120 * sum(w[2] for w in r.windows) / r.num_steps for r in trained(built, cluster_address))
-    tell(
-        "goal C: 3,120 training steps <= 0.6 s",
-        f"{times[REPEATS // 2]:.3f} s",
-        f"{times[0]:.3f} to {times[-1]:.3f}, {REPEATS} trainings",
-        at_most(times[0], times[-1], 0.6),
-    )
-
-
-def trained(job, address):
-    return [train_group(job, address) for _ in range(REPEATS)]
+    results = [train_group(built, cluster_address) for _ in range(REPEATS)]
+    for words, first in ((" after the first window, which records the graph", 1), ("", 0)):
+        windows = [result.windows[first:] for result in results]
+        times = [3120 * sum(window[2] for window in each) / sum(window[1] for window in each) for each in windows]
+        told_seconds(f"goal C: 3,120 training steps{words}", times, 0.6, planned_arm(built).label)
 
 
 def test_goal_c_prediction(job, tmp_path):
@@ -111,8 +118,9 @@ def test_goal_d_the_device_is_never_idle(job, tmp_path, preset, mode):
     built = job(preset, f"execution.compile={mode}", "recipe.num_epochs=2")
     found = json.loads(said_in_a_rank(built, "device", tmp_path))
     goal = f"goal D, {preset}, compile {mode}"
-    idle = found["idle"]
-    tell(f"{goal}: idle share of the device <= 5 %", f"{idle:.1%}", "two epochs", at_most(idle, idle, 0.05))
+    idle, overall = found["idle"], f"with log points, validation and checkpoints {found['idle_overall']:.1%}"
+    shown = f"{idle:.1%} ({overall})"
+    tell(f"{goal}: idle share of the device in steps <= 5 %", shown, "two epochs", at_most(idle, idle, 0.05))
     waits = found["num_waits"]
     tell(f"{goal}: waits of the host between log points: 0", f"{waits} {found['waits']}", "counted", verdict_of(waits))
 

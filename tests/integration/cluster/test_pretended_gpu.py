@@ -440,6 +440,46 @@ def test_a_slow_device_sets_the_throughput_and_not_the_rate_of_launches(call, wi
     assert found["speedup"]["cause"] != "data-bound"
 
 
+TIMED = """
+import torch, pretended_gpu
+from tests.benchmarks import in_a_rank
+
+def predictions():
+    numbers = torch.zeros(4, device="cuda")
+    while True:
+        numbers += 1
+        yield numbers
+
+times = in_a_rank.timed(predictions())(20)
+assert min(times) > 0.9 * pretended_gpu.KERNEL_SECONDS, times
+"""
+
+
+def test_goals_time_the_device_and_not_the_launches(with_gpu):
+    environment = os.environ | with_gpu | {"PRETENDED_KERNEL_MICROSECONDS": "10000"}
+    command = [sys.executable, "-c", TIMED]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_idle_in_steps_is_neither_in_tiny_gaps_nor_at_log_points():
+    from tests.benchmarks.in_a_rank import MARK, idle_shares
+
+    def kernels(start, number, gap):
+        return [("step", start + index * (100 + gap), start + index * (100 + gap) + 100) for index in range(number)]
+
+    def mark(start):
+        return [(f"at::cuda::(anonymous namespace)::{MARK}(long)", start, start + 1)]
+
+    warm_up, validation = [*kernels(0, 5, 5000), *mark(25_000)], kernels(26_000, 3, 3000)
+    steps = [*mark(40_000), *kernels(40_001, 100, 5), *mark(50_501), *mark(90_000)]
+    in_steps, overall = idle_shares([*warm_up, *validation, *steps])
+    assert in_steps == 0.0
+    assert overall > 0.8
+    slow = [*mark(40_000), *kernels(40_001, 100, 100), *mark(60_001), *mark(90_000)]
+    assert idle_shares([*warm_up, *validation, *slow])[0] == pytest.approx(0.5, abs=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", "abcdf")
 def test_a_goal_is_measured_to_its_end(with_gpu, goal, test_data):
