@@ -1,3 +1,4 @@
+import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,9 +14,10 @@ from paceline.tasks.report.quality_charts import draw_quality
 from paceline.tasks.report.run_report import render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.limit_share import LimitShare, limit_share
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import Cause
-from tests.support.reports import CANDIDATE, CLASSES, make_probe, make_report
+from tests.support.reports import CANDIDATE, CLASSES, limited, make_probe, make_report, make_train
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}
 QUESTIONS = [
@@ -211,3 +213,18 @@ def test_the_report_shows_what_the_search_and_compiling_took():
     ):
         assert words in page, words
     assert "Compiled to" not in render_report(report)
+
+
+def test_the_report_shows_how_near_the_step_came_to_the_device_s_limit():
+    probe = make_probe()
+    train = make_train(probe, **limited(0.71, 0.2, "NVIDIA H100 80GB HBM3"))
+    known = replace(make_report(probe), train=train, share=limit_share(train))
+    page = html.unescape(render_report(known))
+    assert "of what this device does" in page
+    assert "of 3.17 TFLOP/s, 71%" in page
+    assert "at least 2 of 10 GB/s, 20%" in page
+    assert "of the peak in NVIDIA H100 SXM data sheet, 2023" in page
+    busy = replace(known, share=known.share.model_copy(update={"contaminated": True}))
+    assert "other work used the machine" in render_report(busy)
+    unknown = replace(known, share=LimitShare(why_no_share="torch does not count mine::op"))
+    assert "Unknown: torch does not count mine::op." in html.unescape(render_report(unknown))
