@@ -16,7 +16,7 @@ from paceline.tasks.report.summary import prediction_text
 from paceline.tasks.scores import class_scores, quality_facts
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.data_sheet import sheet_of
-from paceline.tasks.speedup.limit_share import LimitShare, format_flops
+from paceline.tasks.speedup.limit_share import LimitShare, format_flops, format_share
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import break_even_steps, format_ratio
 
@@ -82,6 +82,7 @@ def render_report(report: ReportInput) -> str:
         budget=budget_items(summary.get("time_budget") or {}),
         sheet=sheet_of(train.limit.device_name) if train.limit else None,
         flops=format_flops,
+        percent=format_share,
         shares=sorted(speedup.shares.items(), key=lambda item: -item[1][0]),
         next_steps=next_steps(report.config, report.plan, report.prepared, train, (speedup, report.evaluate)),
         quality=quality_facts(report.evaluate) if report.evaluate else [],

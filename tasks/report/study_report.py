@@ -13,6 +13,7 @@ from paceline.tasks.report.page import interval_text, render_page
 from paceline.tasks.report.study_charts import draw_study, execution_name, reason_without_ratio
 from paceline.tasks.scores import SCORE, score_word
 from paceline.tasks.speedup.comparability import explain
+from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.speedup.study.analysis import winner
 from paceline.tasks.speedup.study.parity import MARGIN, holds_parity, parity_text
 from paceline.tasks.speedup.study.records import ArmSummary, StudyResult
@@ -33,6 +34,7 @@ def render_study(result: StudyResult, environment: Mapping[str, Any]) -> str:
         hero=_hero(result),
         word=_score_word(result),
         verdict_of=_verdict,
+        format_share=format_share,
         score_of=_score,
         notes=study_notes(result),
         mismatches=[
@@ -158,7 +160,7 @@ def study_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
             _verdict(arm),
             *(interval_text(ratio) for ratio in (arm.ratio, arm.end_to_end_ratio, arm.efficiency)),
             number_text(arm.samples_per_second),
-            number_text(arm.of_limit, ".0%"),
+            format_share(arm.of_limit),
             _score(arm, word),
         ]
         for arm in result.arms

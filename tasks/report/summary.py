@@ -8,7 +8,7 @@ from paceline.tasks.records.data import Pretrained
 from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
-from paceline.tasks.speedup.limit_share import format_flops
+from paceline.tasks.speedup.limit_share import format_flops, format_share
 
 NUM_BUDGET_ITEMS = 4
 MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly always among the first five
@@ -61,9 +61,9 @@ def _limit(speedup: Mapping[str, Any], train: Mapping[str, Any], execution: Mapp
         return f"unknown: {train['why_no_share']}" if train.get("why_no_share") else ""
     precision, limit = execution["precision"], train["limit"]
     rates = (format_flops(rate) for rate in (train["flops_per_second"], limit["flops_per_second"][precision]))
-    parts = [f"{speedup['of_limit']:.0%} of what this device does in {precision}: {' of '.join(rates)}"]
+    parts = [f"{format_share(speedup['of_limit'])} of what this device does in {precision}: {' of '.join(rates)}"]
     if speedup["of_bandwidth"] is not None:
-        parts.append(f"at least {speedup['of_bandwidth']:.0%} of its memory bandwidth")
+        parts.append(f"at least {format_share(speedup['of_bandwidth'])} of its memory bandwidth")
     if train["mfu"] is not None:
         parts.append(f"MFU {train['mfu']:.1%}")
     if limit["contaminated"]:

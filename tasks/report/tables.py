@@ -7,6 +7,7 @@ from paceline.tasks.report.page import render_page
 from paceline.tasks.report.run_charts import draw_ratios
 from paceline.tasks.speedup.compare import Comparison, compare_notes, compare_table
 from paceline.tasks.speedup.hardware_table import HardwareRow, HardwareTable, WorkTable
+from paceline.tasks.speedup.limit_share import format_share
 
 HEAD = ("hardware", "samples/s", "of limit", "speedup", "runs", "fixed", "memory", "energy", "price", "execution")
 
@@ -22,7 +23,7 @@ def _cells(row: HardwareRow, price: float | None) -> list[str]:
     return [
         row.label,
         f"{row.samples_per_second:,.0f}",
-        number_text(row.of_limit, ".0%") + ("" if row.mfu is None else f", MFU {row.mfu:.0%}"),
+        format_share(row.of_limit) + ("" if row.mfu is None else f", MFU {row.mfu:.0%}"),
         format_interval(row.speedup, row.low, row.high),
         str(row.num_runs),
         seconds_text(row.fixed_seconds),

@@ -8,6 +8,7 @@ that need fewer operations than the definition (Winograd) can lift the share abo
 import statistics
 from typing import Literal
 
+from paceline.tasks.formatting import number_text
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.data_sheet import sheet_of
@@ -95,3 +96,8 @@ def format_flops(rate: float) -> str:
     """A rate of floating-point operations for people: 123 GFLOP/s, 4.56 TFLOP/s."""
     unit, size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9)  # noqa: PLR2004
     return f"{rate / size:.3g} {unit}"
+
+
+def format_share(share: float | None) -> str:
+    """A share for people, with a decimal below a tenth; a dash for unknown."""
+    return number_text(share, ".0%" if (share or 0.0) >= 0.1 else ".1%")  # noqa: PLR2004

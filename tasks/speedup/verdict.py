@@ -16,7 +16,7 @@ from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
-from paceline.tasks.speedup.limit_share import LimitShare, limit_share
+from paceline.tasks.speedup.limit_share import LimitShare, format_share, limit_share
 from paceline.tasks.speedup.records import SpeedupResult
 
 Cause = Literal[
@@ -290,9 +290,9 @@ def _of_limit_text(share: LimitShare) -> str:
     """How near the arithmetic is to the device's limit, and the memory traffic where that is nearer to its own."""
     if share.of_limit is None or share.contaminated:
         return ""
-    text = f" at {share.of_limit:.0%} of what this device does"
+    text = f" at {format_share(share.of_limit)} of what this device does"
     if share.bound == "memory":
-        text += f", and moves data at {share.of_bandwidth:.0%} of its memory bandwidth or more"
+        text += f", and moves data at {format_share(share.of_bandwidth)} of its memory bandwidth or more"
     return text
 
 
