@@ -107,6 +107,8 @@ class ProgressCallback(Callback):
         self._progress_path = progress_path
         self._newest: dict[str, float] = {}
         self.windows: list[Window] = []
+        """Without those in which a CUDA graph was warmed up or captured."""
+        self._num_warm_up_steps = 0
         self.num_saved_epochs = 0
         """Number of epochs in a checkpoint."""
         self._window_started = time.monotonic()
@@ -149,7 +151,11 @@ class ProgressCallback(Callback):
     def _report(self, trainer: Trainer, learner: Learner, window: list[float]) -> None:
         seconds = time.monotonic() - self._window_started  # the losses have been read, so the device has finished
         first_step, step = trainer.global_step - len(window), trainer.global_step
-        self.windows.append((first_step, len(window), seconds))
+        loop = trainer.fit_loop.epoch_loop
+        num_warm_up_steps = loop.num_warm_up_steps if isinstance(loop, StepLoop) else 0
+        if num_warm_up_steps == self._num_warm_up_steps:
+            self.windows.append((first_step, len(window), seconds))
+        self._num_warm_up_steps = num_warm_up_steps
         metrics = {
             Metric.TRAIN_LOSS: sum(window) / len(window),
             Metric.TRAIN_THROUGHPUT: (learner.course.samples(step) - learner.course.samples(first_step)) / seconds,

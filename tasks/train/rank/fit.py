@@ -188,7 +188,7 @@ def training_facts(
     spec, budget = context.spec, stopwatch.budget()
     seconds = sum(duration for _, _, duration in windows)
     num_steps = len(learner.losses)
-    num_samples = schedule.samples(num_steps) - schedule.samples(schedule.first_step)
+    num_samples = sum(schedule.samples(first + number) - schedule.samples(first) for first, number, _ in windows)
     last_epoch = learner.epoch_ends[-2] if len(learner.epoch_ends) > 1 else 0
     return {
         "world_size": spec.world_size,

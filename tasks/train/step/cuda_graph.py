@@ -50,6 +50,8 @@ class CapturedStep:
         self._num_alike = 0
         """Number of eager steps on batches of the largest size."""
         self._num_calls = 0
+        self.num_warm_up_steps = 0
+        """Number of steps up to a recording, and of those that were recorded."""
         self._num_replays = 0
         self._seconds = 0.0
 
@@ -66,6 +68,7 @@ class CapturedStep:
             self._graph, self._image_shape, self._largest = None, image_shape, 0.0
         size = round(len(batch.labels_N) / batch.weight, 3)  # mean over the ranks, the same on all
         if self._graph is None:
+            self.num_warm_up_steps += 1
             if size > self._largest:
                 self._largest, self._num_alike = size, 0
             if size < self._largest or self._num_alike < self._num_eager:

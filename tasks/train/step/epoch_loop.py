@@ -59,6 +59,11 @@ class StepLoop(_TrainingEpochLoop):
         return self._step.stats() if isinstance(self._step, CapturedStep) else None
 
     @property
+    def num_warm_up_steps(self) -> int:
+        """Number of steps before a graph and of those that were captured."""
+        return self._step.num_warm_up_steps if isinstance(self._step, CapturedStep) else 0
+
+    @property
     def num_passes(self) -> int:
         """Number of passes through the network in the steps of this process."""
         return self._passes.num_passes if self._passes else 0
