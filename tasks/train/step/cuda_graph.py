@@ -66,7 +66,8 @@ class CapturedStep:
         image_shape = batch.images_NCHW.shape[1:]
         if image_shape != self._image_shape:
             self._graph, self._image_shape, self._largest = None, image_shape, 0.0
-        size = round(len(batch.labels_N) / batch.weight, 3)  # mean over the ranks, the same on all
+        # Mean over the ranks, the same on all of them; a rank without samples has no weight.
+        size = round(len(batch.labels_N) / batch.weight, 3) if batch.weight else 0.0
         if self._graph is None:
             self.num_warm_up_steps += 1
             if size > self._largest:

@@ -1,4 +1,5 @@
 import itertools
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.tasks.errors import RunError
+from paceline.tasks.train.rank import sharded_checkpoint
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint, part_path
 from paceline.tasks.train.rank.checkpoint_io import (
     AtomicCheckpointIO,
@@ -18,7 +20,7 @@ from paceline.tasks.train.rank.checkpoint_io import (
     prune,
     write_with_digest,
 )
-from paceline.tasks.train.rank.sharded_checkpoint import split_off_rows
+from paceline.tasks.train.rank.sharded_checkpoint import ShardedStrategy, split_off_rows
 from tests.support.refusals import refused
 
 WEIGHT = torch.arange(14.0).view(7, 2)
@@ -112,3 +114,38 @@ def test_sharded_tensors_are_split_off_and_all_else_is_copied():
     ((place, (start, num_rows, part)),) = rows.items()
     assert (place, start, num_rows) == (("a", 0, "b"), 0, 7)
     assert torch.equal(part, WEIGHT)
+
+
+def test_training_continues_while_a_part_is_written(tmp_path, monkeypatch):
+    may_write = threading.Event()
+
+    def write_later(path, content):
+        assert may_write.wait(10)
+        write_with_digest(path, content)
+
+    monkeypatch.setattr(sharded_checkpoint, "write_with_digest", write_later)
+    strategy, first, second = ShardedStrategy(1), checkpoint_path(tmp_path, 1), checkpoint_path(tmp_path, 2)
+    weight = torch.ones(2)
+    strategy.save_checkpoint({"weight": weight}, first)
+    weight.zero_()  # the next step changes the weights before they are written
+    assert newest_valid_checkpoint(tmp_path) is None
+    may_write.set()
+    strategy.save_checkpoint({"weight": weight}, second)
+    assert load_full(first)["weight"].tolist() == [1, 1], "complete before the next one is started"
+    strategy._wait()
+    assert newest_valid_checkpoint(tmp_path) == second
+
+
+def test_a_part_that_cannot_be_written_is_an_error_and_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    strategy = ShardedStrategy(1)
+    strategy.save_checkpoint({"step": 1}, checkpoint_path(tmp_path, 1))
+    strategy._wait()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    strategy.save_checkpoint({"step": 2}, checkpoint_path(tmp_path, 2))
+    with pytest.raises(OSError, match="No space"):
+        strategy.save_checkpoint({"step": 3}, checkpoint_path(tmp_path, 3))
+    assert newest_valid_checkpoint(tmp_path) == checkpoint_path(tmp_path, 1)

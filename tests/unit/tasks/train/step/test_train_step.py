@@ -94,6 +94,24 @@ def test_each_block_of_an_arm_sets_the_arithmetic_of_the_arm(monkeypatch):
     assert seen == ["32-true", "tf32", "tf32", "32-true"]
 
 
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_each_arm_of_a_probe_averages_weights_where_the_training_does(ema):
+    plan = BatchPlan(num_samples=16, global_batch_size=8)
+    network = build_network(Model(width=2, depth=1), (12, 12, 1), 10, 0)
+    step = BareStep(
+        StepInputs(network, Classification(10), Recipe(ema=ema), 0.1, torch.device("cpu")),
+        ARM,
+        Source(plan),
+        plan.num_full_steps,
+    )
+    average = step._step._average
+    step.run(3)
+    step.close()
+    assert (average is None) == (ema is None)
+    if average is not None:
+        assert average.state_dict()["classify.weight"].abs().sum() > 0
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_each_arm_of_a_probe_trains_the_head_alone_where_the_backbone_is_frozen(layout):
     """A frozen backbone has no backward pass: were it trained in one arm, the ratio would be a false one."""
