@@ -28,8 +28,15 @@ Level (95, 97, 98 %) and first look (6, 8 rounds) were chosen on simulations; th
 uses other random numbers. The least margin is under autocorrelated noise (0.5 from block to block): over the whole
 probe 38 of 800 comparisons of identical arms were called different, and batches of 200 gave 7 to 12.
 
-The heavy tails are why the mean is not used: under bursts its error is 4 to 7 times that of the Hodges-Lehmann location
-at 24 rounds. Hoefler and Belli ("Scientific Benchmarking of Parallel Computing Systems", 2015) ask for exactly this:
+A block counts with the total time of its steps, so that the ratio is one of throughputs. The median step is another
+quantity: with steps of 3x the time in 10 % of one arm's steps and 2 % of the other's, its interval covers the ratio of
+throughputs in 0 to 2 % of probes of 4 to 40 steps a block, that of the totals in 96 to 98 % (24 rounds, 400 trials,
+seed 25). Where a block is a single step, over 250 ms long, both are the same, and rare slow steps count too little
+(21 %).
+
+The heavy tails between blocks are why the mean over rounds is not used: under bursts its error is 4 to 7 times that of
+the Hodges-Lehmann location at 24 rounds. Hoefler and Belli ("Scientific Benchmarking of Parallel Computing Systems",
+2015) ask for exactly this:
 medians, ranks, and no assumed normality.
 """
 
@@ -152,7 +159,7 @@ def arm_ratio(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Estima
 
 
 def speedup_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:
-    """Candidate's throughput over the baseline's."""
+    """Candidate's throughput over the baseline's: ratio of the blocks' total times."""
     return arm_ratio(rounds, "baseline", "candidate")
 
 
@@ -160,6 +167,17 @@ def input_share(probe: ProbeResult) -> float | None:
     """Share of the candidate's step that it waits for input: what the arm `synthetic_input` saves; None without it."""
     ratio = arm_ratio(probe.rounds, "candidate", "synthetic_input")
     return None if ratio is None else max(0.0, 1.0 - 1.0 / ratio.value)
+
+
+def typical_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:
+    """The same of the typical step, the median of each block; None where it was not recorded."""
+    values = []
+    for blocks in rounds:
+        typical = {block.arm: block.typical_seconds_per_sample for block in blocks}
+        slow, fast = typical.get("baseline"), typical.get("candidate")
+        if slow is not None and fast is not None:
+            values.append(np.log(slow / fast))
+    return estimate_ratio(np.asarray(values, dtype=np.float64))
 
 
 def round_ratios(rounds: Iterable[Iterable[Block]]) -> tuple[float, ...]:

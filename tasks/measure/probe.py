@@ -40,6 +40,7 @@ BLOCK_SECONDS = 0.25
 """Aim for a block of the slowest arm. Long against timer and scheduler ticks (1 to 10 ms) and the refill of caches
 after a change of arm, short against the seconds over which clock rates and neighbours drift."""
 MAX_STEPS_PER_BLOCK = 1000
+MIN_STEPS_TO_DROP_FIRST = 3
 MIN_WARMUP_STEPS = 2
 MAX_WARMUP_STEPS = 10
 SETTLED = 0.9  # warm-up ends when a step takes at least this share of the one before: times have stopped falling
@@ -164,7 +165,7 @@ def _warm_up(role: str, runner: ArmRunner, link: _Link) -> float:
     """Run steps that are thrown away until their time no longer falls; the last one's seconds."""
     last = math.inf
     for num_done in range(1, MAX_WARMUP_STEPS + 1):
-        previous, last = last, _time_block(role, runner, 1, link)
+        previous, last = last, _agreed(role, sum(runner.run(1)), link)
         if num_done >= MIN_WARMUP_STEPS and last >= SETTLED * previous:
             break
     return last
@@ -174,8 +175,8 @@ def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> in
     """Steps of one block, equal for all arms.
 
     `auto`: enough for `BLOCK_SECONDS` of the slowest arm, less where the time limit would not hold twice the minimum of
-    rounds. The median over three or more steps is not moved by the first step after a change of arm; blocks of fewer
-    steps only arise when a step lasts so long (over 80 ms) that refilling a cache is negligible.
+    rounds. Of three or more steps, the first one after a change of arm is not counted; blocks of fewer steps only arise
+    when a step lasts so long (over 80 ms) that refilling a cache is negligible.
     """
     if settings.steps_per_block != "auto":
         return settings.steps_per_block
@@ -227,14 +228,22 @@ def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: 
 
 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
-    seconds = _time_block(role, runner, num_steps, link)
-    return Block(arm=role, seconds_per_sample=seconds / runner.samples_per_step, num_steps=num_steps)
-
-
-def _time_block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> float:
-    """Rank 0's median step seconds; outside the timed region the ranks agree on it."""
     steps = runner.run(num_steps)
-    seconds = link.agree(plain_statistics.median(steps) if steps else 0.0)
+    counted = steps[1:] if len(steps) >= MIN_STEPS_TO_DROP_FIRST else steps
+    seconds = _agreed(role, plain_statistics.fmean(counted) if counted else 0.0, link)
+    typical = _agreed(role, plain_statistics.median(steps) if steps else 0.0, link)
+    samples = runner.samples_per_step
+    return Block(
+        arm=role,
+        seconds_per_sample=seconds / samples,
+        typical_seconds_per_sample=typical / samples,
+        num_steps=num_steps,
+    )
+
+
+def _agreed(role: str, seconds: float, link: _Link) -> float:
+    """Rank 0's step seconds; outside the timed region the ranks agree on it."""
+    seconds = link.agree(seconds)
     if not (math.isfinite(seconds) and seconds > 0):
         raise RunError(
             f"a step of the probe's arm {role} took {seconds} s; times are positive; "

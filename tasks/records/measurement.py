@@ -15,7 +15,10 @@ class Block(Record):
     """Role of the arm: `baseline`, `candidate`, `single` (the candidate's execution on one device, for parallel
     efficiency), or a key of `ProbeResult.others`."""
     seconds_per_sample: float
-    """Median over the steps of the block."""
+    """Total time of the block's steps over their samples; the first of three or more steps, in which caches are filled
+    again, is left out. In probes from before November 2026 the median step."""
+    typical_seconds_per_sample: float | None = None
+    """Median over the steps of the block; None where not recorded."""
     num_steps: int
 
 

@@ -12,10 +12,15 @@ class SpeedupResult(Record):
     """The `speedup` part of a run's summary. None where not measured."""
 
     ratio: float | None = None
-    """Candidate's throughput over the baseline's, steady state."""
+    """Candidate's throughput over the baseline's, steady state: ratio of total times."""
     low: float | None = None
     high: float | None = None
     """Ends of the 95 % interval of `ratio`."""
+    typical_ratio: float | None = None
+    typical_low: float | None = None
+    typical_high: float | None = None
+    """Ratio of the typical (median) steps, with its 95 % interval. It differs from `ratio`, which is of total times,
+    where some steps take much longer than others."""
     num_blocks: int = 0
     """Paired rounds behind the ratio; 0 where it was divided by other runs."""
     significant: bool | None = None

@@ -10,7 +10,7 @@ import statistics as plain_statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, parallel_efficiency, speedup_ratio, typical_ratio
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
@@ -94,17 +94,21 @@ def speedup_result(
         gains=gains,
         share=limit_share(train) if train else LimitShare(),
     )
-    cause = _cause(facts)
+    cause, typical = _cause(facts), typical_ratio(probe.rounds)
     return SpeedupResult(
         ratio=ratio.value,
         low=ratio.low,
         high=ratio.high,
+        typical_ratio=typical.value if typical else None,
+        typical_low=typical.low if typical else None,
+        typical_high=typical.high if typical else None,
         num_blocks=len(probe.rounds),
         significant=ratio.significant,
         efficiency=facts.efficiency.value if facts.efficiency else None,
         efficiency_low=facts.efficiency.low if facts.efficiency else None,
         efficiency_high=facts.efficiency.high if facts.efficiency else None,
-        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}.{_divergence(probe)}",
+        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}."
+        f"{_typical_step(ratio, typical)}{_divergence(probe)}",
         diverged=probe.diverged,
         cause=cause,
         baseline=probe.baseline.label,
@@ -192,6 +196,19 @@ def _amount(cause: Cause, facts: _Facts) -> str:
     if ratio.significant is False:
         return f"No measurable difference to {against}: {format_ratio(ratio.value)} times as fast"
     return f"{format_ratio(ratio.value)} times as fast as {against}"
+
+
+def _typical_step(ratio: Estimate, typical: Estimate | None) -> str:
+    """The typical step, where it differs from the total times."""
+    if typical is None or None in (ratio.low, ratio.high, typical.low, typical.high):
+        return ""
+    if (ratio.low or 0.0) <= (typical.high or 0.0) and (typical.low or 0.0) <= (ratio.high or 0.0):
+        return ""
+    ends = " to ".join(format_ratio(end or 0.0, typical.value) for end in (typical.low, typical.high))
+    return (
+        f" The typical step is {format_ratio(typical.value)} times as fast (95 % interval {ends}): some steps take "
+        "much longer, and the ratio is that of total times."
+    )
 
 
 def _divergence(probe: ProbeResult) -> str:

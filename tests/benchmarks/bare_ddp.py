@@ -51,7 +51,7 @@ def main(batch_size, seconds):
             distributed.barrier()
             times = [arms[role].step() for _ in range(STEPS)] if is_first or role == "candidate" else []
             if is_first:
-                seconds_per_sample = statistics.median(times) / arms[role].num_samples
+                seconds_per_sample = statistics.fmean(times) / arms[role].num_samples
                 blocks.append({"arm": role, "seconds_per_sample": seconds_per_sample, "num_steps": len(times)})
         rounds.append(blocks)
     if is_first:

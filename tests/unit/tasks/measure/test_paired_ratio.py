@@ -17,6 +17,7 @@ from paceline.tasks.measure.paired_ratio import (
     parallel_efficiency,
     signed_rank_depth,
     speedup_ratio,
+    typical_ratio,
 )
 from paceline.tasks.records.measurement import Block
 from tests.support.reports import make_probe
@@ -188,3 +189,27 @@ def test_input_share_is_what_leaving_out_the_input_saves(seconds, share):
     probe = make_probe()
     assert input_share(probe) is None
     assert input_share(probe.model_copy(update={"rounds": rounds})) == pytest.approx(share)
+
+
+def test_the_ratio_of_total_times_holds_slow_steps_and_the_typical_step_does_not():
+    """Steps of 3x the time in 10 % of the baseline's and 2 % of the candidate's: throughput is 1.15 times as high."""
+    rng, trials, truth = np.random.default_rng(25), 100, 1.2 / 1.04
+    covered = typical_covered = 0
+    for _ in range(trials):
+        rounds = []
+        for _ in range(24):
+            blocks = []
+            for arm, share in (("baseline", 0.10), ("candidate", 0.02)):
+                steps = np.exp(rng.normal(0, 0.03, 12)) * np.where(rng.random(12) < share, 3.0, 1.0)
+                seconds = {"seconds_per_sample": steps.mean(), "typical_seconds_per_sample": np.median(steps)}
+                blocks.append(Block(arm=arm, num_steps=12, **seconds))
+            rounds.append(tuple(blocks))
+        total, typical = speedup_ratio(rounds), typical_ratio(rounds)
+        covered += total.low <= truth <= total.high
+        typical_covered += typical.low <= truth <= typical.high
+    assert covered >= 0.93 * trials
+    assert typical_covered <= 0.1 * trials
+
+
+def test_a_probe_from_before_the_typical_step_was_recorded_has_none():
+    assert typical_ratio([(_block("baseline", 2.0), _block("candidate", 1.0))] * 8) is None

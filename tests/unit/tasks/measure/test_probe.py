@@ -7,7 +7,7 @@ import pytest
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
-from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio
+from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio, typical_ratio
 from paceline.tasks.measure.probe import ArmRunner, order_of_round, run_probe
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import Validity
@@ -67,6 +67,22 @@ def test_palindromes_and_pieces():
     assert result.rounds[0][0].seconds_per_sample == pytest.approx(0.1 / 32)
     assert result.batch_size == 32
     assert result.samples_per_step == {"baseline": 32, "candidate": 32}
+
+
+def test_a_block_counts_its_total_time_without_the_first_step_after_a_change_of_arm():
+    machine = Machine({"baseline": 0.05, "candidate": 0.05})
+    plain = machine.runners["baseline"]
+    machine.runners["baseline"] = ArmRunner(
+        arm=plain.arm,
+        run=lambda num_steps: [0.5, *plain.run(num_steps)[1:-1], 0.15] if num_steps > 2 else plain.run(num_steps),
+        samples_per_step=plain.samples_per_step,
+    )
+    result = machine.probe(steps_per_block=5)
+    slow = next(block for block in result.rounds[0] if block.arm == "baseline")
+    assert slow.seconds_per_sample == pytest.approx((3 * 0.05 + 0.15) / 4 / plain.samples_per_step)
+    assert slow.typical_seconds_per_sample == pytest.approx(0.05 / plain.samples_per_step)
+    assert speedup_ratio(result.rounds).value == pytest.approx(0.075 / 0.05)
+    assert typical_ratio(result.rounds).value == pytest.approx(1.0)
 
 
 def test_three_arms_alternate_too():

@@ -221,3 +221,18 @@ def test_several_settings_are_credited_together_and_alone_only_as_measured():
     train = make_train(None, search=AutotuneResult(probes=(timed,), budget_seconds=2.0, seconds=2.0))
     verdict = speedup_result(probe, train).verdict
     assert "resident loading together pay, alone bf16 arithmetic 0.68 x [0.6" in verdict
+
+
+def test_the_typical_step_stands_next_to_the_ratio_where_the_two_differ():
+    probe = make_probe(1.5)
+    typical = {"baseline": 2e-3, "candidate": 1.9e-3}
+    rounds = tuple(
+        tuple(block.model_copy(update={"typical_seconds_per_sample": typical[block.arm]}) for block in blocks)
+        for blocks in probe.rounds
+    )
+    found = speedup_result(probe.model_copy(update={"rounds": rounds}))
+    assert found.ratio == pytest.approx(1.5, rel=0.01)
+    assert found.typical_ratio == pytest.approx(2 / 1.9)
+    assert "The typical step is 1.05 times as fast (95 % interval 1.05 to 1.05)" in found.verdict
+    alike = speedup_result(probe)
+    assert (alike.typical_ratio, "typical" in alike.verdict) == (None, False)
