@@ -86,9 +86,9 @@ def _samples_per_second(train: TrainResult) -> float | None:
     """Of one device."""
     if train.probe is not None:
         blocks = [block for blocks in train.probe.rounds for block in blocks if block.arm == "candidate"]
-        rate: float | None = 1 / statistics.median(block.seconds_per_sample for block in blocks)
-    else:
-        rate = steady_rate(train) or train.samples_per_second
+        seconds = statistics.median(block.seconds_per_sample for block in blocks)
+        return 1 / seconds / train.probe.candidate.num_devices
+    rate = steady_rate(train) or train.samples_per_second
     return None if rate is None else rate / train.world_size
 
 

@@ -1,5 +1,6 @@
 """Cost of a training step, and the limit of the device: taken after the training, which they cannot disturb then."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from paceline.conf.execution import Precision
 from paceline.conf.recipe import Recipe
+from paceline.tasks.errors import one_line
 from paceline.tasks.measure.device_limit import COPY_BYTES, limit_cache, measure_limit
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.flops import count_cost
@@ -27,6 +29,8 @@ def limit_facts(context: RankContext) -> dict[str, Any]:
     """Fields of the result from which the share of the limit follows; rank 0's alone."""
     if not context.writes:
         return {}
+    if context.config.recipe.progressive_size is not None and context.config.speedup.baseline != "probe":
+        return {"uncounted": "recipe.progressive_size changes the size of a step, and no probe timed the full size"}
     network = context.new_network()
     if context.config.model.freeze != "none":
         freeze(network, context.config.model.freeze)
@@ -41,10 +45,9 @@ def limit_facts(context: RankContext) -> dict[str, Any]:
     }
     try:
         return facts | {"limit": _find_limit(context)}
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        return facts | {"uncounted": "no memory was left to measure the device's limit"}
+    except RuntimeError as error:  # the training has succeeded, whatever the device says now
+        reason = "no memory was left" if is_out_of_memory(error) else one_line(error)
+        return facts | {"uncounted": f"the device's limit could not be measured: {reason}"}
 
 
 def bytes_per_sample(cost: Cost, plan: Plan, recipe: Recipe, num_samples: int) -> float | None:
@@ -79,5 +82,6 @@ def _find_limit(context: RankContext) -> DeviceLimit:
         limit = measure_limit(context.device, [precision])
         limit = limit.model_copy(update={"contaminated": watch.stop().contaminated})
         if not limit.contaminated:
-            cache.keep(limit)
+            with suppress(OSError):  # a full disk: the next run measures again
+                cache.keep(limit)
     return limit

@@ -7,7 +7,7 @@ from paceline.tasks.speedup.data_sheet import SHEETS, sheet_of
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare, add_share, format_flops, limit_share
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import speedup_result
-from tests.support.reports import limited, make_probe, make_train
+from tests.support.reports import CANDIDATE, limited, make_probe, make_train
 
 H100 = "NVIDIA H100 80GB HBM3"
 WINDOWS = ((0, 10, 21.0), (10, 10, 2.0), (20, 10, 2.0), (30, 10, 2.0))
@@ -41,7 +41,12 @@ def share_plan():
 
 
 def test_each_of_several_devices_has_its_part():
-    assert share_of(world_size=2).flops_per_second == pytest.approx(3e9 * 750 / 2)
+    two = CANDIDATE.model_copy(update={"num_devices": 2})
+    # A restart on fewer devices keeps the probe of the first attempt.
+    share = share_of(make_probe(noise=0.0, candidate=two), world_size=1)
+    assert share.flops_per_second == pytest.approx(3e9 * 750 / 2)
+    alone = limit_share(make_train(None, **(limited() | {"world_size": 2, "plan": share_plan()})))
+    assert alone.flops_per_second == pytest.approx(3e9 * 866 / 2)
 
 
 @pytest.mark.parametrize(
