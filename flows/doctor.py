@@ -143,9 +143,9 @@ def _history(config: Config, environment: Environment, measured: Measurements) -
         last = next((one for one in earlier if names & {device.name for device in one.devices}), None)
         handle = run.begin(uri, experiment, config, {Tag.ROLE: "doctor"}, "devices")
         rates: dict[str, float | None] = {
-            Metric.device(device.host, device.device, figure.replace(" ", "_")): rate
+            Metric.device(device.host, device.device, figure): rate
             for device in measured.devices
-            for figure, rate in device.rates().items()
+            for figure, rate in device.rates.items()
         }
         run.log_facts(handle, rates, {})
         run.log_document(handle, Artifact.DEVICES, measured.model_dump(mode="json"))

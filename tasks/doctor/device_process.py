@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from paceline.tasks.doctor.figures import DeviceJob, DeviceRates, LinkRate
+from paceline.tasks.doctor.figures import COPY, DISK, MEMORY, DeviceJob, LinkFigures, Measurements
 from paceline.tasks.measure.device_limit import measure_limit
 from paceline.tasks.measure.page_cache import cached_fraction
 from paceline.tasks.measure.validity import ValidityWatch
@@ -29,24 +29,25 @@ NUM_MESSAGES = 5  # after two that are not timed
 MAX_PAIRS = 120  # of 16 devices; of more, each device and the next one
 
 
-def measure(job: DeviceJob) -> DeviceRates:
+def measure(job: DeviceJob) -> Measurements:
     """Measure what the job asks for."""
     torch.set_num_threads(job.num_threads)
-    device = torch.device("cpu")
-    if job.gpu:
-        device = torch.device("cuda", job.index)
+    device, uuids = torch.device("cpu"), []
+    if job.device.num_threads is None:
+        device, uuids = torch.device("cuda", job.index), [job.device.device]
         torch.cuda.set_device(device)
-    if job.world_size > 1:
-        group.meet(job.rank, job.world_size, job.address, job.port, device)
-        return DeviceRates(links=tuple(_links(job.world_size, device)))
-    watch = ValidityWatch([os.getpid(), os.getppid()], gpu_uuids=job.uuids)
+    if job.group:
+        group.meet(job.group.index(job.device.name), len(job.group), job.address, job.port, device)
+        return Measurements(links=tuple(_links(job.group, device)))
+    watch = ValidityWatch([os.getpid(), os.getppid()], gpu_uuids=uuids)
     limit = measure_limit(device)
-    return DeviceRates(
-        disturbed=watch.stop().reasons,
-        limit=limit,
-        host_to_device=_copy_rate(device) if job.gpu else None,
-        disk=disk_rate(Path(job.directory)) if job.directory is not None else None,
-    )
+    disturbed = watch.stop().reasons
+    rates = limit.flops_per_second | {MEMORY: limit.bytes_per_second}
+    more = {
+        COPY: _copy_rate(device) if uuids else None,
+        DISK: disk_rate(Path(job.directory)) if job.directory is not None else None,
+    }
+    return Measurements(devices=(job.device.model_copy(update={"rates": rates | more, "disturbed": disturbed}),))
 
 
 def _copy_rate(device: torch.device) -> float:
@@ -92,20 +93,23 @@ def _pass_blocks(pass_block: Callable[[], int], num_bytes: int) -> int:
     return size
 
 
-def _links(world_size: int, device: torch.device) -> Iterator[LinkRate]:
+def _links(names: Sequence[str], device: torch.device) -> Iterator[LinkFigures]:
     """Rates of all-reduces, one group after another: between each pair, then among all. The same on every rank."""
-    pairs: Sequence[tuple[int, ...]] = list(itertools.combinations(range(world_size), 2))
+    everyone = tuple(range(len(names)))
+    pairs: Sequence[tuple[int, ...]] = list(itertools.combinations(everyone, 2))
     if len(pairs) > MAX_PAIRS:
-        pairs = [(rank, (rank + 1) % world_size) for rank in range(world_size)]
+        pairs = [(rank, (rank + 1) % len(names)) for rank in everyone]
     message = torch.ones(MESSAGE_BYTES[device.type] // 4, device=device)
-    for ranks in dict.fromkeys([*pairs, tuple(range(world_size))]):
+    for ranks in dict.fromkeys([*pairs, everyone]):
         team = distributed.new_group(list(ranks))
         is_member = distributed.get_rank() in ranks
         seconds = max(group.all_gather(_all_reduce_seconds(message, team) if is_member else 0.0))
         if is_member:
             distributed.destroy_process_group(team)
         factor = 2 * (len(ranks) - 1) / len(ranks)
-        yield LinkRate(ranks=ranks, bytes_per_second=factor * message.nbytes / seconds)
+        yield LinkFigures(
+            devices=tuple(names[rank] for rank in ranks), bytes_per_second=factor * message.nbytes / seconds
+        )
 
 
 def _all_reduce_seconds(message: torch.Tensor, team: distributed.ProcessGroup | None) -> float:

@@ -6,54 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pydantic import Field
 
 from paceline.tasks.doctor.finding import Finding, doubtful, good
-from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.data_sheet import sheet_of
 
 MIN_PEERS = 3  # of the same kind, for a comparison with their median
 MIN_SHARE = 0.8  # of the peers' median, or of the last measurement
 MIN_SHEET_SHARE = 0.5  # of the data sheet, which no real program reaches
-MEMORY, COPY, DISK, LINK = "memory", "host-to-device copy", "disk read", "all-reduce"
+MEMORY, COPY, DISK, LINK = "memory", "host_to_device", "disk", "all-reduce"
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 REPEAT = "measure again while nothing else runs there"
 CHECK_HOST = "look at its clock, temperature, ECC errors and other processes, then measure again"
 CHECK_LINK = "look at cables, switches and the chosen interface (NCCL_DEBUG=INFO), then measure again"
-
-
-class DeviceJob(Record):
-    """The device, and its place in a group."""
-
-    gpu: bool
-    uuids: tuple[str, ...] = ()
-    """Of the GPU that is measured alone."""
-    index: int = 0
-    """Of the GPU among the visible ones."""
-    num_threads: int
-    directory: str | None = None
-    """Directory of the temporary file; None to leave the disk alone."""
-    rank: int = 0
-    world_size: int = 1
-    """1 to measure the device alone, more to measure all-reduces."""
-    address: str = ""
-    port: int = 0
-
-
-class LinkRate(Record):
-    """Bus bandwidth among some ranks."""
-
-    ranks: tuple[int, ...]
-    bytes_per_second: float
-
-
-class DeviceRates(Record):
-    """Result of the process: of the device alone, or of the links."""
-
-    limit: DeviceLimit | None = None
-    host_to_device: float | None = None
-    disk: float | None = None
-    disturbed: tuple[str, ...] = ()
-    """Other work on the host while the device was measured."""
-    links: tuple[LinkRate, ...] = ()
 
 
 class DeviceFigures(Record):
@@ -65,15 +28,9 @@ class DeviceFigures(Record):
     model: str
     num_threads: int | None
     """CPU threads; None on a GPU."""
-    flops_per_second: dict[str, float]
-    """Of matrix products, by precision."""
-    memory_bytes_per_second: float
-    """Of a copy within the device's memory, read and written bytes."""
-    host_to_device_bytes_per_second: float | None = None
-    """Of a copy from pinned memory; None on a CPU."""
-    disk_bytes_per_second: float | None = None
-    """Of reading a file below PACELINE_HOME, on the first device of each host; None where the file system keeps it in
-    memory."""
+    rates: dict[str, float | None] = Field(default_factory=dict)
+    """FLOP/s of matrix products by precision; bytes per second of `memory` (a copy, read and written),
+    `host_to_device` (None on CPUs) and `disk` (on the first device of a host)."""
     disturbed: tuple[str, ...] = ()
     """Other work on the host meanwhile; such rates are not compared."""
 
@@ -82,14 +39,10 @@ class DeviceFigures(Record):
         """Host and device."""
         return f"{self.host} {self.device}"
 
-    def rates(self) -> dict[str, float]:
-        """The known figures by their names."""
-        others = {
-            MEMORY: self.memory_bytes_per_second,
-            COPY: self.host_to_device_bytes_per_second,
-            DISK: self.disk_bytes_per_second,
-        }
-        return self.flops_per_second | {name: rate for name, rate in others.items() if rate is not None}
+    @property
+    def known(self) -> dict[str, float]:
+        """The measured rates."""
+        return {name: rate for name, rate in self.rates.items() if rate is not None}
 
 
 class LinkFigures(Record):
@@ -110,6 +63,22 @@ class Measurements(Record):
     """Devices and links that were not measured, and why."""
 
 
+class DeviceJob(Record):
+    """Work of a process that measures a device alone, or its links in a group."""
+
+    device: DeviceFigures
+    """Without rates."""
+    num_threads: int
+    index: int = 0
+    """Of the GPU among the visible ones."""
+    directory: str | None = None
+    """Directory of the temporary file; None to leave the disk alone."""
+    group: tuple[str, ...] = ()
+    """Names of the devices of the group by rank; empty to measure the device alone."""
+    address: str = ""
+    port: int = 0
+
+
 def judge_measurements(measured: Measurements, last: Measurements | None) -> list[Finding]:
     """One finding for each device and for the links; those that are slow against others are doubtful."""
     before = {device.name: device for device in last.devices if not device.disturbed} if last else {}
@@ -118,16 +87,16 @@ def judge_measurements(measured: Measurements, last: Measurements | None) -> lis
         doubtful(f"measure {name}", f"not measured: {reason}", REPEAT) for name, reason in measured.skipped.items()
     ]
     for device in measured.devices:
-        rates = ", ".join(f"{name} {_rate(name, rate)}" for name, rate in device.rates().items())
+        rates = ", ".join(f"{name} {_rate(name, rate)}" for name, rate in device.known.items())
         text = f"{device.model}: {rates}"
         if device.disturbed:
             findings.append(doubtful(f"measure {device.name}", f"{text}; {'; '.join(device.disturbed)}", REPEAT))
             continue
         peers = [other for other in quiet if other != device and _kind(other) == _kind(device)]
-        slow = [*_below_peers(device.rates(), [peer.rates() for peer in peers]), *_below_sheet(device)]
+        slow = [*_below_peers(device.known, [peer.known for peer in peers]), *_below_sheet(device)]
         earlier = before.get(device.name)
         if earlier is not None and _kind(earlier) == _kind(device):
-            slow += _below(device.rates(), earlier.rates(), MIN_SHARE, "of the last measurement")
+            slow += _below(device.known, earlier.known, MIN_SHARE, "of the last measurement")
         findings.append(_finding(f"measure {device.name}", text, slow, CHECK_HOST))
     if measured.links:
         findings.append(_judge_links(measured.links, last.links if last else ()))
@@ -162,7 +131,7 @@ def _below_peers(rates: Mapping[str, float], peers: list[dict[str, float]]) -> l
 def _below_sheet(device: DeviceFigures) -> list[str]:
     sheet = sheet_of(device.model)
     peaks = {} if sheet is None else sheet.peaks | {MEMORY: sheet.bytes_per_second}
-    return _below(device.rates(), peaks, MIN_SHEET_SHARE, "of the data sheet")
+    return _below(device.known, peaks, MIN_SHEET_SHARE, "of the data sheet")
 
 
 def _judge_links(links: Iterable[LinkFigures], last: Iterable[LinkFigures]) -> Finding:

@@ -67,9 +67,9 @@ def test_a_device_in_use_is_not_measured(busy, tmp_path):
     (device,) = measured.devices
     assert measured.skipped == {f"{device.host} cpu-0": "in use by run night"}
     assert (device.device, device.num_threads, measured.links) == ("cpu-1", max(1, usable_cores() // 2), ())
-    assert device.flops_per_second.keys() == {"32-true", "bf16-mixed"}
-    assert device.host_to_device_bytes_per_second is None
-    assert device.disk_bytes_per_second is None or device.disk_bytes_per_second > 0
+    assert device.rates.keys() == {"32-true", "bf16-mixed", "memory", "host_to_device", "disk"}
+    assert device.rates["host_to_device"] is None
+    assert device.rates["disk"] is None or device.rates["disk"] > 0
     assert list((tmp_path / "home" / "doctor").iterdir()) == []
 
 
@@ -87,7 +87,7 @@ def test_devices_and_links_are_measured_and_compared_with_the_last_time(paceline
         assert [device["device"] for device in measured["devices"]] == ["cpu-0", "cpu-1"]
         (link,) = measured["links"]
         assert link["devices"] == [f"{device['host']} {device['device']}" for device in measured["devices"]]
-        assert min(link["bytes_per_second"], *(device["memory_bytes_per_second"] for device in measured["devices"])) > 0
+        assert min(link["bytes_per_second"], *(device["rates"]["memory"] for device in measured["devices"])) > 0
         assert measured["skipped"] == {}
     assert "there is no earlier measurement" in histories[0]
     assert "compared with the last measurement" in histories[1]

@@ -9,8 +9,7 @@ def device(number, host="a", model="CPU", threads=1, flops=100e9, memory=10e9, *
         device=f"cpu-{number}",
         model=model,
         num_threads=threads,
-        flops_per_second={"32-true": flops},
-        memory_bytes_per_second=memory,
+        rates={"32-true": flops, "memory": memory, "host_to_device": None},
         **others,
     )
 
@@ -62,15 +61,13 @@ def test_a_gpu_is_compared_with_its_data_sheet():
         device="GPU-a",
         model="NVIDIA H100 80GB HBM3",
         num_threads=None,
-        flops_per_second={"bf16-mixed": 700e12, "32-true": 20e12},
-        memory_bytes_per_second=2.9e12,
-        host_to_device_bytes_per_second=50e9,
+        rates={"bf16-mixed": 700e12, "32-true": 20e12, "memory": 2.9e12, "host_to_device": 50e9},
     )
     found = findings([gpu])["a GPU-a"]
     assert found.status == "warning"
     assert "32-true is 0.30 of the data sheet" in found.found
     assert "bf16-mixed is" not in found.found
-    assert "host-to-device copy 50 GB/s" in found.found
+    assert "host_to_device 50 GB/s" in found.found
 
 
 def link(*names, rate):
