@@ -51,6 +51,7 @@ def sets(root, tmp_path_factory):
 
 
 def batches(prepared, kind, num_epochs=2, **changes):
+    """Batches of a loader; `thread` is streaming as for a GPU, where a thread gathers."""
     split = open_split(prepared, "train")
     settings = {"augment": "flip_shift", "shift_pixels": 2, "vary": CROPS, "channels_last": False, **changes}
     config = LoaderConfig(
@@ -64,8 +65,8 @@ def batches(prepared, kind, num_epochs=2, **changes):
         device=CPU,
         **settings,
     )
-    loader = make_loader(kind, config)
-    if settings.get("thread"):
+    loader = make_loader("streaming" if kind == "thread" else kind, config)
+    if kind == "thread":
         loader.in_background = True
     try:
         return [batch for _ in range(num_epochs) for batch in loader]
@@ -102,8 +103,8 @@ def test_mean_and_deviation_are_those_of_the_stored_pixels(sets):
 @pytest.mark.parametrize("name", ["photo-raw", "photo-jpeg", "square-jpeg"])
 @pytest.mark.parametrize("augment", ["none", "flip_shift"])
 def test_all_loaders_deliver_the_same_batches(sets, name, augment):
-    found = {kind: batches(sets[name], kind, augment=augment) for kind in KINDS}
-    for kind in KINDS[1:]:
+    found = {kind: batches(sets[name], kind, augment=augment) for kind in (*KINDS, "thread")}
+    for kind in (*KINDS[1:], "thread"):
         assert_equal(found[KINDS[0]], found[kind])
     half = len(found["streaming"]) // 2
     assert not torch.equal(found["streaming"][0].images_NCHW, found["streaming"][half].images_NCHW)
