@@ -222,3 +222,36 @@ def test_what_is_too_small_to_be_cropped_is_told(size: tuple[int, int]) -> None:
     Image.new("RGB", size).save(buffer, "PNG")
     with pytest.raises(DecodeError, match=rf"^{size[0]} x {size[1]}.*16"):
         decode(buffer.getvalue(), 16, "crop")
+
+
+@pytest.mark.parametrize("more", [{}, {"icc_profile": b"\xff\xda\xff\xd8" * 20}])
+def test_an_orientation_is_seen_wherever_it_stands_before_the_pixels(more: dict[str, bytes]) -> None:
+    """Also behind a colour profile that holds the bytes of other markers."""
+    image = Image.fromarray(np.random.default_rng(3).integers(0, 256, (40, 60, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encode(image, "JPEG", exif=exif, **more)
+    end = content.index(b"\xff\xdb")  # of the segments before the tables
+    moved = content[:2] + _segments_reversed(content[2:end]) + content[end:]
+    assert moved != content
+    for turned_one in (content, moved):
+        assert decode(turned_one, 40, "side").shape == (60, 40, 3)
+
+
+def _segments_reversed(segments: bytes) -> bytes:
+    parts = []
+    while segments:
+        length = 2 + int.from_bytes(segments[2:4])
+        parts.append(segments[:length])
+        segments = segments[length:]
+    return b"".join(reversed(parts))
+
+
+@pytest.mark.parametrize(("size", "shape"), [((80, 60), (30, 40)), ((60, 90), (45, 30)), ((900, 20), (30, 120))])
+def test_the_shorter_side_is_scaled_and_of_panoramas_the_middle(size: tuple[int, int], shape: tuple[int, int]) -> None:
+    pixels = np.zeros((size[1], size[0], 3), np.uint8)
+    pixels[:, size[0] // 2 :] = 255
+    found = decode(encode(Image.fromarray(pixels)), 30, "side")
+    assert found.shape == (*shape, 3)
+    assert abs(int(found[:, : shape[1] // 2].mean()) - 255 + int(found[:, shape[1] // 2 :].mean())) < 3, "centred"
+    np.testing.assert_array_equal(resize(pixels, 30, "side"), found)
