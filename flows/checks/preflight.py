@@ -18,6 +18,7 @@ from paceline.tasks.cluster.tls import certificates
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.listing import Listing
+from paceline.tasks.data.partitions import list_on
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.names import Tag
@@ -71,7 +72,8 @@ def check(
     check_reachable(environment.tracking_uri)
     if prestart is not None:
         prestart.start_api()
-    listing = list_data(config.data)
+    with list_on(config.cluster.address):
+        listing = list_data(config.data)
     plan = plan_on(config, hardware, listing.num_train)
     if listing.num_test == 0:
         raise InputError(

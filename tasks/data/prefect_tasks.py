@@ -7,6 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from paceline.conf.data import Data
 from paceline.tasks import deadline
+from paceline.tasks.data.partitions import list_on
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.prepare.storage import choose_storage
 from paceline.tasks.data.sources import registry as source
@@ -27,7 +28,8 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
     """
     logger = get_run_logger()
     with deadline.time_limit("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
-        listing = deadline.within(lambda: source.list_samples(data))
+        with list_on(address):
+            listing = deadline.within(lambda: source.list_samples(data))
         storage = choose_storage(listing, data, Path(home).resolve())
         logger.info("data.storage=%s: %s", storage.value, storage.reason)
         data = data.model_copy(update={"storage": storage.value})

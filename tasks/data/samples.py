@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
+from mmap import ACCESS_READ, mmap
+from tempfile import SpooledTemporaryFile
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+Block = bytes | bytearray | mmap
+MEMORY_BYTES = 32 * 2**20  # of a column that stays in memory: that of some million samples
 _AT_ONCE = 1_000
 
 
@@ -60,16 +65,50 @@ class Item(NamedTuple):
     targets_T: npt.NDArray[np.float32] | None = None
 
 
+class _Spool:
+    """A column that is written piece by piece: in memory, or in a file without a name when it is large."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._file = stack.enter_context(SpooledTemporaryFile(MEMORY_BYTES))  # noqa: SIM115 - the stack closes it
+        self.num_bytes = 0
+
+    def write(self, piece: Block | npt.NDArray[Any]) -> None:
+        """Append a piece."""
+        self.num_bytes += self._file.write(np.ascontiguousarray(piece).data if isinstance(piece, np.ndarray) else piece)
+
+    def read(self) -> Block:
+        """All of it; pages of a file that is mapped need no memory of this process, and stay when it is closed."""
+        if self.num_bytes > MEMORY_BYTES:
+            self._file.flush()
+            return mmap(self._file.fileno(), 0, access=ACCESS_READ)
+        self._file.seek(0)
+        return self._file.read()
+
+
+def _spooled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same array, in a file if it is large."""
+    if array.nbytes <= MEMORY_BYTES:
+        return array
+    with ExitStack() as stack:
+        spool = _Spool(stack)
+        spool.write(array)
+        return np.frombuffer(spool.read(), dtype=array.dtype)
+
+
+def _chosen(array: npt.NDArray[Any], chosen: Indices | slice) -> npt.NDArray[Any]:
+    return array[chosen] if isinstance(chosen, slice) else _spooled(array[chosen])
+
+
 class StringColumn:
     """Strings end to end in one block of bytes; 16 bytes of overhead for each."""
 
-    def __init__(self, block: bytes | bytearray, starts: Indices, ends: Indices) -> None:
+    def __init__(self, block: Block, starts: Indices, ends: Indices) -> None:
         self._block = block
         self._starts = starts
         self._ends = ends
 
     @classmethod
-    def from_bytes(cls, block: bytes | bytearray, borders: bytes | array[int]) -> StringColumn:
+    def from_bytes(cls, block: Block, borders: Block | array[int]) -> StringColumn:
         """Strings end to end in a block; the borders (int64) start with 0."""
         borders_N = np.frombuffer(borders, dtype=np.int64)
         return cls(block, borders_N[:-1], borders_N[1:])
@@ -89,21 +128,14 @@ class StringColumn:
 
     def take(self, chosen: Indices | slice) -> StringColumn:
         """Some of them, in the same block."""
-        return StringColumn(self._block, self._starts[chosen], self._ends[chosen])
-
-    @classmethod
-    def join(cls, columns: Sequence[StringColumn]) -> StringColumn:
-        """The strings of all columns, end to end in one block."""
-        blocks, lengths = zip(*(column._compact() for column in columns), strict=True)
-        borders = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-        return cls.from_bytes(b"".join(blocks), borders.tobytes())
+        return StringColumn(self._block, _chosen(self._starts, chosen), _chosen(self._ends, chosen))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A few strings of a large block travel without the others."""
         block, lengths = self._compact()
         return StringColumn.from_bytes, (bytes(block), np.concatenate([[0], np.cumsum(lengths)]).tobytes())
 
-    def _compact(self) -> tuple[bytes | bytearray, Indices]:
+    def _compact(self) -> tuple[Block, Indices]:
         """A block of these strings alone, and their lengths."""
         lengths = self._ends - self._starts
         borders = np.concatenate([[0], np.cumsum(lengths)])
@@ -145,20 +177,29 @@ class Samples(Sequence[Sample]):
         return builder.build()
 
     @classmethod
-    def join(cls, parts: Sequence[Samples]) -> Samples:
-        """All samples of at least one part, one part after the other; all files or all rows of arrays."""
-        rows = [part.rows for part in parts if part.rows is not None]
-        return (
-            parts[0]
-            if len(parts) == 1
-            else cls(
-                StringColumn.join([part.paths for part in parts]),
-                np.concatenate([part.labels for part in parts]),
-                np.concatenate([part.sizes for part in parts]),
-                StringColumn.join([part.stamps for part in parts]),
-                np.concatenate(rows) if rows else None,
+    def join(cls, parts: Iterable[Samples]) -> Samples:
+        """All samples of the parts, one part after the other; all files or all rows. Large columns lie on disk."""
+        with ExitStack() as stack:
+            paths, path_borders, stamps, stamp_borders, labels, sizes, rows = (_Spool(stack) for _ in range(7))
+            texts = ((paths, path_borders), (stamps, stamp_borders))
+            for _, borders in texts:
+                borders.write(np.zeros(1, dtype=np.int64))
+            for part in parts:
+                for column, (block, borders) in zip((part.paths, part.stamps), texts, strict=True):
+                    written, lengths = column._compact()
+                    borders.write(block.num_bytes + np.cumsum(lengths))
+                    block.write(written)
+                labels.write(part.labels)
+                sizes.write(part.sizes)
+                if part.rows is not None:
+                    rows.write(part.rows)
+            return cls.from_bytes(
+                StringColumn.from_bytes(paths.read(), path_borders.read()),
+                labels.read(),
+                sizes.read(),
+                StringColumn.from_bytes(stamps.read(), stamp_borders.read()),
+                rows.read() if rows.num_bytes else None,
             )
-        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -206,12 +247,13 @@ class Samples(Sequence[Sample]):
 
     def take(self, chosen: Indices | slice) -> Samples:
         """Some of the samples, in the given order."""
-        rows = None if self.rows is None else self.rows[chosen]
-        return Samples(self.paths.take(chosen), self.labels[chosen], self.sizes[chosen], self.stamps.take(chosen), rows)
+        rows = None if self.rows is None else _chosen(self.rows, chosen)
+        labels, sizes = _chosen(self.labels, chosen), _chosen(self.sizes, chosen)
+        return Samples(self.paths.take(chosen), labels, sizes, self.stamps.take(chosen), rows)
 
     def with_labels(self, labels: npt.NDArray[np.int32]) -> Samples:
         """The same samples with other labels."""
-        return Samples(self.paths, labels, self.sizes, self.stamps, self.rows)
+        return Samples(self.paths, _spooled(labels), self.sizes, self.stamps, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle few pieces: each array that is sent on its own costs Dask more than its bytes."""
@@ -220,7 +262,7 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def from_bytes(
-        cls, paths: StringColumn, labels: bytes, sizes: bytes, stamps: StringColumn, rows: bytes | None
+        cls, paths: StringColumn, labels: Block, sizes: Block, stamps: StringColumn, rows: Block | None
     ) -> Samples:
         """Restore pickled samples."""
         sizes_N, rows_N = (None if given is None else np.frombuffer(given, dtype=np.int64) for given in (sizes, rows))

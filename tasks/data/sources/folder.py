@@ -7,8 +7,9 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import fsspec
@@ -17,6 +18,7 @@ import numpy as np
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, complete_splits
+from paceline.tasks.data.partitions import Disjoint, has_workers, list_partitions
 from paceline.tasks.data.samples import Samples, SamplesBuilder
 from paceline.tasks.data.storage import cache, s3
 from paceline.tasks.errors import InputError, one_line
@@ -110,7 +112,7 @@ def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> S
     places = [_place(folder, split_folders) for folder in tree.folders]
     class_names = _class_names(root, tree, places, split_folders, kind)
     files, labels = tree.files, {name: label for label, name in enumerate(class_names)}
-    split_of = np.array([SPLITS.index(place[0]) if place else -1 for place in places])[files.labels]
+    split_of = np.array([SPLITS.index(place[0]) if place else -1 for place in places], dtype=np.int8)[files.labels]
     label_of = np.array([labels[place[1]] if place else -1 for place in places], dtype=np.int32)[files.labels]
     splits: dict[SplitName, Samples] = {}
     for number, split in enumerate(SPLITS):
@@ -191,14 +193,69 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
         raise InputError(f"data.root={root}: does not exist; give the folder that holds the class folders")
     if filesystem.isfile(path):
         raise InputError(f"data.root={root}: is a file; give the folder that holds the class folders")
-    tree = _TreeBuilder(suffixes)
-    if is_local(filesystem):
-        _walk_local(root, path, tree)
-    else:
-        _walk_remote(root, filesystem, path, tree)
+    # Of a remote store one long listing is quicker than many short ones, unless workers share them.
+    in_partitions = is_local(filesystem) or has_workers()
+    tree = (_read_partitions(root, suffixes) if in_partitions else None) or _read_below(root, suffixes, "")[0]
     if not tree.files and not tree.ignored:
         raise InputError(f"data.root={root}: is empty; give the folder that holds the class folders")
-    return Tree(tree.files.build(), tuple(tree.folders), tree.ignored)
+    return tree
+
+
+def _read_below(root: str, suffixes: frozenset[str], top: str) -> tuple[Tree, list[str]]:
+    """The tree below one folder, with its folders on this disk as they are without links."""
+    filesystem, path = open_root(root)
+    tree, visited = _TreeBuilder(suffixes), set[str]()
+    if is_local(filesystem):
+        _walk_local(root, path, tree, top, visited)
+    else:
+        _walk_remote(root, filesystem, path, tree, top)
+    return Tree(tree.files.build(), tuple(tree.folders), tree.ignored), sorted(visited)
+
+
+def _read_partitions(root: str, suffixes: frozenset[str]) -> Tree | None:
+    """The tree by its class folders, which workers read; None where there are less than two, or images next to them.
+
+    Samples come in the same order as from one process.
+    """
+    filesystem, path = open_root(root)
+    tops, ignored, partitions = [""], Counter[str](), list[str]()
+    for top in tops:
+        for name in _entries(filesystem, below(path, top) if top else path):
+            if not name.endswith("/"):
+                ignored[suffix_of(name) or "(none)"] += 1
+            elif not top and name[:-1] in SPLIT_FOLDERS and filesystem.exists(below(path, "train")):
+                tops.append(name[:-1])
+            else:
+                partitions.append(f"{top}/{name}" if top else name)
+    if len(partitions) <= 1 or not suffixes.isdisjoint(ignored):
+        return None
+    partitions.sort()
+    folders, disjoint = dict.fromkeys(tops), Disjoint(root)
+
+    def samples() -> Iterator[Samples]:
+        """The samples of one partition after the other, so that no more than one need be in memory."""
+        listed = list_partitions(partial(_read_below, root, suffixes), [name[:-1] for name in partitions])
+        numbers = {folder: number for number, folder in enumerate(folders)}
+        for name, (tree, real) in zip(partitions, listed, strict=True):
+            disjoint.add(name, real)
+            ignored.update(tree.ignored)
+            number_of = [numbers.setdefault(folder, len(numbers)) for folder in tree.folders]
+            folders.update(dict.fromkeys(tree.folders))
+            yield tree.files.with_labels(np.array(number_of, dtype=np.int32)[tree.files.labels])
+
+    return Tree(Samples.join(samples()), tuple(folders), ignored)
+
+
+def _entries(filesystem: Any, path: str) -> list[str]:
+    """Names in a folder but hidden ones, those of folders with a slash."""
+    if is_local(filesystem):
+        with os.scandir(path) as entries:
+            names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+    else:
+        infos = {info["name"].rstrip("/"): info["type"] for info in filesystem.ls(path, detail=True)}
+        infos.pop(path.rstrip("/"), None)  # the marker of a folder on an object store
+        names = [name.rpartition("/")[2] + ("/" if kind == "directory" else "") for name, kind in infos.items()]
+    return [name for name in names if not name.startswith(".")]
 
 
 def open_root(root: str) -> tuple[Any, str]:
@@ -243,15 +300,19 @@ def is_local(filesystem: Any) -> bool:
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
-def _walk_local(root: str, base: str, tree: _TreeBuilder) -> None:
-    """Read a local tree in order of the whole paths; unlike fsspec's own walk, it follows linked folders."""
-    visited: set[str] = set()
+def _walk_local(root: str, base: str, tree: _TreeBuilder, top: str, visited: set[str]) -> None:
+    """Read a local tree below `top` in order of the whole paths; unlike fsspec's own walk, it follows linked folders.
+
+    The real paths of its folders are added to `visited`.
+    """
+    parents = top.split("/")[:-1] if top else []
+    above = {os.path.realpath("/".join([base, *parents[:depth]])) for depth in range(len(parents) + 1) if top}
 
     def visit(folder: str) -> None:
         number = tree.number(folder)
         path = directory = f"{base}/{folder}" if folder else base
         real = os.path.realpath(path)
-        if real in visited:  # a link back up the tree
+        if real in visited or real in above:  # a link back up the tree
             return
         visited.add(real)
         descriptor = None
@@ -279,11 +340,14 @@ def _walk_local(root: str, base: str, tree: _TreeBuilder) -> None:
             if descriptor is not None:
                 os.close(descriptor)
 
-    visit("")
+    visit(top)
 
 
-def _walk_remote(root: str, filesystem: Any, base: str, tree: _TreeBuilder) -> None:
-    for path, info in sorted(filesystem.find(base, detail=True, withdirs=True).items()):
+def _walk_remote(root: str, filesystem: Any, base: str, tree: _TreeBuilder, top: str) -> None:
+    if top:
+        tree.number(top)
+    start = below(base, top) if top else base
+    for path, info in sorted(filesystem.find(start, detail=True, withdirs=True).items()):
         relative = path[len(base) :].strip("/")
         if not relative or any(part.startswith(".") for part in relative.split("/")):
             continue

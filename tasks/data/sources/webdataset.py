@@ -5,9 +5,12 @@ images of its own samples.
 """
 
 import json
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -15,8 +18,10 @@ import numpy as np
 from paceline.conf.data import Data
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, check_classes, complete_splits, order_classes
+from paceline.tasks.data.partitions import Disjoint, list_partitions
 from paceline.tasks.data.samples import Item, Sample, Samples, SamplesBuilder
 from paceline.tasks.data.sources import folder
+from paceline.tasks.data.storage import cache
 from paceline.tasks.data.storage.read_files import File, read_files
 from paceline.tasks.errors import InputError
 
@@ -26,6 +31,9 @@ CLS, JSON = ".cls", ".json"
 LABELS = ("label", "cls", "class")  # names of the label in a JSON member; the first that is there counts
 MAX_LABEL_BYTES = 2**20
 IMAGES = frozenset(folder.IMAGE_SUFFIXES)
+
+
+INDEX_VERSION = 1  # grows when the samples of an archive are listed in another way
 
 
 class Shard(NamedTuple):
@@ -41,7 +49,12 @@ def list_samples(data: Data) -> SampleListing:
     root = str(data.root)
     base, files, ignored = _find_archives(root)
     folder.check_split_names(root, [file.path for file in files])
-    shards = [read_index(root, base, file) for file in files]
+    filesystem, path = folder.open_root(base)
+    if folder.is_local(filesystem):
+        disjoint = Disjoint(root)
+        for file in files:
+            disjoint.add(file.path, [os.path.realpath(f"{path}/{file.path}")])
+    shards = list(list_partitions(partial(read_index, root, base), files))
     class_names = order_classes({word for shard in shards for word in shard.words})
     numbers = {word: number for number, word in enumerate(class_names)}
     parts: dict[str, list[Samples]] = {split: [] for split in SPLITS}
@@ -74,14 +87,28 @@ def _find_archives(root: str) -> tuple[str, list[Sample], Counter[str]]:
 
 
 def read_index(root: str, base: str, file: Sample) -> Shard:
-    """The samples of one archive; InputError if it is damaged, lacks labels, or has a sample twice."""
+    """The samples of one archive, from this host's cache where its size and stamp are the same.
+
+    InputError if it is damaged, lacks labels, or has a sample twice.
+    """
     filesystem, path = folder.open_root(base)
-    where = f"data.root={root}: {file.path}"
+    where, place = f"data.root={root}: {file.path}", folder.below(path, file.path)
+    key = cache.key_of("webdataset", INDEX_VERSION, place, file.size, file.stamp)
+    host_cache = cache.of_this_host() if file.stamp not in (root, base) else None  # a root says nothing of the content
+    with suppress(OSError, cache.DamagedError):
+        content = host_cache.get(key) if host_cache else None
+        if content is not None:
+            words, ignored, members = json.loads(content)
+            return Shard(Samples.of(Sample(*member) for member in members), tuple(words), Counter(ignored))
     try:
-        with filesystem.open(folder.below(path, file.path), "rb") as stream:
-            return _index(where, file, stream)
+        with filesystem.open(place, "rb") as stream:
+            shard = _index(where, file, stream)
     except (tarfile.TarError, EOFError) as error:
         raise InputError(f"{where} is damaged or cut short ({error}); write it again") from error
+    if host_cache:
+        with suppress(OSError):
+            host_cache.put({key: json.dumps([shard.words, shard.ignored, list(shard.samples)]).encode()})
+    return shard
 
 
 class _Group(NamedTuple):
