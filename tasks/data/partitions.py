@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
-from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_results
 from paceline.tasks.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ def list_partitions(function: Callable[[P], R], partitions: Sequence[P]) -> Iter
     if address is None or len(partitions) <= 1:
         yield from map(function, partitions)
         return
+    from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_results  # Dask: half a second
+
     listed: dict[int, R] = {}
     following = 0
     with connect_to_workers(address, "listing") as client:

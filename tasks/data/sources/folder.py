@@ -341,6 +341,7 @@ def _walk_local(root: str, base: str, tree: _TreeBuilder, top: str, visited: set
                 os.close(descriptor)
 
     visit(top)
+    del visit  # it refers to itself, and the tree would wait for the garbage collector with it
 
 
 def _walk_remote(root: str, filesystem: Any, base: str, tree: _TreeBuilder, top: str) -> None:
