@@ -323,7 +323,7 @@ def _walk_local(root: str, base: str, tree: _TreeBuilder, top: str, visited: set
             for name in sorted(names):
                 inside, path = f"{folder}/{name}" if folder else name, f"{directory}/{name}"
                 if name.endswith("/"):
-                    visit(inside[:-1])
+                    visit(inside[:-1])  # noqa: F821 - deleted when all is done
                     continue
                 # Relative to the open folder: the kernel need not walk the whole path for each of a million files.
                 status = os.stat(name, dir_fd=descriptor)
