@@ -1,10 +1,13 @@
 """What only a GPU can show: the resident path on the device, mixed precisions, a whole run. Skipped without one."""
 
 import math
+import warnings
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
+from paceline.conf.augmentation import Vary
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import Batch
@@ -87,7 +90,23 @@ def test_a_cluster_of_dask_cuda_trains():
     assert "GPU-" in result.devices[0]
 
 
-def test_batches_on_the_gpu_equal_those_on_the_cpu():
+ALL = Vary(crop_scale=(0.3, 1.0), brightness=0.3, contrast=0.3, saturation=0.3, mixup=0.2, cutmix=1.0)
+
+
+@contextmanager
+def no_waits():
+    """The host must not wait for the device."""
+    with warnings.catch_warnings(action="ignore"):  # the mode's own notice
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("loading", ["resident", "streaming"])
+@pytest.mark.parametrize("vary", [Vary(), ALL], ids=["plain", "varied"])
+def test_batches_on_the_gpu_equal_those_on_the_cpu(loading, vary):
     import numpy as np
     import torch
 
@@ -101,7 +120,7 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
     batches = []
     for device in ("cpu", "cuda"):
         loader = make_loader(
-            "resident",
+            loading,
             LoaderConfig(
                 split,
                 (0.5,) * 3,
@@ -114,12 +133,17 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
                 shuffle_mib=1,
                 device=torch.device(device),
                 channels_last=True,
+                vary=vary,
             ),
         )
-        batches.append([batch.images_NCHW.cpu() for batch in loader])
+        steps = iter(loader)
+        made = [next(steps)]
+        with no_waits() if device == "cuda" else nullcontext():
+            made += steps
+        batches.append([batch.images_NCHW.cpu() for batch in made])
         loader.close()
     for on_cpu, on_gpu in zip(*batches, strict=True):
-        torch.testing.assert_close(on_gpu, on_cpu)
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-4, atol=1e-5 if vary is not ALL else 1e-3)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
