@@ -30,8 +30,8 @@ class LimitShare(Record):
     """`flops_per_second` over the device's measured rate of a matrix product."""
     of_bandwidth: float | None = None
     """`bytes_per_second` over the device's measured rate of a copy; a lower bound."""
-    bound: Literal["arithmetic", "memory"] | None = None
-    """The limit that is nearer; None unless both shares are known."""
+    bound: Literal["memory"] | None = None
+    """`memory` where that limit is nearer than the one of arithmetic. None says neither: the traffic may be larger."""
     mfu: float | None = None
     """Model FLOP utilisation: `flops_per_second` over the peak in the maker's data sheet."""
     limit_flops_per_second: float | None = None
@@ -62,12 +62,11 @@ def limit_share(train: TrainResult) -> LimitShare:
     sheet_peak = sheet.peaks.get(precision) if sheet else None
     of_limit = flops / peak
     of_bandwidth = None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
-    nearer: Literal["arithmetic", "memory"] = "memory" if (of_bandwidth or 0.0) > of_limit else "arithmetic"
     return share.model_copy(
         update={
             "of_limit": of_limit,
             "of_bandwidth": of_bandwidth,
-            "bound": None if of_bandwidth is None else nearer,
+            "bound": "memory" if (of_bandwidth or 0.0) > of_limit else None,
             "mfu": None if sheet_peak is None else flops / sheet_peak,
             "limit_flops_per_second": peak,
             "limit_bytes_per_second": train.limit.bytes_per_second,

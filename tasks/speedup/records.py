@@ -56,7 +56,7 @@ class SpeedupResult(Record):
     product of the same precision."""
     of_bandwidth: float | None = None
     """Bytes per second that a step moves at the least, over what the device did in a copy."""
-    bound: Literal["arithmetic", "memory"] | None = None
-    """The limit that is nearer; None unless both shares are known."""
+    bound: Literal["memory"] | None = None
+    """`memory` where `of_bandwidth` is above `of_limit`. None says neither, because the traffic may be larger."""
     baseline_runs: tuple[str, ...] = ()
     """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""

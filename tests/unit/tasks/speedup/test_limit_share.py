@@ -23,7 +23,8 @@ def test_the_share_is_that_of_the_probe_s_step_at_its_precision():
     assert share.flops_per_second == pytest.approx(3e9 * 750)
     assert share.of_limit == pytest.approx(0.71)
     assert (share.bytes_per_second, share.of_bandwidth) == (pytest.approx(2e9), pytest.approx(0.2))
-    assert share.bound == "arithmetic"
+    assert share.bound is None, "there may be more traffic than the least"
+    assert share_of(**limited(0.12, 0.6)).bound == "memory"
     assert (share.mfu, share.why_no_share) == (None, ""), "a CPU has no data sheet here"
 
 
