@@ -157,7 +157,8 @@ def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Pla
     if not resume:
         tracking.log_dataset(handle, work.prepared, config.data.source)
     checked = replace(work.checked, plan=plan)
-    job = train_job(config, checked, work.prepared, handle.run_id, work.environment, resume=resume)
+    options = {"resume": resume, "may_measure_limit": False}  # next to other trials
+    job = train_job(config, checked, work.prepared, handle.run_id, work.environment, **options)
     watch = _Watch(work, running.proposal.number, job.directory)
     running.scores = lambda: watch.scores
     with deadline.stoppable(watch.stop_reason), hidden_bars():

@@ -49,6 +49,8 @@ class RankSpec(Record):
     """Whether this attempt may time executions before it trains."""
     home: str
     """PACELINE_HOME, for measurements of the device that later trainings use."""
+    may_measure_limit: bool = True
+    """Whether to measure the limit of the device if it is not known; not while other trainings use the host."""
     coordinator: tuple[str, int]
     """Host and process id of the flow, whose load on this host is the run's own."""
     compile_cache: str

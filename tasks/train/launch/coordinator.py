@@ -74,6 +74,8 @@ class TrainJob(Record):
     """Earlier timings of the executions that `auto` can choose from."""
     may_search: bool = False
     """Whether the ranks may time executions before they train."""
+    may_measure_limit: bool = True
+    """Whether to measure the limit of the device if it is not known."""
     cold_compile: bool = False
     """Compile with an empty cache."""
 
@@ -357,6 +359,7 @@ def _specs(
             devices=devices_on_host(placement, placements) if job.plan.accelerator == "gpu" else (),
             measurement=job.measurement,
             home=job.home,
+            may_measure_limit=job.may_measure_limit,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             packages=tuple(package.identity for package in job.config.packages),

@@ -78,6 +78,8 @@ def _find_limit(context: RankContext) -> DeviceLimit:
     cache = limit_cache(Path(context.spec.home), context.device)
     limit = cache.find()
     if limit is None or precision not in limit.flops_per_second:
+        if not context.spec.may_measure_limit:
+            raise RuntimeError("other trainings may use the host")
         watch = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids())
         limit = measure_limit(context.device, [precision])
         limit = limit.model_copy(update={"contaminated": watch.stop().contaminated})

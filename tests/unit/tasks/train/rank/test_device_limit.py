@@ -66,6 +66,7 @@ def context(tmp_path, *overrides):
             plan=PLAN.model_copy(update={"num_threads": 1}),
             prepared=SimpleNamespace(picture_shape=(16, 16, 1)),
             home=str(tmp_path),
+            may_measure_limit=True,
         ),
         new_network=lambda: build_network(config.model, (16, 16, 1), 10, 0),
         batches=SimpleNamespace(global_batch_size=64, num_samples=640, world_size=1),
@@ -98,6 +99,14 @@ def test_a_home_that_cannot_be_written_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr(device_limit, "measure_limit", quick)
     (tmp_path / "searches").write_text("no directory")
     assert device_limit.limit_facts(context(tmp_path))["limit"].num_threads == 1
+
+
+def test_a_limit_is_not_measured_next_to_other_trainings(tmp_path):
+    trial = context(tmp_path)
+    trial.spec.may_measure_limit = False
+    facts = device_limit.limit_facts(trial)
+    assert facts["uncounted"] == "the device's limit could not be measured: other trainings may use the host"
+    assert not (tmp_path / "searches").exists()
 
 
 def test_steps_of_growing_images_have_no_share_without_a_probe(tmp_path):
