@@ -28,6 +28,17 @@ Level (95, 97, 98 %) and first look (6, 8 rounds) were chosen on simulations; th
 uses other random numbers. The least margin is under autocorrelated noise (0.5 from block to block): over the whole
 probe 38 of 800 comparisons of identical arms were called different, and batches of 200 gave 7 to 12.
 
+Neighbouring rounds may still be alike. The lag-1 autocorrelation r of the log-ratios, corrected for its bias at few
+rounds (Kendall 1954) and never below 0, widens the interval by sqrt((1 + r) / (1 - r)), the inflation of the standard
+error of a mean of autoregressive noise. Under the stopping rule of the probe (1,500 trials each, seed 26):
+
+    true autocorrelation of the ratio           0        0.25     0.35     0.5      drift of the ratio by 3 %
+    not widened                                 96.6 %   91.9 %   88.3 %   80.4 %   86.6 %
+    widened (this module)                       98.3 %   95.5 %   94.1 %   90.8 %   91.2 %
+
+Without autocorrelation the interval becomes 1.04 times as wide on average, after 18 rounds instead of 16. From 0.5 on
+the interval is still too short.
+
 A block counts with the total time of its steps, so that the ratio is one of throughputs. The median step is another
 quantity: with steps of 3x the time in 10 % of one arm's steps and 2 % of the other's, its interval covers the ratio of
 throughputs in 0 to 2 % of probes of 4 to 40 steps a block, that of the totals in 96 to 98 % (24 rounds, 400 trials,
@@ -63,6 +74,7 @@ MIN_ROUNDS_TO_STOP = 8
 noise: false alarms 4.5 %, with eight 3.7 to 3.9 % (20,000 trials each)."""
 MIN_INTERVAL_ROUNDS = 3
 """Fewest rounds that get an interval at all; from here to `MIN_ROUNDS` it is Student's t, wide and so honest."""
+MAX_AUTOCORRELATION = 0.8  # that widens an interval, to three times its width
 ROUNDS_PER_LOOK = 2
 """The interval is looked at after every so many rounds: both orders (A B and B A) once, so that drift cancels."""
 
@@ -134,6 +146,28 @@ def location_interval(differences: Floats, confidence: float = INNER_CONFIDENCE)
     return location, averages[..., depth - 1], averages[..., -depth]
 
 
+def autocorrelation(values: Floats) -> float | None:
+    """Lag-1 autocorrelation, corrected for its bias; None where there are too few values.
+
+    Values beyond three robust standard deviations count as if at that distance.
+    """
+    count = len(values)
+    if count < MIN_ROUNDS_TO_STOP:
+        return None
+    residuals = values - np.median(values)
+    reach = 3 * 1.4826 * float(np.median(np.abs(residuals)))
+    residuals = np.clip(residuals, -reach, reach)
+    residuals = residuals - residuals.mean()
+    square = float(np.sum(residuals**2))
+    raw = float(np.sum(residuals[1:] * residuals[:-1])) / square if square > 0 else 0.0
+    return (count * raw + 1) / (count - 3) if square > 0 else 0.0
+
+
+def _inflation(values: Floats) -> float:
+    share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(values) or 0.0))
+    return float(np.sqrt((1 + share) / (1 - share)))
+
+
 def estimate_ratio(log_ratios: Floats, confidence: float = INNER_CONFIDENCE) -> Estimate | None:
     """The ratio behind the rounds' log-ratios; None without rounds, and without an interval when they are too few."""
     if log_ratios.size == 0:
@@ -141,6 +175,8 @@ def estimate_ratio(log_ratios: Floats, confidence: float = INNER_CONFIDENCE) -> 
     if log_ratios.size < MIN_INTERVAL_ROUNDS:
         return Estimate(float(np.exp(np.median(log_ratios))), None, None)
     location, low, high = location_interval(log_ratios, confidence)
+    factor = _inflation(log_ratios) if confidence == INNER_CONFIDENCE else 1.0  # trainings of a study are far apart
+    low, high = location - factor * (location - low), location + factor * (high - location)
     return Estimate(float(np.exp(location)), float(np.exp(low)), float(np.exp(high)))
 
 
@@ -167,6 +203,11 @@ def input_share(probe: ProbeResult) -> float | None:
     """Share of the candidate's step that it waits for input: what the arm `synthetic_input` saves; None without it."""
     ratio = arm_ratio(probe.rounds, "candidate", "synthetic_input")
     return None if ratio is None else max(0.0, 1.0 - 1.0 / ratio.value)
+
+
+def ratio_autocorrelation(rounds: Iterable[Iterable[Block]]) -> float | None:
+    """Lag-1 autocorrelation of the rounds' ratios of candidate and baseline."""
+    return autocorrelation(_log_ratios(rounds, "baseline", "candidate"))
 
 
 def typical_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:

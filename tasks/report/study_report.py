@@ -182,6 +182,9 @@ def _winners(result: StudyResult) -> Iterator[str]:
             yield f"{where}the baseline did not run, so nothing can be said."
         elif best.arm.is_baseline:
             closest = nearest(members)
+            if closest is None and len(members) > 1:
+                yield f"{where}no arm has a ratio, so nothing can be said."
+                continue
             note = ""
             if closest is not None:
                 note = f" Nearest: {closest.arm.name}, {interval_text(closest.ratio)} x ({_verdict(closest)})."

@@ -21,6 +21,8 @@ class SpeedupResult(Record):
     typical_high: float | None = None
     """Ratio of the typical (median) steps, with its 95 % interval. It differs from `ratio`, which is of total times,
     where some steps take much longer than others."""
+    autocorrelation: float | None = None
+    """Lag-1 autocorrelation of the rounds' ratios; above 0 it has widened the interval."""
     num_blocks: int = 0
     """Paired rounds behind the ratio; 0 where it was divided by other runs."""
     significant: bool | None = None

@@ -10,7 +10,14 @@ import statistics as plain_statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, parallel_efficiency, speedup_ratio, typical_ratio
+from paceline.tasks.measure.paired_ratio import (
+    Estimate,
+    arm_ratio,
+    parallel_efficiency,
+    ratio_autocorrelation,
+    speedup_ratio,
+    typical_ratio,
+)
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
@@ -102,6 +109,7 @@ def speedup_result(
         typical_ratio=typical.value if typical else None,
         typical_low=typical.low if typical else None,
         typical_high=typical.high if typical else None,
+        autocorrelation=ratio_autocorrelation(probe.rounds),
         num_blocks=len(probe.rounds),
         significant=ratio.significant,
         efficiency=facts.efficiency.value if facts.efficiency else None,

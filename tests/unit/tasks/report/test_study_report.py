@@ -212,6 +212,12 @@ def test_the_headline_of_several_arms_is_that_of_fresh_trainings():
     assert study_table(result)[1][1][1] == "faster, not confirmed by fresh trainings"
 
 
+def test_without_a_ratio_no_baseline_is_recommended():
+    arms, runs = study([PRECISION], faster_in_bf16)
+    disturbed = [run.model_copy(update={"contaminated": True}) for run in runs]
+    assert study_notes(result_of(arms, disturbed))[0] == "no arm has a ratio, so nothing can be said."
+
+
 def test_pixels_are_judged_by_their_own_score():
     arms, runs = study([PRECISION], faster_in_bf16)
     scored = {"score_name": "mean_iou", "num_gained": None, "num_lost": None}
