@@ -356,6 +356,18 @@ def test_auto_computes_in_what_is_faster_on_this_gpu(run, slow, precision):
     assert "tf32" in reason, reason
 
 
+@pytest.mark.slow
+def test_a_graph_averages_weights_and_is_captured_again_as_images_grow(run):
+    """Sizes 8 to 16 in four epochs; what warms a graph up and captures it is no part of the throughput."""
+    growing = ("recipe.ema=0.9", "recipe.progressive_size=8", "recipe.num_epochs=4", "speedup.baseline=none")
+    on_cpu = run("cpu", *growing)
+    found = run("gpu", "execution.compile=graph", *growing)
+    assert found["train"]["final_loss"] == pytest.approx(on_cpu["train"]["final_loss"], rel=1e-3)
+    assert abs(found["evaluate"]["accuracy"] - on_cpu["evaluate"]["accuracy"]) <= 0.02
+    assert found["train"]["compile"]["num_graphs"] == 3
+    assert found["time_budget"]["capture"] > 0
+
+
 PREDICTED = """
 import sys
 from pathlib import Path
