@@ -85,7 +85,7 @@ class Learner(LightningModule):
             "validation_scores": torch.tensor(self.validation_scores, dtype=torch.float64),
         }
         if self.average is not None:
-            checkpoint[STATE_KEY]["ema"] = self.average.state_dict()
+            checkpoint[STATE_KEY]["ema"] = self.average.sums
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the curves, and set Lightning's position in the epoch in batches of this group."""

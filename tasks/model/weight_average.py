@@ -7,7 +7,7 @@ weights and reads nothing on the host, also in a CUDA graph.
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 class WeightAverage:
@@ -18,7 +18,7 @@ class WeightAverage:
     Args:
         network: Network that is trained.
         decay: Decay per step, between 0 and 1.
-        sums: Values of `state_dict` of an earlier process; None to start.
+        sums: Those of an earlier process, by the names of the weights; None to start.
     """
 
     def __init__(self, network: nn.Module, decay: float, sums: dict[str, torch.Tensor] | None = None) -> None:
@@ -29,11 +29,15 @@ class WeightAverage:
             if value.is_floating_point() and name not in frozen
         }
         self._decay = decay
-        self._sums = {name: torch.zeros_like(value) for name, value in weights.items()}
-        for name, value in (sums or {}).items():
-            self._sums[name].copy_(value)
-        self._buffers = [self._sums[name] for name, _ in network.named_buffers() if name in self._sums]
-        self._local_sums = [_local(value) for value in self._sums.values()]
+        self.sums = {name: torch.zeros_like(value) for name, value in weights.items()}
+        for name, saved in (sums or {}).items():
+            own, value = self.sums[name], saved
+            if isinstance(own, DTensor) and not isinstance(saved, DTensor):  # one rank was there before
+                value = distribute_tensor(saved.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+            own.copy_(value)
+        self.buffers = [self.sums[name] for name, _ in network.named_buffers() if name in self.sums]
+        """Sums of the buffers, which differ from rank to rank."""
+        self._local_sums = [_local(value) for value in self.sums.values()]
         self._local_weights = [_local(value) for value in weights.values()]
 
     @torch.no_grad()
@@ -41,20 +45,12 @@ class WeightAverage:
         """Take the weights after a step into the average."""
         torch._foreach_lerp_(self._local_sums, self._local_weights, 1.0 - self._decay)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The sums by the names of the weights."""
-        return dict(self._sums)
-
-    def buffers(self) -> list[torch.Tensor]:
-        """Sums of the buffers, which differ from rank to rank."""
-        return self._buffers
-
     @torch.no_grad()
     def load_into(self, network: nn.Module, num_steps: int) -> None:
         """Load the average after `num_steps` steps into an unsharded network; collective where weights are sharded."""
         total = 1.0 - self._decay**num_steps
         weights = network.state_dict()
-        for name, value in self._sums.items():
+        for name, value in self.sums.items():
             full = value.full_tensor() if isinstance(value, DTensor) else value
             weights[name].copy_(full / total)
 

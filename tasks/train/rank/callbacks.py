@@ -289,7 +289,7 @@ class CheckpointCallback(Callback):
             started = time.monotonic()  # the device has finished its steps
             average = learner.average
             # A checkpoint holds one rank's buffers, for all.
-            average_buffers(learner.network, average.buffers() if average else ())
+            average_buffers(learner.network, average.buffers if average else ())
             self.last = checkpoint_path(self._directory, step)
             trainer.save_checkpoint(self.last)
             self._progress.num_saved_epochs = len(learner.epoch_ends)

@@ -6,8 +6,7 @@ segments are as many as the layers in each (Chen et al., "Training Deep Nets wit
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -29,10 +28,7 @@ class CheckpointedSequential(nn.Sequential):
         has_parts = any(next(layer.children(), None) is not None for layer in layers)
         length = 1 if has_parts else math.isqrt(len(layers)) or 1
         for start in range(0, len(layers), length):
-            segment = layers[start : start + length]
-            features = checkpoint(
-                _apply, segment, features, use_reentrant=False, context_fn=partial(_contexts, segment)
-            )
+            features = _checkpoint(layers[start : start + length], features)
         return features
 
 
@@ -42,9 +38,11 @@ def _apply(layers: list[nn.Module], features: torch.Tensor) -> torch.Tensor:
     return features
 
 
-def _contexts(layers: list[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of the forward pass and of the second computation."""
-    return nullcontext(), _without_statistics(layers)
+def _checkpoint(layers: list[nn.Module], features: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = checkpoint(
+        _apply, layers, features, use_reentrant=False, context_fn=lambda: (nullcontext(), _without_statistics(layers))
+    )
+    return output
 
 
 @contextmanager

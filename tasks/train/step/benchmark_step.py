@@ -26,7 +26,7 @@ from paceline.tasks.model.weight_average import WeightAverage
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step.activation_checkpointing import checkpoint_activations
 from paceline.tasks.train.step.compile import compile_network
-from paceline.tasks.train.step.cuda_graph import make_step, num_eager
+from paceline.tasks.train.step.cuda_graph import CapturedStep, make_step
 from paceline.tasks.train.step.distributed import DDP_SETTINGS, apply_fsdp, compress_gradients
 from paceline.tasks.train.step.precision import make_scaler, prepare_network, set_arithmetic
 from paceline.tasks.train.step.train_step import TrainStep
@@ -90,8 +90,8 @@ class BareStep:
         self._step = make_step(step, arm, inputs.device)
         self._loss = torch.zeros(())
         self._batches = self._endless()
-        if arm.compile in CAPTURED:
-            self.run(num_eager(arm) + 1)  # without the time of the recording
+        if isinstance(self._step, CapturedStep):
+            self.run(self._step.num_eager + 1)  # without the time of the recording
 
     def _wrap_for_group(self, network: nn.Module) -> nn.Module:
         if self._arm.strategy == "fsdp":

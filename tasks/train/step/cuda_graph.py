@@ -38,7 +38,7 @@ class CapturedStep:
         self, step: TrainStep, device: torch.device, num_eager: int = NUM_EAGER, enter: Enter = lambda _: None
     ) -> None:
         self._step = step
-        self._num_eager = num_eager
+        self.num_eager = num_eager
         self._enter = enter
         self._stream = torch.cuda.Stream(device)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -72,7 +72,7 @@ class CapturedStep:
             self.num_warm_up_steps += 1
             if size > self._largest:
                 self._largest, self._num_alike = size, 0
-            if size < self._largest or self._num_alike < self._num_eager:
+            if size < self._largest or self._num_alike < self.num_eager:
                 self._num_alike += size == self._largest
                 return self._eager(batch, is_ragged=size < self._largest)
             self._capture(batch)
@@ -161,10 +161,7 @@ def make_step(
     step: TrainStep, execution: Arm | Plan, device: torch.device, enter: Enter = lambda _: None
 ) -> TrainStep | CapturedStep:
     """The step as the execution demands: eager, compiled or captured."""
-    return CapturedStep(step, device, num_eager(execution), enter) if execution.compile in CAPTURED else step
-
-
-def num_eager(execution: Arm | Plan) -> int:
-    """Number of steps before the recording."""
+    if execution.compile not in CAPTURED:
+        return step
     num_ranks = execution.num_devices if isinstance(execution, Arm) else execution.world_size
-    return NUM_EAGER if num_ranks == 1 else NUM_EAGER_EXCHANGES
+    return CapturedStep(step, device, NUM_EAGER if num_ranks == 1 else NUM_EAGER_EXCHANGES, enter)

@@ -91,6 +91,10 @@ def test_another_number_of_ranks_takes_up_a_sharded_checkpoint(sharded, interrup
     assert resumed.first_step == 30
     np.testing.assert_allclose(resumed.losses, first.losses, rtol=0.05)  # batch norms see twice the samples
     assert load(one.checkpoints / "step-0000000042.ckpt")["global_step"] == 42, "one file again"
+    two = train_group(interrupted, cluster_address)
+    assert two.first_step == 42
+    for name, tensor in weights(resumed).items():
+        torch.testing.assert_close(weights(two)[name], tensor)
 
 
 @pytest.mark.slow
