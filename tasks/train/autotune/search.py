@@ -9,7 +9,8 @@ Runs on copies of the training's network, in two parts:
    then precisions again in a CUDA graph, then compiling, in the training's own steps. At most a twentieth of the
    planned training time.
 
-On GPUs each arm's warm-up holds the runs in which cuDNN's benchmark mode chooses its algorithms.
+On GPUs the first step of an arm holds the runs in which cuDNN's benchmark mode chooses its algorithms. Of the layers it
+counts for no limit but `MAX_LAYER_SECONDS` over all arms.
 """
 
 import itertools
@@ -147,6 +148,7 @@ class _AutotuneSession:
     slower: list[SlowArm] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     compile_seconds: float = 0.0
+    uncounted: float = 0.0  # seconds of first steps of layers on a GPU
 
     def time_layers(self, plan: Plan) -> None:
         """Compare the arms of the layers with each other, then the best of them with half its threads."""
@@ -157,6 +159,7 @@ class _AutotuneSession:
         arms = self._on_affordable_batch(arms)
         with ExitStack() as stack:
             rules = self.bench.runner(stack, arms[0])
+            self._first_step(rules)
             rules.run(NUM_WARM_UP)
             self.step = group.broadcast(min(rules.run(NUM_WARM_UP)))
             best = self.against(rules, {arm.label: arm for arm in arms[1:]})
@@ -267,7 +270,7 @@ class _AutotuneSession:
         try:
             with ExitStack() as own:
                 runner = self.bench.runner(own, arm)
-                started = runner, sum(runner.run(1))
+                started = runner, self._first_step(runner)
                 stack.push(own.pop_all())
         except Exception as error:
             is_alone = not distributed.is_initialized() and arm.compile not in CAPTURED
@@ -280,6 +283,15 @@ class _AutotuneSession:
             return None
         assert started is not None
         return started[0], group.broadcast(started[1])
+
+    def _first_step(self, runner: ArmRunner) -> float:
+        """Seconds of an arm's first step; of layers on a GPU the part's budget does not count it."""
+        seconds = sum(runner.run(1))
+        if runner.arithmetic is not None and runner.arm.variant == "synthetic_input":
+            uncounted = min(seconds, MAX_LAYER_SECONDS - self.uncounted)
+            self.uncounted += uncounted
+            self.part_started += uncounted
+        return seconds
 
     def can_compile(self) -> bool:
         """Whether all ranks have a compiler, and the time suffices."""

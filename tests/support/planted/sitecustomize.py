@@ -9,8 +9,9 @@ such as foreground, with which an arm's copy has no memory. SET_MEMORY leaves no
 is a number of samples and a step, such as 32=30: passes of more samples leave the update of that step without memory,
 half done. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, and
 SAVE_COST what each takes longer. SLOW_ARITHMETIC is a precision, bf16, tf32 or fp32, in which each sample of a step
-takes so many seconds more, such as bf16=0.002. HOLD is a file: as long as it exists, no sample is read. RENEWAL is
-the time between two renewals of the concurrency lease of a flow in a process of its own, in seconds.
+takes so many seconds more, such as bf16=0.002 or fp32+tf32=0.002, and LAYER_SECONDS the least time in which to find
+that out. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the time between two renewals of the
+concurrency lease of a flow in a process of its own, in seconds.
 """
 
 import os
@@ -127,11 +128,15 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os
         return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
 
     def slow_loss(network, batch, *others):
-        if computes() == slow:
+        if computes() in slow.split("+"):
             time.sleep(float(more) * len(batch.labels_N))
         return computing(network, batch, *others)
 
     objective.batch_loss = slow_loss
+    if "LAYER_SECONDS" in os.environ:
+        from paceline.tasks.train.autotune import search
+
+        search.LAYER_SECONDS = float(os.environ["LAYER_SECONDS"])
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_SECONDS" in os.environ:
     from paceline.tasks.train import checkpoint_interval as interval

@@ -107,7 +107,7 @@ def bench_of(speeds, host_seconds):
             seconds = seconds_of(arm, speeds, host_seconds)
             return [(1.0 if first and step == 0 else seconds) * (1 + 0.001 * (step % 3)) for step in range(number)]
 
-        return ArmRunner(arm, run, arm.batch_size or 64)
+        return ArmRunner(arm, run, arm.batch_size or 64, arithmetic="simulated")
 
     watch = SimpleNamespace(stop=Validity)
     return SimpleNamespace(runner=runner, left_out=lambda arms: {}, watch=lambda: watch, samples_per_device=64)
@@ -169,6 +169,28 @@ def test_each_open_precision_of_a_gpu_is_timed_in_both_memory_formats(capability
     plan, _ = device("bf16 is faster", capability)
     timed = [(arm.precision, arm.memory_format) for arm in layer_arms(plan)]
     assert timed == [(name, layout) for name in precisions for layout in ("channels_last", "contiguous")]
+
+
+def test_what_cudnn_takes_to_choose_its_algorithms_leaves_the_layers_their_time(monkeypatch):
+    """The clock is the arms': 1 s for each first step, of six arms, and a limit of 2 s for all the others."""
+    now = [0.0]
+    monkeypatch.setattr(search.time, "monotonic", lambda: now[0])
+    plan, speeds = device("bf16 and tf32 are slower", (9, 0))
+    bench = bench_of(speeds, 0.0)
+
+    def runner(stack, arm, ready=None):
+        made = untimed(stack, arm, ready)
+
+        def run(number):
+            seconds = made.run(number)
+            now[0] += sum(seconds)
+            return seconds
+
+        return ArmRunner(arm, run, made.samples_per_step, arithmetic=made.arithmetic)
+
+    untimed, bench.runner = bench.runner, runner
+    chosen = choose(plan, autotune(bench, plan, 60, None), arm_of(plan), 60)
+    assert (chosen.precision, chosen.memory_format) == ("32-true", "contiguous"), chosen.reasons
 
 
 def test_after_a_failed_recording_no_graph_is_timed_and_the_reason_is_told(monkeypatch):
