@@ -135,7 +135,8 @@ class PhotoSplit(Split):
         """The split with the pixels of all images in memory."""
         images, shapes = [], []
         for shard, shapes_N3 in enumerate(self.shapes):
-            pieces = [self._decode(shard, number)[0].ravel() for number in range(len(shapes_N3))]
+            numbers = range(len(shapes_N3))
+            pieces = list(_pool().map(lambda number, of=shard: self._decode(of, number)[0].ravel(), numbers))
             starts_N = np.cumsum([0, *map(len, pieces)])[:-1]
             images.append(np.concatenate(pieces))
             shapes.append(np.column_stack([starts_N, shapes_N3[:, 1:]]))

@@ -195,22 +195,27 @@ def test_it_refuses_and_waits_as_a_gpu_does(with_gpu, program, microseconds):
 
 
 LOADED = """
+import tempfile
 import numpy as np, torch, pretended_gpu
 from itertools import islice
+from pathlib import Path
 from paceline.conf.augmentation import Vary
+from paceline.conf.data import Data
 from paceline.tasks.data.loading import resident
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import LoaderConfig
+from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.split import Split
+from tests.support.photographs import prepare_here, save_photographs
 
 varied = Vary(crop_scale=(0.3, 1.0), brightness=0.3, contrast=0.3, saturation=0.3, mixup=0.2, cutmix=1.0)
 pixels = np.random.default_rng(0).integers(0, 256, (200, 16, 16, 3), dtype=np.uint8)
 
-def batches(loading, device, vary, targets):
-    split = Split("train", [pixels], np.arange(200) % 10, targets, (16, 16, 3))
+def batches(loading, device, vary, targets, split=None):
+    split = split or Split("train", [pixels], np.arange(200) % 10, targets, (16, 16, 3))
     config = LoaderConfig(
-        split, (0.5,) * 3, (0.2,) * 3, plan=BatchPlan(200, 16, 1), rank=0, seed=1, augment="flip_shift",
+        split, (0.5,) * 3, (0.2,) * 3, plan=BatchPlan(split.num_samples, 16, 1), rank=0, seed=1, augment="flip_shift",
         shift_pixels=2, shuffle_mib=1, device=torch.device(device), channels_last=True, draws=True, vary=vary,
     )
     loader = make_loader(loading, config)
@@ -222,18 +227,29 @@ def batches(loading, device, vary, targets):
     loader.close()
     return found, waits
 
+def compare(loading, *arguments):
+    there, waits = batches(loading, "cuda", *arguments)
+    waits.pop("Event.synchronize", None)  # for the images' copies of a step ago, not for kernels
+    assert not waits, (loading, waits)
+    here, _ = batches(loading, "cpu", *arguments)
+    for one, other in zip(there, here, strict=True):
+        for name, value in one._asdict().items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(value.cpu(), getattr(other, name), msg=f"{loading} {name}")
+
+with tempfile.TemporaryDirectory() as directory:  # crops are decoded on the host, in the thread that gathers
+    data = Data(source="folder", root=str(save_photographs(Path(directory, "images"), 300)), image_size=16)
+    for storage in ("raw", "jpeg"):
+        stored = data.model_copy(update={"stored_size": 20, "storage": storage})
+        split = open_split(prepare_here(stored, Path(directory)), "train")
+        for loading in ("resident", "streaming"):
+            compare(loading, varied, None, split)
+
 for mirror_share in (0.25, 0.0):
     resident._MIRROR_SHARE = mirror_share
     for vary, targets in ((varied, None), (Vary(), np.random.default_rng(1).random((200, 2), dtype=np.float32))):
         for loading in ("resident", "streaming"):
-            there, waits = batches(loading, "cuda", vary, targets)
-            waits.pop("Event.synchronize", None)  # for the images' copies of a step ago, not for kernels
-            assert not waits, (loading, waits)
-            here, _ = batches(loading, "cpu", vary, targets)
-            for one, other in zip(there, here, strict=True):
-                for name, value in one._asdict().items():
-                    if isinstance(value, torch.Tensor):
-                        torch.testing.assert_close(value.cpu(), getattr(other, name), msg=f"{loading} {name}")
+            compare(loading, vary, targets)
 """
 
 
