@@ -191,7 +191,7 @@ def _limit(facts: _Facts) -> Cause:
         return "data-bound"
     if facts.probe.candidate.num_devices > 1 and facts.efficiency and facts.efficiency.value < MIN_EFFICIENCY:
         return "communication-bound"
-    if facts.step_seconds < MIN_STEP_SECONDS and facts.probe.candidate.compile in ("off", "step"):  # one launch a step
+    if facts.step_seconds < MIN_STEP_SECONDS and facts.probe.candidate.compile in ("off", "step"):  # no graph
         return "launch-bound"
     return "compute-bound"
 
