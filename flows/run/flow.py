@@ -84,7 +84,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 config, plan, prepared, trained, evaluated, workload, checked.hardware, checked.pretrained
             )
             if config.speedup.baseline in SELF_CONTAINED_BASELINES:
-                speedup = account(trained, checked.hardware.num_cores)
+                speedup = account(trained, checked.hardware.num_cores, history.earlier_ratios(outcome, handle))
             else:
                 speedup = speedup_over_others(outcome, handle)
                 get_run_logger().info("%s", speedup.verdict)

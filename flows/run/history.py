@@ -14,8 +14,9 @@ from paceline.flows.run.outcome import Outcome
 from paceline.flows.run.record import judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
-from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag
+from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag, is_contaminated
 from paceline.tasks.records.training import STEP_ITEMS
+from paceline.tasks.speedup.between_starts import MAX_STARTS
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.regression import WINDOW, RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
 from paceline.tasks.track.queries import find_runs, read_document
@@ -71,6 +72,18 @@ def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
         if run.tags.get(Tag.REGRESSION) == ACCEPTED:
             break
     return past[::-1]
+
+
+def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
+    """Speedups of undisturbed earlier starts of this series over their own baselines, the oldest first."""
+    condition = f"tags.`{Tag.SERIES}` = '{outcome.series}' and attributes.status = 'FINISHED'"
+    runs = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_STARTS)
+    ratios = (
+        run.metrics.get(Metric.SPEEDUP)
+        for run in runs[::-1]
+        if run.run_id != handle.run_id and not is_contaminated(run.tags) and Metric.BASELINE_THROUGHPUT in run.metrics
+    )
+    return tuple(ratio for ratio in ratios if ratio)
 
 
 def run_metrics(

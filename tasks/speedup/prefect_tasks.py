@@ -13,10 +13,10 @@ from paceline.tasks.speedup.verdict import speedup_result
 
 @task(name="account", cache_policy=NO_CACHE)
 @redact_errors
-def account(train: TrainResult, num_cores: int | None = None) -> SpeedupResult:
+def account(train: TrainResult, num_cores: int | None = None, earlier: tuple[float, ...] = ()) -> SpeedupResult:
     """Judge how much faster the run was than its baseline, and why."""
     log = get_run_logger()
-    result = speedup_result(train.probe, train, num_cores)
+    result = speedup_result(train.probe, train, num_cores, earlier)
     is_doubtful = result.contaminated or result.cause == "too few rounds"
     log.log(logging.WARNING if is_doubtful else logging.INFO, "%s", result.verdict)
     if result.efficiency is not None:

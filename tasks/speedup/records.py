@@ -16,6 +16,14 @@ class SpeedupResult(Record):
     low: float | None = None
     high: float | None = None
     """Ends of the 95 % interval of `ratio`."""
+    scope: Literal["within this process", "across starts"] | None = None
+    """What the interval and `significant` hold for: repetitions inside this process, or further starts of the run too.
+    None where the ratio is not of a probe."""
+    num_starts: int = 0
+    """Earlier starts that the variance between starts is borrowed from."""
+    process_low: float | None = None
+    process_high: float | None = None
+    """Ends of the interval within this process."""
     typical_ratio: float | None = None
     typical_low: float | None = None
     typical_high: float | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics as plain_statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
 from paceline.tasks.records.training import TrainResult
+from paceline.tasks.speedup.between_starts import MAX_STARTS, across_starts
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
 from paceline.tasks.speedup.limit_share import LimitShare, format_share, limit_share
 from paceline.tasks.speedup.records import SpeedupResult
@@ -64,6 +66,7 @@ class _Facts:
     not_amortised: NotAmortised | None
     gains: dict[str, Estimate]  # what settings gain that were timed alone
     share: LimitShare
+    num_starts: int  # that the variance between starts is borrowed from
 
     @property
     def bottleneck(self) -> Cause | None:
@@ -73,13 +76,18 @@ class _Facts:
 
 
 def speedup_result(
-    probe: ProbeResult | None, train: TrainResult | None = None, num_cores: int | None = None
+    probe: ProbeResult | None,
+    train: TrainResult | None = None,
+    num_cores: int | None = None,
+    earlier: Sequence[float] = (),
 ) -> SpeedupResult:
-    """Judge a probe."""
-    ratio = speedup_ratio(probe.rounds) if probe else None
-    if probe is None or ratio is None:
+    """Judge a probe; `earlier` are the ratios of earlier starts of the same work on the same kind of device."""
+    inside = speedup_ratio(probe.rounds) if probe else None
+    if probe is None or inside is None:
         why = (train and train.no_probe) or "the run had no probe"
         return SpeedupResult(verdict=f"not measured: {why}", cause="not measured")
+    borrowed = across_starts(inside, earlier)
+    ratio = borrowed or inside
     validity = probe.validity
     if validity.num_cores is None and num_cores is not None:
         validity = judge(validity.model_copy(update={"num_cores": num_cores}))
@@ -100,12 +108,17 @@ def speedup_result(
         not_amortised=not_amortised(probe, train),
         gains=gains,
         share=limit_share(train) if train else LimitShare(),
+        num_starts=min(len(earlier), MAX_STARTS) if borrowed else 0,
     )
     cause, typical = _cause(facts), typical_ratio(probe.rounds)
     return SpeedupResult(
         ratio=ratio.value,
         low=ratio.low,
         high=ratio.high,
+        scope="across starts" if borrowed else "within this process",
+        num_starts=facts.num_starts,
+        process_low=inside.low,
+        process_high=inside.high,
         typical_ratio=typical.value if typical else None,
         typical_low=typical.low if typical else None,
         typical_high=typical.high if typical else None,
@@ -116,7 +129,7 @@ def speedup_result(
         efficiency_low=facts.efficiency.low if facts.efficiency else None,
         efficiency_high=facts.efficiency.high if facts.efficiency else None,
         verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}."
-        f"{_typical_step(ratio, typical)}{_divergence(probe)}",
+        f"{_typical_step(inside, typical)}{_divergence(probe)}",
         diverged=probe.diverged,
         cause=cause,
         baseline=probe.baseline.label,
@@ -230,7 +243,8 @@ def _evidence(facts: _Facts) -> str:
     if facts.ratio.low is None or facts.ratio.high is None:
         return f"({rounds}, no interval)"
     low, high = (format_ratio(end, facts.ratio.value) for end in (facts.ratio.low, facts.ratio.high))
-    return f"(95 % interval {low} to {high}, {rounds})"
+    scope = f"across starts, by {facts.num_starts} earlier ones" if facts.num_starts else "within this process"
+    return f"(95 % interval {low} to {high} {scope}, {rounds})"
 
 
 def format_ratio(ratio: float, centre: float | None = None) -> str:

@@ -23,8 +23,8 @@ def test_sentence_in_full():
     result = speedup_result(make_probe(candidate=BF16), make_train(None), num_cores=2)
     assert result.verdict == (
         f"{result.ratio:.2f} times as fast as 1 device, 32-true, contiguous, eager, foreground (95 % interval "
-        f"{result.low:.2f} to {result.high:.2f}, 12 paired rounds): bf16 arithmetic pays; the step is "
-        "probably compute-bound, as no data, communication or launch bottleneck showed "
+        f"{result.low:.2f} to {result.high:.2f} within this process, 12 paired rounds): bf16 arithmetic pays; "
+        "the step is probably compute-bound, as no data, communication or launch bottleneck showed "
         "(inferred; --diagnose measures it)."
     )
     assert result.ratio == pytest.approx(1.5, rel=0.02)
@@ -236,3 +236,17 @@ def test_the_typical_step_stands_next_to_the_ratio_where_the_two_differ():
     assert "The typical step is 1.05 times as fast (95 % interval 1.05 to 1.05)" in found.verdict
     alike = speedup_result(probe)
     assert (alike.typical_ratio, "typical" in alike.verdict) == (None, False)
+
+
+def test_an_interval_is_of_one_process_until_earlier_starts_show_how_starts_differ():
+    probe = make_probe(1.03, noise=0.005)
+    alone = speedup_result(probe, earlier=(1.01, 1.05, 1.03))
+    assert (alone.scope, alone.num_starts, alone.significant) == ("within this process", 0, True)
+    assert "within this process, 12 paired rounds" in alone.verdict
+    starts = (1.01, 1.05, 1.03, 0.98, 1.06)
+    found = speedup_result(probe, earlier=starts)
+    assert (found.scope, found.num_starts, found.significant) == ("across starts", 5, False)
+    assert found.cause == "no measurable difference"
+    assert "across starts, by 5 earlier ones, 12 paired rounds" in found.verdict
+    assert (found.process_low, found.process_high) == (alone.low, alone.high)
+    assert found.low < alone.low < found.ratio < alone.high < found.high
