@@ -15,6 +15,7 @@ class Tag:
     BEST_SCORE = "paceline.best_score"
     BOUND = "paceline.bound"
     CALIBRATION = "paceline.calibration"
+    CANDIDATE = "paceline.candidate"
     CAUSE = "paceline.cause"
     CHOICE = "paceline.choice"
     CONTAMINATED = "paceline.contaminated"

@@ -75,13 +75,19 @@ def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
 
 
 def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
-    """Speedups of undisturbed earlier starts of this series over their own baselines, the oldest first."""
+    """Speedups of undisturbed earlier starts of this series with the same two arms, the oldest first."""
+    probe = outcome.trained.probe
+    if probe is None:
+        return ()
+    arms = {Tag.BASELINE: probe.baseline.label, Tag.CANDIDATE: probe.candidate.label}
     condition = f"tags.`{Tag.SERIES}` = '{outcome.series}' and attributes.status = 'FINISHED'"
     runs = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_STARTS)
     ratios = (
         run.metrics.get(Metric.SPEEDUP)
         for run in runs[::-1]
-        if run.run_id != handle.run_id and not is_contaminated(run.tags) and Metric.BASELINE_THROUGHPUT in run.metrics
+        if run.run_id != handle.run_id
+        and not is_contaminated(run.tags)
+        and all(run.tags.get(tag) == label for tag, label in arms.items())
     )
     return tuple(ratio for ratio in ratios if ratio)
 

@@ -179,6 +179,7 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
     tags = {
         Tag.VERDICT: outcome.speedup.verdict,
         Tag.BASELINE: outcome.speedup.baseline or "none",
+        Tag.CANDIDATE: outcome.speedup.candidate or "none",
         # The probe's baseline is an arm of this run.
         Tag.BASELINE_RUN_ID: next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
         Tag.DATASET: outcome.prepared.fingerprint,
