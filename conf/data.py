@@ -105,7 +105,7 @@ class Data(Section):
                 f"data.stored_size={stored} cannot be used with data.source={self.source} and data.fit={self.fit}; "
                 "it is for images of classes that are scaled; remove data.stored_size"
             )
-        if self.storage == "jpeg" and not self.may_be_encoded:
+        if self.storage == "jpeg" and not self.allows_jpeg:
             raise ValueError(
                 f"data.storage=jpeg cannot be used with data.source={self.source}: encoding changes masks, angles, "
                 "signals and clips; use data.storage=raw"
@@ -123,7 +123,7 @@ class Data(Section):
         return self.stored_side > self.image_size
 
     @property
-    def may_be_encoded(self) -> bool:
+    def allows_jpeg(self) -> bool:
         """Whether its samples are images and nothing else, as far as that is known without the user's package."""
         if self.source not in EMBEDDED_SOURCES:
             return True
@@ -133,7 +133,7 @@ class Data(Section):
     @property
     def are_photographs(self) -> bool:
         """Whether its images may be larger than `image_size`, and are scaled to it."""
-        return self.has_sizes and self.may_be_encoded and self.fit == "scale"
+        return self.has_sizes and self.allows_jpeg and self.fit == "scale"
 
     def stored_for(self, crop_scale: tuple[float, float] | None) -> tuple[int, str]:
         """The stored size for random crops (smallest and largest share of the area), pixels, and the reason."""

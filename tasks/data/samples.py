@@ -85,7 +85,7 @@ class _Spool:
         return self._file.read()
 
 
-def _spooled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _spool(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The same array, in a file if it is large."""
     if array.nbytes <= MEMORY_BYTES:
         return array
@@ -96,7 +96,7 @@ def _spooled(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _chosen(array: npt.NDArray[Any], chosen: Indices | slice) -> npt.NDArray[Any]:
-    return array[chosen] if isinstance(chosen, slice) else _spooled(array[chosen])
+    return array[chosen] if isinstance(chosen, slice) else _spool(array[chosen])
 
 
 class StringColumn:
@@ -253,7 +253,7 @@ class Samples(Sequence[Sample]):
 
     def with_labels(self, labels: npt.NDArray[np.int32]) -> Samples:
         """The same samples with other labels."""
-        return Samples(self.paths, _spooled(labels), self.sizes, self.stamps, self.rows)
+        return Samples(self.paths, _spool(labels), self.sizes, self.stamps, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle few pieces: each array that is sent on its own costs Dask more than its bytes."""

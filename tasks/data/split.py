@@ -30,10 +30,7 @@ class Split:
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        return np.cumsum([0, *(self._num_in(shard) for shard in range(len(self.images)))], dtype=np.int64)
-
-    def _num_in(self, shard: int) -> int:
-        return len(self.images[shard])
+        return np.cumsum([0, *map(len, self.images)], dtype=np.int64)
 
     @cached_property
     def _arrays(self) -> list[npt.NDArray[np.uint8]]:

@@ -1,13 +1,14 @@
 """Pixels for a device that predicts faster than one thread decodes: blocks of samples, read by several threads."""
 
-from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from contextvars import Context, copy_context
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.tasks.data.decode.map_ahead import map_ahead
 from paceline.tasks.data.decode.pixels import Pixels, read_pixels
 from paceline.tasks.data.listing import Origin
 from paceline.tasks.data.samples import Samples
@@ -31,22 +32,19 @@ def read_ahead(
         yield 0, read_pixels(origin, samples, image_size, channels)
         return
     num_block = len(samples) if spec_of(origin).has_rows else max(1, BLOCK_BYTES // (image_size**2 * channels))
-    waiting: deque[tuple[int, Future[Pixels]]] = deque()
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="paceline-decode")
-    try:
-        for start in range(0, len(samples), num_block):
-            block = samples[start : start + num_block]
-            # The context holds the counter of remote reads.
-            task = pool.submit(copy_context().run, read_pixels, origin, block, image_size, channels)
-            waiting.append((start, task))
-            if len(waiting) >= AHEAD * num_threads:
-                first, task = waiting.popleft()
-                yield first, task.result()
-        while waiting:
-            first, task = waiting.popleft()
-            yield first, task.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    # The context holds the counter of remote reads, and is of one thread at a time.
+    blocks = ((start, copy_context()) for start in range(0, len(samples), num_block))
+
+    def read(block: tuple[int, Context]) -> Pixels:
+        start, context = block
+        return context.run(read_pixels, origin, samples[start : start + num_block], image_size, channels)
+
+    with (
+        ThreadPoolExecutor(num_threads, thread_name_prefix="paceline-decode") as pool,
+        closing(map_ahead(pool, read, blocks, AHEAD * num_threads - 1)) as results,
+    ):
+        for (start, _), pixels in results:
+            yield start, pixels
 
 
 class PixelBatch:

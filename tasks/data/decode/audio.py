@@ -3,7 +3,6 @@
 import io
 from fractions import Fraction
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,16 +54,12 @@ def decode(content: bytes, max_samples: int) -> tuple[npt.NDArray[np.generic], F
             if not planes:
                 raise DecodeError("no samples in it")
             values = np.concatenate(planes, axis=1).T
-            _check_length(stream, len(values), rate)
+            if stream.duration is not None and stream.time_base is not None:
+                announced = float(stream.duration * stream.time_base)
+                if len(values) / rate < INTACT.get(stream.codec_context.name, LOSSY_INTACT) * announced:
+                    raise DecodeError(f"ends after {len(values) / rate:.2f} of {announced:.2f} seconds")
     except DecodeError:
         raise
     except (av.error.FFmpegError, EOFError, MemoryError, ValueError, IndexError) as error:
         raise DecodeError(one_line(error)) from error
     return values, Fraction(rate)
-
-
-def _check_length(stream: Any, number: int, rate: int) -> None:
-    if stream.duration is not None and stream.time_base is not None:
-        announced = float(stream.duration * stream.time_base)
-        if number / rate < INTACT.get(stream.codec_context.name, LOSSY_INTACT) * announced:
-            raise DecodeError(f"ends after {number / rate:.2f} of {announced:.2f} seconds")

@@ -1,14 +1,15 @@
 """The pixels of samples, as a worker reads them for a shard or a prediction, and why some cannot be read."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.tasks.data.decode import transform
+from paceline.tasks.data.decode.map_ahead import map_ahead
 from paceline.tasks.data.listing import Origin
 from paceline.tasks.data.samples import Extent, Item, Picture, Samples
 from paceline.tasks.data.sources import registry as source
@@ -49,11 +50,9 @@ def read_pixels(
     positions: list[int] = []
     reasons: dict[int, str] = {}
     num_unread = 0
-
-    def pixels_of(item: Item) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
-        return _pixels_of(item, image_size, origin.fit)
-
-    for position, item, pixels in map_items(origin, samples, image_size, pixels_of, between, num_threads):
+    work = partial(_pixels_of, image_size=image_size, fit=origin.fit)
+    results = map_items(origin, samples, image_size, work, between, num_threads)
+    for position, (item, pixels) in enumerate(results):
         if isinstance(pixels, transform.DecodeError):
             reasons[position] = str(pixels)
             num_unread += isinstance(pixels, transform.UnreadError)
@@ -77,8 +76,8 @@ def map_items(
     work: Callable[[Item], T],
     between: Callable[[], None],
     num_threads: int,
-) -> Iterator[tuple[int, Item, T | transform.DecodeError]]:
-    """Read samples, and do `work` on them in threads: position, item, and the result or why there is none, in order.
+) -> Iterator[tuple[Item, T | transform.DecodeError]]:
+    """Read samples, and do `work` on them in threads: item, and the result or why there is none, in order.
 
     Decoders work outside of Python's lock. Errors are as in `read_pixels`.
     """
@@ -89,22 +88,16 @@ def map_items(
         except transform.DecodeError as error:
             return error
 
-    items = enumerate(source.read_items(origin, samples, image_size))
-    if num_threads == 1 or source.spec_of(origin).has_rows:  # a row takes less time than handing it to a thread
-        for position, item in items:
+    def items() -> Iterator[Item]:
+        for item in source.read_items(origin, samples, image_size):
             between()
-            yield position, item, attempt(item)
+            yield item
+
+    if num_threads == 1 or source.spec_of(origin).has_rows:  # a row takes less time than handing it to a thread
+        yield from ((item, attempt(item)) for item in items())
         return
     with ThreadPoolExecutor(num_threads, thread_name_prefix="paceline-decode") as pool:
-        waiting: deque[tuple[int, Item, Future[T | transform.DecodeError]]] = deque()
-        for position, item in items:
-            between()
-            waiting.append((position, item, pool.submit(attempt, item)))
-            if len(waiting) > _AHEAD * num_threads:
-                first, its_item, result = waiting.popleft()
-                yield first, its_item, result.result()
-        for first, its_item, result in waiting:
-            yield first, its_item, result.result()
+        yield from map_ahead(pool, attempt, items(), _AHEAD * num_threads)
 
 
 def read_whole(
@@ -114,13 +107,8 @@ def read_whole(
 
     A source that draws its images draws them in `image_size`. Errors are as in `read_pixels`.
     """
-    for item in source.read_items(origin, samples, image_size):
-        try:
-            pixels: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | transform.DecodeError
-            pixels = _pixels_of(item, image_size, "whole")
-        except transform.DecodeError as error:
-            pixels = error
-        yield pixels
+    work = partial(_pixels_of, image_size=image_size, fit="whole")
+    return (pixels for _, pixels in map_items(origin, samples, image_size, work, lambda: None, 1))
 
 
 def picture_of(item: Item, image_size: int, fit: Extent) -> npt.NDArray[np.uint8]:

@@ -80,7 +80,7 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
     Both use libjpeg-turbo with the same settings, so the pixels are the same. Around the decoder Pillow spends 50 to 80
     microseconds, five sixths of a CIFAR image's time (infra/LOG.md, 2026-11-21).
     """
-    if not content.startswith(_JPEG) or _may_be_turned(content):
+    if not content.startswith(_JPEG) or _may_need_rotation(content):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
@@ -99,7 +99,7 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
     return _fit(Image.fromarray(pixels_HWC), image_size, fit)
 
 
-def _may_be_turned(content: bytes) -> bool:
+def _may_need_rotation(content: bytes) -> bool:
     """Whether a JPEG has a segment with an orientation before its pixels, or has no sound segments.
 
     A search of all its bytes would take 3 % of the preparation of a photograph.

@@ -1,12 +1,13 @@
 """Batches for evaluation: in order, not augmented, each sample exactly once over all ranks."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.tasks.data.decode.map_ahead import map_ahead
 from paceline.tasks.data.loading.batch import Normalise, on_device
 from paceline.tasks.data.loading.sampling import share
 from paceline.tasks.data.split import Split
@@ -41,24 +42,16 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
 
 def _gather(split: Split, parts: Iterator[Indices], device: torch.device) -> Iterator[tuple[Indices, torch.Tensor]]:
     """Gather pixels in host memory; for a GPU pinned, and one batch ahead in a thread."""
-    if device.type != "cuda":
-        yield from ((indices_N, torch.from_numpy(split.gather(indices_N))) for indices_N in parts)
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="paceline-evaluation") as pool:
 
-        def request() -> tuple[Indices, Future[torch.Tensor]] | None:
-            indices_N = next(parts, None)
-            return None if indices_N is None else (indices_N, pool.submit(_pinned, split, indices_N))
+    def gather(indices_N: Indices) -> torch.Tensor:
+        pixels = torch.from_numpy(split.gather(indices_N))
+        return pixels.pin_memory() if device.type == "cuda" else pixels
 
-        ahead = request()
-        while ahead is not None:
-            indices_N, pixels = ahead[0], ahead[1].result()
-            ahead = request()
-            yield indices_N, pixels
-
-
-def _pinned(split: Split, indices_N: Indices) -> torch.Tensor:
-    return torch.from_numpy(split.gather(indices_N)).pin_memory()
+    if device.type == "cuda":
+        with ThreadPoolExecutor(1, thread_name_prefix="paceline-evaluation") as pool:
+            yield from map_ahead(pool, gather, parts, 1)
+    else:
+        yield from ((indices_N, gather(indices_N)) for indices_N in parts)
 
 
 def evaluation_batch(

@@ -90,5 +90,5 @@ def make_loader(loading: Loading, config: LoaderConfig) -> TrainLoader:
     """
     photographs = config.photographs
     if loading == "resident" and photographs is not None:
-        return StreamingLoader(replace(config, split=photographs.decoded))
+        return StreamingLoader(replace(config, split=photographs.in_memory))
     return _LOADERS[loading](config)

@@ -55,13 +55,17 @@ class PhotoSplit(Split):
         return self.stored_size is not None
 
     @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.cumsum([0, *map(len, self.shapes)], dtype=np.int64)
+
+    @cached_property
     def sizes_N2(self) -> npt.NDArray[np.int64]:
         """Height and width of the stored images."""
         return np.concatenate([np.empty((0, 2), np.int64), *(shapes_N3[:, 1:] for shapes_N3 in self.shapes)])
 
     def image(self, index: int, box: Box | None = None) -> npt.NDArray[np.uint8]:
         """One image (H, W, C)."""
-        return self._scaled(int(self.shards_of(np.array(index))), index, box)
+        return self._read(int(self.shards_of(np.array(index))), index, box)
 
     def gather(
         self,
@@ -80,7 +84,7 @@ class PhotoSplit(Split):
 
         def fill(first: int) -> None:
             for image_HWC, shard, index, box in work[first::num_threads]:
-                image_HWC[:] = self._scaled(shard, index, box)
+                image_HWC[:] = self._read(shard, index, box)
 
         if num_threads > 1:
             list(_pool().map(fill, range(num_threads)))
@@ -93,7 +97,7 @@ class PhotoSplit(Split):
         self.gather(indices, out)
         return np.arange(len(indices))
 
-    def _scaled(self, shard: int, index: int, box: Box | None) -> npt.NDArray[np.uint8]:
+    def _read(self, shard: int, index: int, box: Box | None) -> npt.NDArray[np.uint8]:
         number = index - int(self._starts[shard])
         _, height, width = self.shapes[shard][number].tolist()
         if box is None:
@@ -101,11 +105,11 @@ class PhotoSplit(Split):
             box = (height - side) // 2, (width - side) // 2, side, side
         pixels_HWC, factor = self._decode(shard, number, min(box[2:]))
         if factor > 1:
-            top, left = (start // factor for start in box[:2])
+            row, column = (start // factor for start in box[:2])
             tall, wide = (max(1, length // factor) for length in box[2:])
         else:
-            top, left, tall, wide = box
-        return scale(pixels_HWC[top : top + tall, left : left + wide], self.image_shape[0])
+            row, column, tall, wide = box
+        return scale(pixels_HWC[row : row + tall, column : column + wide], self.image_shape[0])
 
     def _decode(self, shard: int, number: int, shortest: int = 0) -> tuple[npt.NDArray[np.uint8], int]:
         """The stored image, at the fraction of its size where twice the size of the result remains of `shortest`."""
@@ -120,18 +124,18 @@ class PhotoSplit(Split):
             pixels_HWC: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
                 content, COLOUR_SPACES[channels], min_height=rows, min_width=columns
             )
-            found = f"{pixels_HWC.shape}"
+            decoded = f"{pixels_HWC.shape}"
         except ValueError as error:
-            pixels_HWC, found = np.empty((0, 0, 0), np.uint8), one_line(error)
+            pixels_HWC, decoded = np.empty((0, 0, 0), np.uint8), one_line(error)
         if pixels_HWC.shape != (rows, columns, channels):
             raise RunError(
                 f"prepared set, {self.name}, shard {shard}: image {number} is not the JPEG of {height} x {width} "
-                f"pixels that was stored ({found}); remove the set and run again to prepare it"
+                f"pixels that was stored ({decoded}); remove the set and run again to prepare it"
             )
         return pixels_HWC, factor
 
     @cached_property
-    def decoded(self) -> PhotoSplit:
+    def in_memory(self) -> PhotoSplit:
         """The split with the pixels of all images in memory."""
         images, shapes = [], []
         for shard, shapes_N3 in enumerate(self.shapes):
@@ -141,9 +145,6 @@ class PhotoSplit(Split):
             images.append(np.concatenate(pieces))
             shapes.append(np.column_stack([starts_N, shapes_N3[:, 1:]]))
         return PhotoSplit(self.name, images, self.labels_N, None, self.image_shape, shapes, "raw", self.stored_size)
-
-    def _num_in(self, shard: int) -> int:
-        return len(self.shapes[shard])
 
     def _first_byte(self, shard: int, number: int) -> int:
         shapes_N3 = self.shapes[shard]

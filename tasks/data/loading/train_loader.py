@@ -128,19 +128,17 @@ class TrainLoader(ABC):
 
     def requests(self, epoch: int, plan: BatchPlan, first_local_step: int) -> Iterator[BatchRequest]:
         """This rank's requests from a step of an epoch to the epoch's end."""
-        feed = self.feed
+        feed, photographs = self.feed, self.feed.photographs
         order = epoch_order(plan.num_samples, feed.seed, epoch, feed.shuffle)
         flip, dy, dx = epoch_augmentation(order, feed.seed, epoch, feed.augment, feed.shift_pixels)
         for step in range(first_local_step, plan.steps_per_epoch):
             positions = plan.local(step, feed.rank, order, feed.split.shards_of)
             draw_N = epoch * plan.num_samples + positions
             index_N, weight = order[positions], plan.weight(step, feed.rank)
-            boxes_N4 = self._crops(index_N, draw_N)
+            boxes_N4 = None
+            if photographs is not None:
+                boxes_N4 = crops(feed.vary, draw_N, feed.seed, photographs.sizes_N2[index_N])
             yield BatchRequest(index_N, flip[positions], dy[positions], dx[positions], draw_N, weight, boxes_N4)
-
-    def _crops(self, index_N: npt.NDArray[np.int64], draw_N: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        split = self.feed.photographs
-        return None if split is None else crops(self.feed.vary, draw_N, self.feed.seed, split.sizes_N2[index_N])
 
     def draw(self, request: BatchRequest) -> dict[str, Array]:
         """What `answer` needs on the device: random numbers of the samples."""

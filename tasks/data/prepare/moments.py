@@ -53,12 +53,11 @@ class PixelSums(NamedTuple):
 
     def moments(self) -> Moments:
         """Their moments."""
-        count = self.num_pixels
-        if count == 0:
-            return Moments(count=0, mean=(0.0,) * len(self.sums_C), sum_of_squares=(0.0,) * len(self.sums_C))
+        count = max(1, self.num_pixels)
         totals = list(zip(self.sums_C.tolist(), self.squares_C.tolist(), strict=True))
         deviations = tuple((count * square - total * total) / count for total, square in totals)
-        return Moments(count=count, mean=tuple(total / count for total, _ in totals), sum_of_squares=deviations)
+        mean = tuple(total / count for total, _ in totals)
+        return Moments(count=self.num_pixels, mean=mean, sum_of_squares=deviations)
 
 
 def no_pixels(channels: int) -> PixelSums:

@@ -60,11 +60,12 @@ def read_photographs(
     reasons: dict[int, str] = {}
     num_unread = 0
 
-    def stored(item: Item) -> tuple[bytes, tuple[int, ...], PixelSums]:
+    def store(item: Item) -> tuple[bytes, tuple[int, ...], PixelSums]:
         pixels_HWC = picture_of(item, form.side, form.extent)
         return encode(pixels_HWC, form.quality), pixels_HWC.shape, moments.sum_pixels(pixels_HWC)
 
-    for position, _, result in map_items(origin, samples, form.side, stored, between, num_threads):
+    results = map_items(origin, samples, form.side, store, between, num_threads)
+    for position, (_, result) in enumerate(results):
         if isinstance(result, transform.DecodeError):
             reasons[position] = str(result)
             num_unread += isinstance(result, transform.UnreadError)

@@ -60,7 +60,7 @@ def _unfit(listing: SampleListing, data: Data) -> str:
         return "encoding and crops change masks, angles, signals and clips"
     if listing.channels not in COLOUR_SPACES:
         return f"JPEG has 1 or 3 channels, and its images {listing.channels}"
-    return "" if data.may_be_encoded else "its samples are not images alone"
+    return "" if data.allows_jpeg else "its samples are not images alone"
 
 
 def decode_rate(side: int, channels: int, quality: int) -> float:

@@ -127,7 +127,7 @@ def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:
         if s3.is_of_store(error):
             raise
         raise InputError(f"data.root={root}: {path} cannot be read ({one_line(error)}); write it again") from error
-    return _File(path, size, stamp, folder.split_named(path), table)
+    return _File(path, size, stamp, folder.split_in_name(path), table)
 
 
 def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[Any, int]]:

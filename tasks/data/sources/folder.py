@@ -142,7 +142,7 @@ def suffix_of(path: str) -> str:
     return (dot + extension).lower() if dot else ""
 
 
-def split_named(path: str) -> SplitName | None:
+def split_in_name(path: str) -> SplitName | None:
     """The split that the name of a file starts with, or that of a folder that it lies in; None for no split."""
     named = (_SPLIT_PREFIX.match(part.lower()) for part in path.split("/"))
     return next((SPLIT_FOLDERS[match[1]] for match in named if match), None)
@@ -150,7 +150,7 @@ def split_named(path: str) -> SplitName | None:
 
 def check_split_names(root: str, paths: Sequence[str]) -> None:
     """Raise an InputError if some files are named after a split and others are not."""
-    unnamed = [path for path in paths if split_named(path) is None]
+    unnamed = [path for path in paths if split_in_name(path) is None]
     if 0 < len(unnamed) < len(paths):
         lost = f"{unnamed[0]} is named after no split, and other files are"
         raise InputError(f"data.root={root}: {lost}; name or remove it")

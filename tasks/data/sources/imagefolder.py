@@ -55,8 +55,8 @@ def list_samples(data: Data) -> SampleListing:
     images = images.with_labels(labels)
     has_train = "train" in tree.folders
     tops = [path.partition("/")[0] for path in images.paths]
-    if has_train and (others := sorted(set(tops) - set(folder.SPLIT_FOLDERS))):
-        raise InputError(f"data.root={root}: {others[0]} lies next to train/; move its images into train/ or test/")
+    if has_train and (misplaced := sorted(set(tops) - set(folder.SPLIT_FOLDERS))):
+        raise InputError(f"data.root={root}: {misplaced[0]} lies next to train/; move its images into train/ or test/")
     split_of = np.array([SPLITS.index(folder.SPLIT_FOLDERS[top]) if has_train else 0 for top in tops])
     chosen = {split: np.flatnonzero(split_of == number) for number, split in enumerate(SPLITS)}
     splits = complete_splits({split: images.take(at) for split, at in chosen.items() if len(at)}, data)

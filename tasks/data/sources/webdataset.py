@@ -60,7 +60,7 @@ def list_samples(data: Data) -> SampleListing:
     parts: dict[str, list[Samples]] = {split: [] for split in SPLITS}
     for file, (samples, words, unused) in zip(files, shards, strict=True):
         label_of = np.array([numbers[word] for word in words], dtype=np.int32)
-        parts[folder.split_named(file.path) or "train"].append(samples.with_labels(label_of[samples.labels]))
+        parts[folder.split_in_name(file.path) or "train"].append(samples.with_labels(label_of[samples.labels]))
         ignored += unused
     if not parts["train"]:
         raise InputError(f"data.root={root}: no archive of the training split; name one train-0000{TAR}")
