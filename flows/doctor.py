@@ -137,10 +137,10 @@ def _history(config: Config, environment: Environment, measured: Measurements) -
         experiment = store.check_store(uri, DOCTOR_EXPERIMENT, environment.artifact_root)
         earlier = (
             Measurements.model_validate(document)
-            for found in queries.find_runs(uri, DOCTOR_EXPERIMENT, limit=MAX_EARLIER)
-            if (document := queries.read_document(uri, found.run_id, Artifact.DEVICES)) is not None
+            for earlier_run in queries.find_runs(uri, DOCTOR_EXPERIMENT, limit=MAX_EARLIER)
+            if (document := queries.read_document(uri, earlier_run.run_id, Artifact.DEVICES)) is not None
         )
-        last = next((one for one in earlier if names & {device.name for device in one.devices}), None)
+        last = next((each for each in earlier if names & {device.name for device in each.devices}), None)
         handle = run.begin(uri, experiment, config, {Tag.ROLE: "doctor"}, "devices")
         rates: dict[str, float | None] = {
             Metric.device(device.host, device.device, figure): rate

@@ -24,5 +24,5 @@ def dask_setup(nanny: Any) -> None:
     """Let the nanny's worker see all GPUs of the host, its own first, as a worker of dask-cuda does."""
     gpus = [gpu.uuid for gpu in describe().gpus]
     if gpus:
-        own = next(_positions[nanny.scheduler_addr]) % len(gpus)
-        nanny.env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[own:] + gpus[:own])
+        first = next(_positions[nanny.scheduler_addr]) % len(gpus)
+        nanny.env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])

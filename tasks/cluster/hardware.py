@@ -92,14 +92,14 @@ def visible(boards: Sequence[Sequence[Gpu]], setting: str | None) -> tuple[Gpu, 
     # CUDA takes the beginning of a UUID for it, too.
     beginnings = tuple(name for name in names if name.startswith(("GPU-", "MIG-")) and name not in uuids)
 
-    def is_named(uuid: str | None) -> bool:
+    def has_name(uuid: str | None) -> bool:
         return uuid is not None and (uuid in names or (bool(beginnings) and uuid.startswith(beginnings)))
 
     return tuple(
         gpu
         for index, board in enumerate(boards)
         for gpu in board
-        if str(index) in names or is_named(gpu.uuid) or is_named(gpu.board)
+        if str(index) in names or has_name(gpu.uuid) or has_name(gpu.board)
     )
 
 

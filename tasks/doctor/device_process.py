@@ -14,13 +14,13 @@ import torch
 from torch import distributed
 
 from paceline.tasks.doctor.figures import COPY, DISK, MEMORY, DeviceJob, LinkFigures, Measurements
-from paceline.tasks.measure.device_limit import measure_limit
+from paceline.tasks.measure.device_limit import best_seconds, measure_limit
 from paceline.tasks.measure.page_cache import cached_fraction
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.predict.subprocess_job import subprocess_main
 from paceline.tasks.train.rank import process_group as group
 
-COPY_BYTES, NUM_COPIES = 128 * 2**20, 5
+COPY_BYTES, COPY_SECONDS = 128 * 2**20, 0.05
 FILE_BYTES, BLOCK_BYTES = 256 * 2**20, 4 * 2**20
 FILE_SECONDS = 5.0  # to write a file at most, and to read it
 MAX_CACHED = 0.1  # of the file; with more in memory, a read says little of the disk
@@ -54,14 +54,7 @@ def _copy_rate(device: torch.device) -> float:
     """Bytes per second from pinned memory to the device."""
     source = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
-    times = []
-    for _ in range(NUM_COPIES):
-        torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        target.copy_(source, non_blocking=True)
-        torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    return COPY_BYTES / min(times)
+    return COPY_BYTES / best_seconds(lambda: target.copy_(source, non_blocking=True), device, COPY_SECONDS)
 
 
 def disk_rate(directory: Path, num_bytes: int = FILE_BYTES) -> float | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -49,18 +49,24 @@ def measure_devices(address: str, site: Environment, accelerator: str) -> Measur
         InputError: no scheduler answers, or other code runs on a worker.
     """
     directory = site.root / "doctor" / uuid4().hex
-    with connect(address) as client, _scratch(directory):
+    with connect(address) as client, ExitStack() as stack:
+        directory.mkdir(parents=True)
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         seats = _seats(client, accelerator)
-        skipped = _owners(client, [seat for seat in seats if seat.slot.busy])
+        busy = [seat for seat in seats if seat.slot.busy]
+        owners = call_workers(
+            client, [(seat.slot.worker, owner_of, (seat.slot.device,)) for seat in busy], ANSWER_SECONDS
+        )
+        skipped = {seat.device.name: f"in use by {owner}" for seat, owner in zip(busy, owners, strict=True)}
         by_host: dict[str, list[Seat]] = {}
         for seat in seats:
             if seat.device.name not in skipped:
                 by_host.setdefault(seat.slot.host, []).append(seat)
         measured: dict[str, DeviceFigures] = {}
         for number, turn in enumerate(itertools.zip_longest(*by_host.values())):
-            present = [seat for seat in turn if seat is not None]
-            jobs = [_job(seat, directory, [seat], with_disk=number == 0) for seat in present]
-            for seat, answer in zip(present, _run(client, present, jobs, DEVICE_SECONDS), strict=True):
+            at_once = [seat for seat in turn if seat is not None]
+            jobs = [_job(seat, directory, [seat], with_disk=number == 0) for seat in at_once]
+            for seat, answer in zip(at_once, _run(client, at_once, jobs, DEVICE_SECONDS), strict=True):
                 if isinstance(answer, Measurements):
                     measured[seat.device.name] = answer.devices[0]
                 else:
@@ -71,20 +77,11 @@ def measure_devices(address: str, site: Environment, accelerator: str) -> Measur
     return Measurements(devices=tuple(measured.values()), links=links, skipped=skipped)
 
 
-@contextmanager
-def _scratch(directory: Path) -> Iterator[None]:
-    directory.mkdir(parents=True)
-    try:
-        yield
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def _seats(client: Client, accelerator: str) -> list[Seat]:
     """All devices, named so that names stay the same from one measurement to the next."""
-    found = find_seats(client, accelerator)
-    seats, totals, numbers = [], Counter(slot.host for slot, _ in found), Counter[str]()
-    for slot, host in found:
+    slots = find_seats(client, accelerator)
+    seats, totals, numbers = [], Counter(slot.host for slot, _ in slots), Counter[str]()
+    for slot, host in slots:
         num_threads = max(1, host.num_cores // totals[slot.host])
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == slot.device), None)
         device = DeviceFigures(
@@ -96,12 +93,6 @@ def _seats(client: Client, accelerator: str) -> list[Seat]:
         seats.append(Seat(slot, device, num_threads))
         numbers[slot.host] += 1
     return seats
-
-
-def _owners(client: Client, seats: Sequence[Seat]) -> dict[str, str]:
-    requests: list[Request] = [(seat.slot.worker, owner_of, (seat.slot.device,)) for seat in seats]
-    answers = call_workers(client, requests, ANSWER_SECONDS)
-    return {seat.device.name: f"in use by {answer}" for seat, answer in zip(seats, answers, strict=True)}
 
 
 def owner_of(device: str) -> str:
@@ -121,11 +112,11 @@ def _job(
 ) -> SubprocessJob:
     """The process of a seat, alone or in the group of several seats."""
     place = directory / f"{seat.slot.host}-{seat.device.device}-{len(seats)}".replace(":", "_")
-    here = [other.slot.device for other in seats if other.slot.host == seat.slot.host]
+    on_host = [other.slot.device for other in seats if other.slot.host == seat.slot.host]
     job = DeviceJob(
         device=seat.device,
         num_threads=seat.num_threads,
-        index=here.index(seat.slot.device),
+        index=on_host.index(seat.slot.device),
         directory=str(place) if with_disk else None,
         group=tuple(other.device.name for other in seats) if len(seats) > 1 else (),
         address=meeting[0],
@@ -136,7 +127,7 @@ def _job(
         spec=job.model_dump_json(),
         directory=str(place),
         num_threads=seat.num_threads,
-        devices=tuple(here) if seat.device.num_threads is None else (),
+        devices=tuple(on_host) if seat.device.num_threads is None else (),
         interface=interface,
     )
 

@@ -1,7 +1,7 @@
 """Figures of devices and their links, and which of them are outliers. Pure functions."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from pydantic import Field
 
@@ -40,8 +40,8 @@ class DeviceFigures(Record):
         return f"{self.host} {self.device}"
 
     @property
-    def known(self) -> dict[str, float]:
-        """The measured rates."""
+    def measured_rates(self) -> dict[str, float]:
+        """Those that are not None."""
         return {name: rate for name, rate in self.rates.items() if rate is not None}
 
 
@@ -87,16 +87,20 @@ def judge_measurements(measured: Measurements, last: Measurements | None) -> lis
         doubtful(f"measure {name}", f"not measured: {reason}", REPEAT) for name, reason in measured.skipped.items()
     ]
     for device in measured.devices:
-        rates = ", ".join(f"{name} {_rate(name, rate)}" for name, rate in device.known.items())
+        rates = ", ".join(f"{name} {_rate(name, rate)}" for name, rate in device.measured_rates.items())
         text = f"{device.model}: {rates}"
         if device.disturbed:
             findings.append(doubtful(f"measure {device.name}", f"{text}; {'; '.join(device.disturbed)}", REPEAT))
             continue
         peers = [other for other in quiet if other != device and _kind(other) == _kind(device)]
-        slow = [*_below_peers(device.known, [peer.known for peer in peers]), *_below_sheet(device)]
+        slow = _below_peers(device.measured_rates, [peer.measured_rates for peer in peers])
+        sheet = sheet_of(device.model)
+        if sheet is not None:
+            peaks = sheet.peaks | {MEMORY: sheet.bytes_per_second}
+            slow += _below(device.measured_rates, peaks, MIN_SHEET_SHARE, "of the data sheet")
         earlier = before.get(device.name)
         if earlier is not None and _kind(earlier) == _kind(device):
-            slow += _below(device.known, earlier.known, MIN_SHARE, "of the last measurement")
+            slow += _below(device.measured_rates, earlier.measured_rates, MIN_SHARE, "of the last measurement")
         findings.append(_finding(f"measure {device.name}", text, slow, CHECK_HOST))
     if measured.links:
         findings.append(_judge_links(measured.links, last.links if last else ()))
@@ -122,35 +126,26 @@ def _below(rates: Mapping[str, float], others: Mapping[str, float], share: float
 def _below_peers(rates: Mapping[str, float], peers: list[dict[str, float]]) -> list[str]:
     medians = {}
     for name in rates:
-        known = [peer[name] for peer in peers if name in peer]
-        if len(known) >= MIN_PEERS:
-            medians[name] = statistics.median(known)
+        of_peers = [peer[name] for peer in peers if name in peer]
+        if len(of_peers) >= MIN_PEERS:
+            medians[name] = statistics.median(of_peers)
     return _below(rates, medians, MIN_SHARE, "of the median of its peers")
-
-
-def _below_sheet(device: DeviceFigures) -> list[str]:
-    sheet = sheet_of(device.model)
-    peaks = {} if sheet is None else sheet.peaks | {MEMORY: sheet.bytes_per_second}
-    return _below(device.known, peaks, MIN_SHEET_SHARE, "of the data sheet")
 
 
 def _judge_links(links: Iterable[LinkFigures], last: Iterable[LinkFigures]) -> Finding:
     listed = sorted(links, key=lambda link: link.bytes_per_second)
     before = {link.devices: {LINK: link.bytes_per_second} for link in last}
-    slow = [f"{' - '.join(link.devices)}: {text}" for link in listed for text in _slow_link(link, listed, before)]
-    rates = dict.fromkeys(
+    slow = []
+    for link in listed:
+        rates = {LINK: link.bytes_per_second}
+        peers = [{LINK: other.bytes_per_second} for other in listed if other != link and _reach(other) == _reach(link)]
+        texts = _below_peers(rates, peers)
+        texts += _below(rates, before.get(link.devices, {}), MIN_SHARE, "of the last measurement")
+        slow += [f"{' - '.join(link.devices)}: {text}" for text in texts]
+    ends = dict.fromkeys(
         f"{' - '.join(link.devices)} {_rate(LINK, link.bytes_per_second)}" for link in (listed[0], listed[-1])
     )
-    return _finding("measure links", f"{len(listed)} measured, slowest first: {', '.join(rates)}", slow, CHECK_LINK)
-
-
-def _slow_link(
-    link: LinkFigures, links: Iterable[LinkFigures], before: Mapping[tuple[str, ...], dict[str, float]]
-) -> Iterator[str]:
-    rates = {LINK: link.bytes_per_second}
-    peers = [{LINK: other.bytes_per_second} for other in links if other != link and _reach(other) == _reach(link)]
-    yield from _below_peers(rates, peers)
-    yield from _below(rates, before.get(link.devices, {}), MIN_SHARE, "of the last measurement")
+    return _finding("measure links", f"{len(listed)} measured, slowest first: {', '.join(ends)}", slow, CHECK_LINK)
 
 
 def _reach(link: LinkFigures) -> tuple[int, int]:

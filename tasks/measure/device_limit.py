@@ -58,7 +58,10 @@ def measure_limit(
         RuntimeError: not even small matrices fit, or the device fails.
     """
     started = time.perf_counter()
-    names = list(dict.fromkeys((*_usual_precisions(device), *precisions)))
+    usual = ["32-true", "bf16-mixed"]
+    if device.type == "cuda":
+        usual += ["16-mixed", "tf32"][: 2 if torch.cuda.get_device_capability(device) >= TF32_CAPABILITY else 1]
+    names = list(dict.fromkeys([*usual, *precisions]))
     share = seconds / (len(names) + 1)
     rates = {name: _product_rate(device, name, share) for name in names}
     bytes_per_second = _copy_rate(device, share)
@@ -75,48 +78,41 @@ def measure_limit(
     )
 
 
-def _usual_precisions(device: torch.device) -> tuple[str, ...]:
-    if device.type == "cpu":
-        return ("32-true", "bf16-mixed")
-    has_tf32 = torch.cuda.get_device_capability(device) >= TF32_CAPABILITY
-    return ("32-true", "bf16-mixed", "16-mixed", *(("tf32",) if has_tf32 else ()))
-
-
 def _product_rate(device: torch.device, precision: str, seconds: float) -> float:
     """Operations per second of the product of the largest matrices that memory and `seconds` allow."""
     size = MIN_SIZE
     with _fp32_products("tf32" if precision == "tf32" else "ieee", device):
         product = _product(size, DTYPES[precision], device)
-        single = _best_seconds(product, device, 0.0)
+        single = best_seconds(product, device, 0.0)
         while (
             size < MAX_SIZE[device.type] and 8 * single <= SIZE_SHARE * seconds
         ):  # twice the rows are 8 times the operations
             try:
                 larger = _product(2 * size, DTYPES[precision], device)
-                single = _best_seconds(larger, device, 0.0)
+                single = best_seconds(larger, device, 0.0)
             except RuntimeError:  # no memory, by torch's own error or by one of cuBLAS
                 break
             size, product = 2 * size, larger
-        return float(2 * size**3 / _best_seconds(product, device, seconds))
+        return float(2 * size**3 / best_seconds(product, device, seconds))
 
 
 def _copy_rate(device: torch.device, seconds: float) -> float:
     """Bytes per second that a copy within the device's memory reads and writes."""
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * COPY_BYTES / _best_seconds(lambda: target.copy_(source), device, seconds)
+    return 2 * COPY_BYTES / best_seconds(lambda: target.copy_(source), device, seconds)
 
 
 def _product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
     """The product of two matrices without structure: zeros would let a GPU draw less power and clock higher."""
     values = torch.arange(size * size, device=device, dtype=torch.float32).sin_()
-    left = values.view(size, size).to(dtype)
-    right = left.flip(0)
-    result = torch.empty_like(left)
-    return lambda: torch.mm(left, right, out=result)
+    first = values.view(size, size).to(dtype)
+    second = first.flip(0)
+    result = torch.empty_like(first)
+    return lambda: torch.mm(first, second, out=result)
 
 
-def _best_seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+def best_seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Least seconds of `work`, over repeats for about `seconds` after a warm-up."""
     _time_repeat(work, device, 1)
     single = _time_repeat(work, device, 1)

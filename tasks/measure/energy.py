@@ -33,8 +33,7 @@ class EnergyMeter:
         if self._packages.readable:
             stop = threading.Event()
             weakref.finalize(self, stop.set)
-            arguments = (self._packages, stop)
-            threading.Thread(target=_keep_reading, args=arguments, name=THREAD_NAME, daemon=True).start()
+            threading.Thread(target=self._packages.read_until, args=(stop,), name=THREAD_NAME, daemon=True).start()
 
     @property
     def source(self) -> str | None:
@@ -82,6 +81,11 @@ class Packages:
                 self._last[number] = now
             return self._total
 
+    def read_until(self, stop: threading.Event) -> None:
+        """Read often enough that no counter wraps twice between two reads."""
+        while not stop.wait(SECONDS_PER_READ):
+            self.read()
+
 
 def _is_package(zone: Path) -> bool:
     """Whole processors only: `core`, `dram` and others are parts of them, and `psys` contains them."""
@@ -96,8 +100,3 @@ def _microjoules(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _keep_reading(packages: Packages, stop: threading.Event) -> None:
-    while not stop.wait(SECONDS_PER_READ):
-        packages.read()

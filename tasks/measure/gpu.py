@@ -4,7 +4,7 @@ Everything comes from NVML. Without a driver, or for a figure that a board does 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,8 +50,8 @@ def read_nvml(read: Callable[..., T], *arguments: Any) -> T | None:
 
 def gpu_loads(uuids: Iterable[str]) -> dict[int, GpuLoad]:
     """Current use of each GPU, by NVML's index; GPUs unknown to the driver are left out."""
-    with handles(uuids) as (library, found):
-        indices = {read_nvml(library.nvmlDeviceGetIndex, handle): handle for handle in found.values()}
+    with handles(uuids) as (library, boards):
+        indices = {read_nvml(library.nvmlDeviceGetIndex, handle): handle for handle in boards.values()}
         return {index: _load(library, handle) for index, handle in indices.items() if index is not None}
 
 
@@ -59,22 +59,18 @@ def gpu_loads(uuids: Iterable[str]) -> dict[int, GpuLoad]:
 def handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """NVML, and its handles by UUID; None and no handles without a driver."""
     listed = tuple(uuids)
-    if not listed:
-        yield None, {}
-        return
-    with nvml() as library:
-        if library is None:
-            yield None, {}
-            return
-        handles = {uuid: read_nvml(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in listed}
-        yield library, {uuid: handle for uuid, handle in handles.items() if handle is not None}
+    with nvml() if listed else nullcontext() as library:
+        boards = (
+            {} if library is None else {uuid: read_nvml(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in listed}
+        )
+        yield library, {uuid: handle for uuid, handle in boards.items() if handle is not None}
 
 
 def contexts_of(pid: int, uuids: Iterable[str]) -> dict[str, bool]:
     """GPUs on which a process holds a CUDA context, and whether each takes a single process (EXCLUSIVE_PROCESS)."""
     held = {}
-    with handles(uuids) as (library, found):
-        for uuid, handle in found.items():
+    with handles(uuids) as (library, boards):
+        for uuid, handle in boards.items():
             processes = read_nvml(library.nvmlDeviceGetComputeRunningProcesses, handle) or ()
             if pid in {process.pid for process in processes}:
                 mode = read_nvml(library.nvmlDeviceGetComputeMode, handle)
@@ -85,8 +81,8 @@ def contexts_of(pid: int, uuids: Iterable[str]) -> dict[str, bool]:
 def gpu_joules(uuids: Iterable[str]) -> float | None:
     """Energy that all GPUs have used since their driver was loaded; None if one does not report."""
     selected = set(uuids)
-    with handles(selected) as (library, found):
-        counters = [read_nvml(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in found.values()]
+    with handles(selected) as (library, boards):
+        counters = [read_nvml(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in boards.values()]
     millijoules = [each for each in counters if each is not None]
     return sum(millijoules) / 1000 if selected and len(millijoules) == len(selected) else None
 

@@ -53,12 +53,12 @@ class GpuWatch:
 
     def __init__(self, uuids: Iterable[str], own: Callable[[], Pids], seconds: float = SAMPLE_SECONDS) -> None:
         self._nvml = ExitStack()
-        library, found = self._nvml.enter_context(handles(uuids))
-        self._sampler = _Sampler([_Board(library, handle) for handle in found.values()], own)
+        library, boards = self._nvml.enter_context(handles(uuids))
+        self._sampler = _Sampler([_Board(library, handle) for handle in boards.values()], own)
         self._ended = threading.Event()
-        arguments = (self._sampler, self._ended, seconds)
-        self._thread = threading.Thread(target=_keep_sampling, args=arguments, name=THREAD_NAME, daemon=True)
-        if found:
+        work, arguments = self._sampler.sample_until, (self._ended, seconds)
+        self._thread = threading.Thread(target=work, args=arguments, name=THREAD_NAME, daemon=True)
+        if boards:
             weakref.finalize(self, self._ended.set)  # a training that fails stops no watch
             self._thread.start()
 
@@ -69,11 +69,6 @@ class GpuWatch:
             self._thread.join()
         with self._nvml:
             return self._sampler.end()
-
-
-def _keep_sampling(sampler: "_Sampler", ended: threading.Event, seconds: float) -> None:
-    while not ended.wait(seconds):
-        sampler.sample()
 
 
 class _Board:
@@ -138,18 +133,19 @@ class _Sampler:
             if clock is not None:
                 self._lowest = clock if self._lowest is None else min(clock, self._lowest)
             watts.append(board.watts())
-            self._note(board.pids())
-        known = [each for each in watts if each is not None]
-        if known and len(known) == len(watts):
-            self._watts = self._watts[0] + sum(known), self._watts[1] + 1
+            pids = board.pids()
+            if pids is not None:
+                self._lists.add(pids)
+                if not pids <= self._known:  # a child of the run may be gone at the end
+                    self._known |= pids
+                    self._own |= self._find_own()
+        reported = [each for each in watts if each is not None]
+        if reported and len(reported) == len(watts):
+            self._watts = self._watts[0] + sum(reported), self._watts[1] + 1
 
-    def _note(self, pids: Pids | None) -> None:
-        if pids is None:
-            return
-        self._lists.add(pids)
-        if not pids <= self._known:  # a child of the run may be gone at the end
-            self._known |= pids
-            self._own |= self._find_own()
+    def sample_until(self, ended: threading.Event, seconds: float) -> None:
+        while not ended.wait(seconds):
+            self.sample()
 
     def end(self) -> GpuState:
         self.sample()

@@ -163,11 +163,6 @@ def autocorrelation(values: Floats) -> float | None:
     return (count * raw + 1) / (count - 3) if square > 0 else 0.0
 
 
-def _inflation(values: Floats) -> float:
-    share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(values) or 0.0))
-    return float(np.sqrt((1 + share) / (1 - share)))
-
-
 def estimate_ratio(log_ratios: Floats, confidence: float = INNER_CONFIDENCE) -> Estimate | None:
     """The ratio behind the rounds' log-ratios; None without rounds, and without an interval when they are too few."""
     if log_ratios.size == 0:
@@ -175,8 +170,10 @@ def estimate_ratio(log_ratios: Floats, confidence: float = INNER_CONFIDENCE) -> 
     if log_ratios.size < MIN_INTERVAL_ROUNDS:
         return Estimate(float(np.exp(np.median(log_ratios))), None, None)
     location, low, high = location_interval(log_ratios, confidence)
-    factor = _inflation(log_ratios) if confidence == INNER_CONFIDENCE else 1.0  # trainings of a study are far apart
-    low, high = location - factor * (location - low), location + factor * (high - location)
+    if confidence == INNER_CONFIDENCE:  # trainings of a study are far apart
+        share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(log_ratios) or 0.0))
+        factor = np.sqrt((1 + share) / (1 - share))
+        low, high = location - factor * (location - low), location + factor * (high - location)
     return Estimate(float(np.exp(location)), float(np.exp(low)), float(np.exp(high)))
 
 

@@ -165,7 +165,7 @@ def _warm_up(role: str, runner: ArmRunner, link: _Link) -> float:
     """Run steps that are thrown away until their time no longer falls; the last one's seconds."""
     last = math.inf
     for num_done in range(1, MAX_WARMUP_STEPS + 1):
-        previous, last = last, _agreed(role, sum(runner.run(1)), link)
+        previous, last = last, _agree_on_seconds(role, sum(runner.run(1)), link)
         if num_done >= MIN_WARMUP_STEPS and last >= SETTLED * previous:
             break
     return last
@@ -230,8 +230,8 @@ def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
     steps = runner.run(num_steps)
     counted = steps[1:] if len(steps) >= MIN_STEPS_TO_DROP_FIRST else steps
-    seconds = _agreed(role, plain_statistics.fmean(counted) if counted else 0.0, link)
-    typical = _agreed(role, plain_statistics.median(steps) if steps else 0.0, link)
+    seconds = _agree_on_seconds(role, plain_statistics.fmean(counted) if counted else 0.0, link)
+    typical = _agree_on_seconds(role, plain_statistics.median(steps) if steps else 0.0, link)
     samples = runner.samples_per_step
     return Block(
         arm=role,
@@ -241,7 +241,7 @@ def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
     )
 
 
-def _agreed(role: str, seconds: float, link: _Link) -> float:
+def _agree_on_seconds(role: str, seconds: float, link: _Link) -> float:
     """Rank 0's step seconds; outside the timed region the ranks agree on it."""
     seconds = link.agree(seconds)
     if not (math.isfinite(seconds) and seconds > 0):

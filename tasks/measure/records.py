@@ -16,6 +16,11 @@ class Measurement(Record):
     can_leave_out: bool = False
     """Whether arms other than baseline and candidate may be left out where they cannot be executed."""
 
+    def is_optional(self, label: str | None) -> bool:
+        """Whether the arm of a label may be left out."""
+        needed = {arm.label for role, arm in self.arms.items() if role in ("baseline", "candidate")}
+        return label not in needed and (self.can_leave_out or not self.arms)
+
 
 class AllReduceTime(Record):
     """One measured all-reduce."""

@@ -6,7 +6,6 @@ the whole host, so that neighbours on other cores are counted too: a warning the
 
 import time
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -46,7 +45,8 @@ class ValidityWatch:
         self._pids = frozenset(own_pids)
         self._num_cores = num_cores or psutil.cpu_count()
         self._cached = cached_fraction(data_files)
-        self._gpus = GpuWatch(gpu_uuids, partial(_family_pids, self._pids))
+        pids = self._pids  # not `self`, which the thread of the GPUs would keep alive
+        self._gpus = GpuWatch(gpu_uuids, lambda: frozenset(process.pid for process in _families(pids)))
         self._clocks = _cpu_clocks()
         self._brakes = _num_cpu_brakes()
         self._own = _own_seconds(self._pids)
@@ -131,10 +131,6 @@ def _families(pids: Iterable[int]) -> Iterator[psutil.Process]:
             yield from (parent, *parent.children(recursive=True))
         except psutil.Error:
             continue
-
-
-def _family_pids(pids: Iterable[int]) -> frozenset[int]:
-    return frozenset(process.pid for process in _families(pids))
 
 
 def _own_seconds(pids: frozenset[int]) -> dict[int, float]:
