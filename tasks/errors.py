@@ -18,6 +18,7 @@ A message is one line: the fault with the value as typed. `hint` is one action t
 given, it is the part of the message behind the last semicolon. `paceline.flows.cli` prints them as two lines.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from paceline.conf.hints import HintedError
@@ -31,6 +32,15 @@ def is_transient(error: object) -> bool:
 def one_line(error: BaseException) -> str:
     """What an error of others says, on one line; its type where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was raised from or during, each once."""
+    visited: set[int] = set()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class PacelineError(HintedError):

@@ -1,4 +1,6 @@
-"""Numbers as text for people."""
+"""Numbers and lists as text for people."""
+
+from collections.abc import Sequence
 
 LONG_SECONDS = 99.95  # from here on times are written in minutes and seconds
 SHORT_SECONDS = 0.1  # below, they are written in milliseconds
@@ -30,3 +32,8 @@ def format_interval(value: float, low: float | None, high: float | None, *, form
     if low is None or high is None:
         return format(value, form)
     return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def enumerate_words(words: Sequence[str]) -> str:
+    """Join words: one, two and three."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

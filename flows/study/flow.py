@@ -92,9 +92,9 @@ def _winners(work: StudyContext, arms: list[PlannedArm]) -> list[StudyArm]:
     """Winners among several arms, which fresh trainings must confirm."""
     prepared = {prepared.fingerprint: prepared for prepared in work.prepared.values()}
     planned = [arm.arm for arm in arms]
-    found = summarise_arms(StudyRuns(planned, with_parity(work.ledger.runs(), planned, prepared)))
+    summaries = summarise_arms(StudyRuns(planned, with_parity(work.ledger.runs(), planned, prepared)))
     groups = Counter(arm.group for arm in planned)
-    winners = [winner(found, group) for group, count in groups.items() if count > MAX_UNCHOSEN]
+    winners = [winner(summaries, group) for group, count in groups.items() if count > MAX_UNCHOSEN]
     return [best.arm for best in winners if best is not None and not best.arm.is_baseline]
 
 

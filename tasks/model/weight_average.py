@@ -31,10 +31,12 @@ class WeightAverage:
         self._decay = decay
         self.sums = {name: torch.zeros_like(value) for name, value in weights.items()}
         for name, saved in (sums or {}).items():
-            own, value = self.sums[name], saved
-            if isinstance(own, DTensor) and not isinstance(saved, DTensor):  # one rank was there before
-                value = distribute_tensor(saved.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-            own.copy_(value)
+            total, value = self.sums[name], saved
+            if isinstance(total, DTensor) and not isinstance(saved, DTensor):  # one rank was there before
+                value = distribute_tensor(
+                    saved.to(total.device), total.device_mesh, total.placements, src_data_rank=None
+                )
+            total.copy_(value)
         self.buffers = [self.sums[name] for name, _ in network.named_buffers() if name in self.sums]
         """Sums of the buffers, which differ from rank to rank."""
         self._local_sums = [_local(value) for value in self.sums.values()]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paceline.tasks.data.decode.pixels import Pixels, read_pixels, read_whole
+from paceline.tasks.data.decode.pixels import read_pixels, read_whole
 from paceline.tasks.data.decode.transform import DecodeError, UnreadError
 from paceline.tasks.data.storage.read_files import count_reads
 from paceline.tasks.files import write_durably
@@ -161,8 +161,10 @@ def check_parity(part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
 def _parity(part: Part, settings: Settings) -> Parity | None:
     facts = predictor(settings).facts
     if not settings.own_size:
-        pixels = _read(part, facts)
-        return parity(settings, _pictures(pixels, facts)) if pixels.positions else None
+        size, _, channels = facts.image_shape
+        pixels = read_pixels(part.origin, part.samples, size, channels + part.num_planes)
+        images_NHWC = np.ascontiguousarray(pixels.images_NHWC[..., :channels])
+        return parity(settings, images_NHWC) if pixels.positions else None
     pictures: list[npt.NDArray[np.uint8]] = []
     num_pixels = 0
     for image in read_whole(part.origin, part.samples, facts.image_shape[0]):
@@ -176,12 +178,3 @@ def _parity(part: Part, settings: Settings) -> Parity | None:
 
 def _as_channels(picture_HWC: npt.NDArray[np.uint8], facts: ModelFacts) -> npt.NDArray[np.uint8]:
     return np.broadcast_to(picture_HWC, (*picture_HWC.shape[:2], facts.image_shape[2]))
-
-
-def _read(part: Part, facts: ModelFacts) -> Pixels:
-    size, _, channels = facts.image_shape
-    return read_pixels(part.origin, part.samples, size, channels + part.num_planes)
-
-
-def _pictures(pixels: Pixels, facts: ModelFacts) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(pixels.images_NHWC[..., : facts.image_shape[2]])

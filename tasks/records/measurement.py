@@ -1,5 +1,6 @@
 """Records of measurements: probes, their validity, and autotuning."""
 
+import statistics
 from typing import Literal
 
 from pydantic import Field
@@ -76,6 +77,12 @@ class ProbeResult(Record):
     """Of the machine during the probe, rank 0's host."""
     num_repeats: int = 0
     """Number of restarts of the probe because the machine was contaminated; the last attempt counts."""
+
+    def seconds_per_sample(self, role: str) -> float:
+        """Median over the blocks of an arm, which has at least one."""
+        return statistics.median(
+            block.seconds_per_sample for blocks in self.rounds for block in blocks if block.arm == role
+        )
 
 
 class SlowArm(Record):

@@ -51,11 +51,11 @@ def render_study(result: StudyResult, environment: Mapping[str, Any]) -> str:
 
 def _hero(result: StudyResult) -> tuple[bool, str, str]:
     """Choose the large and the small words: the ratio of the best arm that beats its baseline, never of another."""
-    found = [winner(result.arms, group) for group in dict.fromkeys(arm.arm.group for arm in result.arms)]
-    best = max((arm for arm in found if arm is not None and not arm.arm.is_baseline), key=_value, default=None)
+    winners = [winner(result.arms, group) for group in dict.fromkeys(arm.arm.group for arm in result.arms)]
+    best = max((arm for arm in winners if arm is not None and not arm.arm.is_baseline), key=_value, default=None)
     if best is not None and (ratio := _headline(best)) is not None:
-        again = ", measured again" if best.confirmed else ""
-        return True, f"{ratio.value:.2f} x", f"{best.arm.name}, {_confidence(ratio)}{again}"
+        note = ", measured again" if best.confirmed else ""
+        return True, f"{ratio.value:.2f} x", f"{best.arm.name}, {_confidence(ratio)}{note}"
     closest = nearest(result.arms)
     if closest is None or closest.ratio is None:
         return False, "no ratio", ""
@@ -192,8 +192,8 @@ def _winners(result: StudyResult) -> Iterator[str]:
         else:
             settings = " ".join(f"`{key}={value}`" for key, value in best.execution.items() if "execution." in key)
             word = f"{score_word([best.score_name])} {parity_text(best.parity, best.accuracy_difference)}"
-            again = " in fresh trainings" if best.confirmed else ""
-            yield f"{where}take {settings}: {interval_text(_headline(best))} x its baseline{again}, {word}."
+            note = " in fresh trainings" if best.confirmed else ""
+            yield f"{where}take {settings}: {interval_text(_headline(best))} x its baseline{note}, {word}."
 
 
 def _losers(result: StudyResult) -> Iterator[str]:

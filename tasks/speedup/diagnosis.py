@@ -78,7 +78,10 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     if not weights:
         return None
     compute = _difference({"candidate": 1.0}, *weights.values())
-    times = _step_seconds(probe)
+    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
+    times = {
+        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[0]
+    }
     shares = {name: _share(times, terms) for name, terms in (weights | {"compute": compute}).items()}
     largest_first = sorted(shares, key=lambda name: (name == "compute", -shares[name].value))
     return Diagnosis(
@@ -118,14 +121,6 @@ def _difference(first: Mapping[str, float], *rest: Mapping[str, float]) -> dict[
         for role, weight in other.items():
             terms[role] = terms.get(role, 0.0) - weight
     return terms
-
-
-def _step_seconds(probe: ProbeResult) -> dict[str, Floats]:
-    """Seconds of a step in each round, by role; `Block.seconds_per_sample` is over all devices of an arm."""
-    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
-    return {
-        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[0]
-    }
 
 
 def _share(times: Mapping[str, Floats], terms: Mapping[str, float]) -> Estimate:

@@ -5,7 +5,6 @@ second of one device. They are divided by what the same device did in a matrix p
 that need fewer operations than the definition (Winograd) can lift the share above 1.
 """
 
-import statistics
 from typing import Literal
 
 from paceline.tasks.formatting import number_text
@@ -47,9 +46,12 @@ def limit_share(train: TrainResult) -> LimitShare:
     """The share that a training reached, by its probe's step time where it has a probe."""
     if train.cost is None:
         return LimitShare(why_no_share=train.uncounted or "not counted")
-    rate = _samples_per_second(train)
+    if train.probe is not None:  # samples per second of one device
+        rate = 1 / train.probe.seconds_per_sample("candidate") / train.probe.candidate.num_devices
+    else:
+        rate = (steady_rate(train) or train.samples_per_second or 0.0) / train.world_size
     execution = train.plan or (train.probe.candidate if train.probe else None)
-    if execution is None or rate is None:
+    if execution is None or not rate:
         return LimitShare(why_no_share="no step was timed")
     precision = execution.precision
     flops = train.cost.training_flops * rate
@@ -79,16 +81,6 @@ def add_share(speedup: SpeedupResult, share: LimitShare) -> SpeedupResult:
     """The speedup with the share of the limit."""
     shares = {name: getattr(share, name) for name in ("of_limit", "of_bandwidth", "bound")}
     return speedup.model_copy(update=shares)
-
-
-def _samples_per_second(train: TrainResult) -> float | None:
-    """Of one device."""
-    if train.probe is not None:
-        blocks = [block for blocks in train.probe.rounds for block in blocks if block.arm == "candidate"]
-        seconds = statistics.median(block.seconds_per_sample for block in blocks)
-        return 1 / seconds / train.probe.candidate.num_devices
-    rate = steady_rate(train) or train.samples_per_second
-    return None if rate is None else rate / train.world_size
 
 
 def format_flops(rate: float) -> str:

@@ -55,8 +55,12 @@ class Level:
 
     def reach(self, hosts: Sequence[str]) -> float:
         """Distance from the expectation at which the median of new runs on these hosts is called a change."""
-        noise = SPANS[len(hosts)] + float(np.mean([self._noise_share(host) for host in hosts]))
-        spread = float(np.mean([(1 - self._weight(host)) ** 2 for host in hosts]))
+        weights = [(self._weight(host), self.hosts.get(host, (0.0, 1))[1]) for host in hosts]
+        of_levels = [
+            (weight**2 / number + (1 - weight) ** 2 / self.num_runs) * math.pi / 2 for weight, number in weights
+        ]
+        noise = SPANS[len(hosts)] + float(np.mean(of_levels))
+        spread = float(np.mean([(1 - weight) ** 2 for weight, _ in weights]))
         parts = (noise * self.noise**2, spread * (1 + math.pi / (2 * len(self.hosts))) * self.host_spread**2)
         variance = sum(parts)
         if variance == 0:
@@ -72,10 +76,6 @@ class Level:
         if not number or self.host_spread == 0:
             return 0.0
         return self.host_spread**2 / (self.host_spread**2 + self.noise**2 * math.pi / (2 * number))
-
-    def _noise_share(self, host: str) -> float:
-        weight, (_, number) = self._weight(host), self.hosts.get(host, (0.0, 1))
-        return (weight**2 / number + (1 - weight) ** 2 / self.num_runs) * math.pi / 2
 
 
 def level_of(runs: Sequence[Value]) -> Level:

@@ -19,6 +19,7 @@ from typing import Literal, TypeGuard
 import numpy as np
 from pydantic import Field
 
+from paceline.tasks.formatting import enumerate_words
 from paceline.tasks.measure.validity import MAX_FOREIGN_CORES
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
@@ -163,15 +164,15 @@ def judge(
         _Scale("data wait", margins.data_wait, "data wait"),
     )
     newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
-    judged = [scale.name for scale in scales if _is_judged(scale, newest, before)]
-    notes = _not_judged(scales, newest, before)
+    judged = [scale.name for scale in scales if _can_judge(scale, newest, before)]
+    notes = _reasons_not_to_judge(scales, newest, before)
     if not judged:
         text = "; ".join([gap or f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged", *notes])
         return RegressionVerdict(verdict="too few runs", text=text)
     changes = tuple(change for scale in scales if scale.name in judged and (change := _worst(scale, runs)) is not None)
     before = before[-WINDOW:]
     if not changes:
-        text = f"{_enumerate(judged)} as in the {len(before)} runs before it"
+        text = f"{enumerate_words(judged)} as in the {len(before)} runs before it"
         raw = _raw_change(newest, before)
         return RegressionVerdict(verdict="normal", text="; ".join([text, *raw, *notes]))
     grew = _grew(newest, before) if any(change.measure != "score" for change in changes) else None
@@ -199,12 +200,12 @@ def _since_gap(runs: Sequence[RunMetrics]) -> tuple[str, Sequence[RunMetrics]]:
     return "", runs
 
 
-def _is_judged(scale: "_Scale", newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
+def _can_judge(scale: "_Scale", newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
     hosts = [scale.group(run) for run in before if _value(run, scale.measure) is not None]
-    return _value(newest, scale.measure) is not None and scale.group(newest) in _known(hosts)
+    return _value(newest, scale.measure) is not None and scale.group(newest) in _hosts_to_judge_on(hosts)
 
 
-def _known(hosts: Sequence[str]) -> set[str]:
+def _hosts_to_judge_on(hosts: Sequence[str]) -> set[str]:
     """Hosts that a run can be judged on, from those of the runs before; none if they are too few.
 
     One host alone in the window says nothing of how hosts differ, so one that ran longer ago does not count.
@@ -215,7 +216,7 @@ def _known(hosts: Sequence[str]) -> set[str]:
     return set(hosts) if len(window) > 1 else window
 
 
-def _not_judged(scales: Sequence["_Scale"], newest: RunMetrics, before: Sequence[RunMetrics]) -> list[str]:
+def _reasons_not_to_judge(scales: Sequence["_Scale"], newest: RunMetrics, before: Sequence[RunMetrics]) -> list[str]:
     """Why a throughput that is known is not judged, and on which host nothing that depends on it is."""
     if len(before) < MIN_BEFORE or newest.throughput is None:
         return []
@@ -225,14 +226,10 @@ def _not_judged(scales: Sequence["_Scale"], newest: RunMetrics, before: Sequence
     if controls < MIN_BEFORE:
         timed = f"{controls} of the {len(before)} runs before it have timed their baseline"
         return [f"throughput is not judged: {timed}; from {MIN_BEFORE} on it is"]
-    if newest.host not in _known([run.host for run in before if _value(run, "throughput") is not None]):
+    if newest.host not in _hosts_to_judge_on([run.host for run in before if _value(run, "throughput") is not None]):
         names = [scale.name for scale in scales if scale.measure != "score"]
-        return [f"{_enumerate(names)} are not judged: the runs before it were not on {newest.host}"]
+        return [f"{enumerate_words(names)} are not judged: the runs before it were not on {newest.host}"]
     return []
-
-
-def _enumerate(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def is_measure(run: RunMetrics) -> bool:
@@ -259,9 +256,9 @@ def _worst(scale: _Scale, runs: Sequence[RunMetrics]) -> Change | None:
     for span in SPANS:
         first = len(earlier) - (span - 1)
         before = [(scale.group(run), badness) for run, badness in earlier[: max(0, first)] if is_measure(run)]
-        known = _known([host for host, _ in before])
+        judged_on = _hosts_to_judge_on([host for host, _ in before])
         newest = [*earlier[first:], measured[-1]]
-        if all(scale.group(run) in known for run, _ in newest):
+        if all(scale.group(run) in judged_on for run, _ in newest):
             change = _compare(scale, level_of(before[-WINDOW:]), newest)
             if change is not None:
                 return change
@@ -299,8 +296,10 @@ def _grew(newest: RunMetrics, before: Sequence[RunMetrics]) -> tuple[str, float,
     Seconds before are those at tonight's speed of the baseline, where it is known.
     """
     timed = [run for run in before if run.item_seconds]
+    controls = [(run.baseline_throughput, newest.baseline_throughput) for run in timed]
+    paces = [then / tonight if _is_rate(then) and _is_rate(tonight) else 1.0 for then, tonight in controls]
     usual = {
-        item: float(np.median([run.item_seconds.get(item, 0.0) * _pace(run, newest) for run in timed]))
+        item: float(np.median([run.item_seconds.get(item, 0.0) * pace for run, pace in zip(timed, paces, strict=True)]))
         for item in (newest.item_seconds if timed else ())
     }
     if not usual:
@@ -308,12 +307,6 @@ def _grew(newest: RunMetrics, before: Sequence[RunMetrics]) -> tuple[str, float,
     item = max(usual, key=lambda name: newest.item_seconds[name] - usual[name])
     now = newest.item_seconds[item]
     return (item, usual[item], now) if now > usual[item] else None
-
-
-def _pace(run: RunMetrics, newest: RunMetrics) -> float:
-    """Speed of the machine in a run over tonight's."""
-    before, now = run.baseline_throughput, newest.baseline_throughput
-    return before / now if _is_rate(before) and _is_rate(now) else 1.0
 
 
 def _describe_change(change: Change) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.tasks.formatting import enumerate_words
 from paceline.tasks.measure.paired_ratio import (
     Estimate,
     arm_ratio,
@@ -96,11 +97,12 @@ def speedup_result(
     compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
     if compiling:
         gains["compile"] = compiling
+    num_samples = probe.samples_per_step.get("candidate", probe.batch_size * probe.candidate.num_devices)
     facts = _Facts(
         probe=probe,
         ratio=ratio,
         efficiency=parallel_efficiency(probe.rounds, probe.candidate.num_devices),
-        step_seconds=_step_seconds(probe),
+        step_seconds=probe.seconds_per_sample("candidate") * num_samples,
         data_wait_fraction=train.data_wait_fraction if train else None,
         validity=validity,
         diagnosis=diagnose(probe),
@@ -111,6 +113,9 @@ def speedup_result(
         num_starts=min(len(earlier), MAX_STARTS) if borrowed else 0,
     )
     cause, typical = _cause(facts), typical_ratio(probe.rounds)
+    notes = _typical_step(inside, typical)
+    if diverged := [role for role in ("baseline", "candidate") if role in probe.diverged]:
+        notes += f" The loss of the {' and the '.join(diverged)} diverged, so the ratio is not that of trainings."
     return SpeedupResult(
         ratio=ratio.value,
         low=ratio.low,
@@ -128,16 +133,15 @@ def speedup_result(
         efficiency=facts.efficiency.value if facts.efficiency else None,
         efficiency_low=facts.efficiency.low if facts.efficiency else None,
         efficiency_high=facts.efficiency.high if facts.efficiency else None,
-        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}."
-        f"{_typical_step(inside, typical)}{_divergence(probe)}",
+        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}.{notes}",
         diverged=probe.diverged,
         cause=cause,
         baseline=probe.baseline.label,
         candidate=probe.candidate.label,
         baseline_arithmetic=probe.arithmetic.get("baseline"),
         candidate_arithmetic=probe.arithmetic.get("candidate"),
-        baseline_samples_per_second=1 / _median_seconds(probe, "baseline"),
-        candidate_samples_per_second=1 / _median_seconds(probe, "candidate"),
+        baseline_samples_per_second=1 / probe.seconds_per_sample("baseline"),
+        candidate_samples_per_second=1 / probe.seconds_per_sample("candidate"),
         contaminated=facts.validity.contaminated,
         validity=facts.validity,
         shares=facts.diagnosis.intervals if facts.diagnosis else {},
@@ -164,17 +168,6 @@ def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[
                 if gain is not None and ends == (getattr(baseline, name), getattr(candidate, name)):
                     gains[name] = gain
     return gains
-
-
-def _median_seconds(probe: ProbeResult, role: str) -> float:
-    return plain_statistics.median(
-        block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == role
-    )
-
-
-def _step_seconds(probe: ProbeResult) -> float:
-    samples = probe.samples_per_step.get("candidate", probe.batch_size * probe.candidate.num_devices)
-    return _median_seconds(probe, "candidate") * samples
 
 
 def _cause(facts: _Facts) -> Cause:
@@ -232,11 +225,6 @@ def _typical_step(ratio: Estimate, typical: Estimate | None) -> str:
     )
 
 
-def _divergence(probe: ProbeResult) -> str:
-    arms = [role for role in ("baseline", "candidate") if role in probe.diverged]
-    return f" The loss of the {' and the '.join(arms)} diverged, so the ratio is not that of trainings." if arms else ""
-
-
 def _evidence(facts: _Facts) -> str:
     num_rounds = len(facts.probe.rounds)
     rounds = f"{num_rounds} paired round" + ("s" if num_rounds > 1 else "")
@@ -278,7 +266,7 @@ def _effect(facts: _Facts) -> str:
         return ""
     parts = _differences(baseline, candidate)
     alone = len(parts) == 1
-    what = _enumerate(list(parts.values())) + ("" if alone else " together")
+    what = enumerate_words(list(parts.values())) + ("" if alone else " together")
     if not facts.ratio.significant:
         effect = f"{what} make{'s' if alone else ''} no difference here"
     elif facts.ratio.value > 1:
@@ -286,11 +274,7 @@ def _effect(facts: _Facts) -> str:
     else:
         effect = f"slower with {what}"
     singly = [f"{parts[name]} {_gain(gain)}" for name, gain in facts.gains.items() if name in parts]
-    return f"{effect}, alone {_enumerate(singly)}; " if singly and not alone else f"{effect}; "
-
-
-def _enumerate(words: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return f"{effect}, alone {enumerate_words(singly)}; " if singly and not alone else f"{effect}; "
 
 
 def _gain(gain: Estimate) -> str:

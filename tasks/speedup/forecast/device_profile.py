@@ -4,7 +4,6 @@ All is taken relative to the profiled execution, round by round, so that what sl
 absolute time, the median of the profiled execution, gives the scale.
 """
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
@@ -17,11 +16,8 @@ from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Int
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
     """Step times of the arms on one device that differ from the baseline in their batch size alone."""
     base = probe.baseline
-    per_sample = statistics.median(
-        block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == "baseline"
-    )
     base_size = probe.samples_per_step["baseline"]
-    scale = per_sample * base_size
+    scale = probe.seconds_per_sample("baseline") * base_size
     points = [ProfilePoint(batch_size=base_size, seconds=Interval(value=scale, low=scale, high=scale))]
     for role, arm in ({"candidate": probe.candidate} | probe.others).items():
         if arm.model_copy(update={"batch_size": base.batch_size}) != base:

@@ -34,15 +34,14 @@ def summarise_arms(
     trainings: StudyRuns, target: float | None = None, price: float | None = None
 ) -> tuple[ArmSummary, ...]:
     """Summarise each arm of a study."""
-    logs = {arm.name: _comparable_logs(trainings, arm) for arm in trainings.arms if not arm.is_baseline}
+    logs = {}
+    for arm in trainings.arms:
+        baseline = trainings.baseline(arm)
+        verdict = trainings.verdict(arm, baseline)
+        if not arm.is_baseline and verdict is not None and verdict.matches:
+            logs[arm.name] = log_ratios(trainings.pairs(arm, baseline), steady)
     p_values = adjust(logs)
     return tuple(_summary(trainings, arm, target, price, p_values.get(arm.name)) for arm in trainings.arms)
-
-
-def _comparable_logs(trainings: StudyRuns, arm: StudyArm) -> list[float]:
-    baseline = trainings.baseline(arm)
-    verdict = trainings.verdict(arm, baseline)
-    return log_ratios(trainings.pairs(arm, baseline), steady) if verdict is not None and verdict.matches else []
 
 
 def _summary(
@@ -56,7 +55,11 @@ def _summary(
     significant = ratio.significant if ratio else None
     if significant and p_value is not None:
         significant = p_value <= FAMILY_LEVEL
-    again = None if arm.is_baseline else as_interval(trainings.fresh.ratio(arm, baseline, steady)[0])
+    fresh, confirmed = None, None
+    if not arm.is_baseline:
+        fresh = as_interval(trainings.fresh.ratio(arm, baseline, steady)[0])
+        if any(run.arm == arm.name and run.is_fresh for run in trainings.runs):
+            confirmed = fresh is not None and fresh.low is not None and fresh.low > 1
     even = break_even(trainings.of(baseline), runs) if ratio and significant else None
     difference, verdict = _parity(trainings, arm, baseline)
     epoch = median_known([run.epoch_seconds for run in runs])
@@ -80,8 +83,8 @@ def _summary(
         num_pairs=num_pairs,
         significant=significant,
         p_value=p_value,
-        confirmation=again,
-        confirmed=_is_confirmed(trainings, arm, again),
+        confirmation=fresh,
+        confirmed=confirmed,
         end_to_end_ratio=as_interval(total_ratio),
         break_even_epochs=even.value if even else None,
         break_even_low=even.low if even else None,
@@ -120,12 +123,6 @@ def winner(arms: Sequence[ArmSummary], group: str) -> ArmSummary | None:
     baseline = next((arm for arm in members if arm.arm.is_baseline and arm.num_done), None)
     best = max(faster, key=lambda arm: arm.ratio.value if arm.ratio else 0.0, default=None)
     return baseline if best is None or best.confirmed is False else best
-
-
-def _is_confirmed(trainings: StudyRuns, arm: StudyArm, again: Interval | None) -> bool | None:
-    if arm.is_baseline or not any(run.arm == arm.name and run.is_fresh for run in trainings.runs):
-        return None
-    return again is not None and again.low is not None and again.low > 1
 
 
 def _asked_devices(arm: StudyArm) -> int:

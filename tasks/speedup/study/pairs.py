@@ -42,8 +42,8 @@ class StudyRuns:
     @property
     def fresh(self) -> "StudyRuns":
         """Trainings that measure winners again, as a study of their own."""
-        again = [run.model_copy(update={"is_fresh": False}) for run in self.runs if run.is_fresh]
-        return StudyRuns(self.arms, again)
+        fresh = [run.model_copy(update={"is_fresh": False}) for run in self.runs if run.is_fresh]
+        return StudyRuns(self.arms, fresh)
 
     def baseline(self, arm: StudyArm) -> StudyArm:
         """The arm that the others of its group are divided by."""

@@ -22,7 +22,7 @@ COST_FREE_SETTINGS = {
 """Settings of a recipe that do not change what a step costs."""
 
 
-class AutotuneCache:
+class AutotuneCache(MeasurementCache[AutotuneResult]):
     """The autotuning result for one kind of work, on one kind of hardware, with these versions."""
 
     def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet) -> None:
@@ -40,14 +40,13 @@ class AutotuneCache:
             "versions": {name: version(name) for name in ("torch", "lightning", "numpy")},
             "code": [code_fingerprint(), *(package.identity for package in config.packages)],
         }
-        self._cache = MeasurementCache(home, facts, AutotuneResult)
-
-    def find(self) -> AutotuneResult | None:
-        """The result of an earlier training; None without a readable one."""
-        return self._cache.find()
+        super().__init__(home, facts, AutotuneResult)
 
     def keep(self, result: AutotuneResult | None, *, even_contaminated: bool = False) -> None:
         """Save a new result; a contaminated one only with `even_contaminated`."""
-        if result is None or (result.validity.contaminated and not even_contaminated) or result == self.find():
-            return
-        self._cache.keep(result)
+        if (
+            result is not None
+            and not (result.validity.contaminated and not even_contaminated)
+            and result != self.find()
+        ):
+            super().keep(result)

@@ -4,7 +4,6 @@ An execution replaces the best one before it only when it is faster with confide
 among several arms would otherwise prefer the luckiest. A compiled one must win back its compile time over the training.
 """
 
-import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -32,7 +31,8 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
     note = " (while other programs used the machine)" if contaminated else ""
     reasons = dict(plan.reasons)
     for name in names:
-        figures = _figures(search, name, getattr(plan, name))
+        notes = list(_timing_notes(search, name, getattr(plan, name)))
+        figures = "; ".join(note for candidate, note in notes if candidate == notes[-1][0])  # the last one is the best
         if name in changes:
             reason = f"timed before training{note}: {figures or 'with other settings, ' + best.label}"
             reasons[name] = Choice(value=changes[name], reason=reason)
@@ -144,17 +144,11 @@ def changes_between(before: Arm, after: Arm) -> dict[str, Any]:
 
 def step_seconds(probe: ProbeResult, role: str) -> float:
     """Median seconds of a step of an arm."""
-    per_sample = [block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == role]
-    return statistics.median(per_sample) * probe.samples_per_step[role]
-
-
-def _figures(search: AutotuneResult, name: str, planned: object) -> str:
-    """Speeds of the arms that differ from their candidate in this setting only; the last candidate is the best."""
-    notes = [*_timing_notes(search, name, planned)]
-    return "; ".join(note for candidate, note in notes if candidate == notes[-1][0])
+    return probe.seconds_per_sample(role) * probe.samples_per_step[role]
 
 
 def _timing_notes(search: AutotuneResult, name: str, planned: object) -> Iterator[tuple[Arm, str]]:
+    """Candidates, with the speeds of the arms that differ from them in this setting only."""
     for slow in search.slower:
         if changes_between(slow.candidate, slow.arm).keys() == {name}:
             value, before = getattr(slow.arm, name), getattr(slow.candidate, name)

@@ -211,8 +211,8 @@ class _AutotuneSession:
                 for arm in layer_arms(plan)
                 if can_capture(plan.model_copy(update={"precision": arm.precision}))
             ]
-            others = {arm.label: arm for arm in layers_again if arm != best}
-            best = self.again(best, dict(list(others.items())[:num_affordable]))
+            eager = {arm.label: arm for arm in layers_again if arm != best}
+            best = self.again(best, dict(list(eager.items())[:num_affordable]))
         if "compile" in plan.reasons and not plan.activation_checkpointing and self.can_compile():
             self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
 
@@ -268,10 +268,10 @@ class _AutotuneSession:
             return None
         started, reason = None, ""
         try:
-            with ExitStack() as own:
-                runner = self.bench.runner(own, arm)
+            with ExitStack() as of_arm:
+                runner = self.bench.runner(of_arm, arm)
                 started = runner, self._first_step(runner)
-                stack.push(own.pop_all())
+                stack.push(of_arm.pop_all())
         except Exception as error:
             is_alone = not distributed.is_initialized() and arm.compile not in CAPTURED
             may_go_on = is_alone if is_out_of_memory(error) else arm.compile != "off"

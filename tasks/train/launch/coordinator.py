@@ -247,7 +247,7 @@ class _Attempts:
             logger.warning("Not enough memory for the set; streaming it")
             return True
         is_new = arm is not None and arm not in self._left_out
-        if job.measurement is not None and not (is_new and _is_optional(arm, job.measurement)):
+        if job.measurement is not None and not (is_new and job.measurement.is_optional(arm)):
             raise RankError(f"{error}; use a smaller recipe.batch_size", error.rank, error.rank_traceback, final=True)
         self._searches_again = is_new and stage == "search"
         if arm is not None and is_new:
@@ -307,12 +307,6 @@ class _Attempts:
             if path.exists():
                 return kind.model_validate_json(path.read_text(encoding="utf-8"))
         return None
-
-
-def _is_optional(arm: str | None, measurement: Measurement) -> bool:
-    """Whether a measurement may leave out the arm of this label."""
-    needed = {each.label for role, each in measurement.arms.items() if role in ("baseline", "candidate")}
-    return arm not in needed and (measurement.can_leave_out or not measurement.arms)
 
 
 def _describe_smaller_group(config: Config, num_ranks: int) -> str:

@@ -57,12 +57,12 @@ def part_path(path: Path, rank: int, world_size: int) -> Path:
 
 def parts_of(path: Path) -> list[Path]:
     """The parts of a sharded checkpoint in the order of the ranks; empty if one is missing."""
-    found = list(path.glob("part-*-of-*.pt"))
-    if not found:
+    files = list(path.glob("part-*-of-*.pt"))
+    if not files:
         return []
-    num_parts = int(found[0].stem.rpartition("-")[2])
+    num_parts = int(files[0].stem.rpartition("-")[2])
     parts = [part_path(path, rank, num_parts) for rank in range(num_parts)]
-    return parts if all(part in found and digest_path(part).is_file() for part in parts) else []
+    return parts if all(part in files and digest_path(part).is_file() for part in parts) else []
 
 
 def digest_path(path: Path) -> Path:

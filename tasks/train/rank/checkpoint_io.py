@@ -68,8 +68,8 @@ def load_full(path: Path) -> dict[str, Any]:
 
 def load_rest(path: Path) -> dict[str, Any]:
     """Read what of a checkpoint is not sharded."""
-    rest: dict[str, Any] = load(parts_of(path)[0])["rest"] if path.is_dir() else load(path)
-    return rest
+    unsharded: dict[str, Any] = load(parts_of(path)[0])["rest"] if path.is_dir() else load(path)
+    return unsharded
 
 
 class AtomicCheckpointIO(CheckpointIO):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -66,8 +65,8 @@ class ShardedStrategy(ModelParallelStrategy):
         self.barrier()
         path.mkdir(parents=True, exist_ok=True)
         rows: Rows = {}
-        rest = split_off_rows(checkpoint, (), rows)
-        part = {"rows": rows, "rest": rest if rank == 0 else {}}
+        unsharded = split_off_rows(checkpoint, (), rows)
+        part = {"rows": rows, "rest": unsharded if rank == 0 else {}}
         self._written = self._executor.submit(write_with_digest, part_path(path, rank, self.world_size), part)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
@@ -77,7 +76,14 @@ class ShardedStrategy(ModelParallelStrategy):
             return super().load_checkpoint(path, weights_only)
         assert self.model is not None
         mesh, device = self.device_mesh["data_parallel"], self.root_device
-        checkpoint = join(path, lambda read, num_rows: _shard(read, num_rows, mesh, device))
+
+        def shard(read: Callable[[int, int], torch.Tensor], num_rows: int) -> torch.Tensor:
+            shape = torch.Size((num_rows, *read(0, 0).shape[1:]))
+            (num_own, *_), (start, *_) = compute_local_shape_and_global_offset(shape, mesh, (Shard(0),))
+            rows, stride = read(start, start + num_own).to(device), torch.empty(shape, device="meta").stride()
+            return DTensor.from_local(rows, mesh, (Shard(0),), run_check=False, shape=shape, stride=stride)
+
+        checkpoint = join(path, shard)
         self.model.load_state_dict(checkpoint["state_dict"])
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
@@ -92,14 +98,3 @@ class ShardedStrategy(ModelParallelStrategy):
     def _wait(self) -> None:
         if self._written is not None:
             self._written.result()
-
-
-def _shard(
-    read: Callable[[int, int], torch.Tensor], num_rows: int, mesh: DeviceMesh, device: torch.device
-) -> torch.Tensor:
-    """This rank's rows of a tensor, as a part of the sharded one."""
-    shape = torch.Size((num_rows, *read(0, 0).shape[1:]))
-    (num_own, *_), (start, *_) = compute_local_shape_and_global_offset(shape, mesh, (Shard(0),))
-    rows = read(start, start + num_own).to(device)
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(rows, mesh, (Shard(0),), run_check=False, shape=shape, stride=stride)

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 import torch
 
 from paceline.conf.execution import CAPTURED
-from paceline.tasks.errors import CaptureError, one_line
+from paceline.tasks.errors import CaptureError, causes_of, one_line
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.training import CompileStats
@@ -147,9 +147,7 @@ class CapturedStep:
 
 def capture_error(error: BaseException | None) -> CaptureError | None:
     """The failed recording behind an error, which may be of what was done on the device afterwards."""
-    while error is not None and not isinstance(error, CaptureError):
-        error = error.__cause__ or error.__context__
-    return error
+    return next((cause for cause in causes_of(error) if isinstance(cause, CaptureError)), None)
 
 
 def _tensors(batch: Batch) -> dict[str, torch.Tensor]:

@@ -79,7 +79,7 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> No
     if precision == "bf16-mixed":
         rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     _, *layers = network.modules()
-    large = [layer for layer in layers if _num_own(layer) >= UNIT_PARAMETERS]
+    large = [layer for layer in layers if sum(map(torch.numel, layer.parameters(recurse=False))) >= UNIT_PARAMETERS]
     small: list[nn.Module] = [each for each in layers if isinstance(each, ROUNDED_LAYERS) and each not in large]
     if small and rounded is not exact:  # in one message
         fully_shard(small, mesh=mesh, mp_policy=rounded, reshard_after_forward=False)
@@ -94,10 +94,6 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> No
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")  # gloo has no mean (torch 2.13)
-
-
-def _num_own(layer: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in layer.parameters(recurse=False))
 
 
 def gather_full_weights(network: nn.Module, replica: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import torch
 
-from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError
+from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError, causes_of
 from paceline.tasks.model.batch import Batch, take_samples
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|\bCU[A-Z]+_[A-Z_]*ALLOC[A-Z]*_FAILED")
@@ -34,13 +34,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
     The cause may be behind others: the end of an interrupted CUDA graph recording fails as well.
     """
-    while error is not None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryLimitError, MeasureMemoryError)):
-            return True
-        if isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(cause, (torch.OutOfMemoryError, MemoryLimitError, MeasureMemoryError))
+        or (isinstance(cause, RuntimeError) and _OUT_OF_MEMORY.search(str(cause)) is not None)
+        for cause in causes_of(error)
+    )
 
 
 def raise_if_out_of_memory(error: Exception, what: str, num_samples: int, device: torch.device) -> None:
@@ -53,6 +51,6 @@ def raise_if_out_of_memory(error: Exception, what: str, num_samples: int, device
 
 def oom_sample_count(error: BaseException | None) -> int | None:
     """The number of samples of the training's pass that ran out of memory and caused `error`; None for other errors."""
-    while error is not None and not isinstance(error, (MemoryLimitError, MeasureMemoryError)):
-        error = error.__cause__ or error.__context__
-    return error.num_samples if isinstance(error, MemoryLimitError) else None
+    limits = (cause for cause in causes_of(error) if isinstance(cause, (MemoryLimitError, MeasureMemoryError)))
+    first = next(limits, None)
+    return first.num_samples if isinstance(first, MemoryLimitError) else None

@@ -30,10 +30,12 @@ def set_arithmetic(precision: Precision, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    wanted = "tf32" if precision == "tf32" else "ieee"
+    arithmetic = "tf32" if precision == "tf32" else "ieee"
     cudnn: Any = torch.backends.cudnn
     switches = (cudnn, cudnn.conv, cudnn.rnn)
-    if cudnn.benchmark and {switch.fp32_precision for switch in (*switches, torch.backends.cuda.matmul)} == {wanted}:
+    if cudnn.benchmark and {switch.fp32_precision for switch in (*switches, torch.backends.cuda.matmul)} == {
+        arithmetic
+    }:
         return
     # torch's older and newer switches must agree: reading an older one, as Lightning, the profiler and Inductor do, is
     # an error where the newer one alone was set (torch 2.13).
@@ -42,7 +44,7 @@ def set_arithmetic(precision: Precision, device: torch.device) -> None:
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         cudnn.allow_tf32 = precision == "tf32"
     for switch in switches:
-        switch.fp32_precision = wanted
+        switch.fp32_precision = arithmetic
     cudnn.benchmark = True
 
 
