@@ -26,15 +26,8 @@ TRAIN_KEYS = (
     *("resumed_from", "data_wait_fraction", "wall_seconds", "restarts", "compile", "cost", "limit"),
 )
 DATASET_KEYS = (
-    "fingerprint",
-    "num_train",
-    "num_validation",
-    "num_test",
-    "num_rejected",
-    "reused",
-    "seconds",
-    "storage",
-    "stored_size",
+    *("fingerprint", "num_train", "num_validation", "num_test", "num_rejected"),
+    *("reused", "seconds", "storage", "stored_size"),
 )
 
 

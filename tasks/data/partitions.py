@@ -52,9 +52,7 @@ def list_partitions(function: Callable[[P], R], partitions: Sequence[P]) -> Iter
 
         def submit(number: int) -> Future[tuple[int, R]]:
             key = f"list-{number}-{uuid4().hex}"
-            return client.submit(
-                _call_with_number, function, number, partitions[number], key=key, pure=False, retries=RETRIES
-            )
+            return client.submit(_call, function, number, partitions[number], key=key, pure=False, retries=RETRIES)
 
         with closing(iter_results(client, range(len(partitions)), submit)) as results:
             for number, result in results:
@@ -64,7 +62,7 @@ def list_partitions(function: Callable[[P], R], partitions: Sequence[P]) -> Iter
                     following += 1
 
 
-def _call_with_number(function: Callable[[P], R], number: int, partition: P) -> tuple[int, R]:
+def _call(function: Callable[[P], R], number: int, partition: P) -> tuple[int, R]:
     return number, function(partition)
 
 
