@@ -135,7 +135,7 @@ def _below_peers(rates: Mapping[str, float], peers: list[dict[str, float]]) -> l
 def _judge_links(links: Iterable[LinkFigures], last: Iterable[LinkFigures]) -> Finding:
     listed = sorted(links, key=lambda link: link.bytes_per_second)
     before = {link.devices: {LINK: link.bytes_per_second} for link in last}
-    slow = []
+    slow: list[str] = []
     for link in listed:
         rates = {LINK: link.bytes_per_second}
         peers = [{LINK: other.bytes_per_second} for other in listed if other != link and _reach(other) == _reach(link)]

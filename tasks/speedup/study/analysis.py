@@ -55,7 +55,8 @@ def _summary(
     significant = ratio.significant if ratio else None
     if significant and p_value is not None:
         significant = p_value <= FAMILY_LEVEL
-    fresh, confirmed = None, None
+    fresh: Interval | None = None
+    confirmed: bool | None = None
     if not arm.is_baseline:
         fresh = as_interval(trainings.fresh.ratio(arm, baseline, steady)[0])
         if any(run.arm == arm.name and run.is_fresh for run in trainings.runs):
