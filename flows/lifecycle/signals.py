@@ -13,8 +13,6 @@ from functools import wraps
 from types import FrameType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from paceline.tasks.errors import causes_of
-
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
@@ -57,8 +55,14 @@ def _origin(error: BaseException) -> BaseException | None:
     """The exception of a signal among the causes of an error; None if there is none."""
     from prefect.exceptions import TerminationSignal  # late: `paceline --help` does not import Prefect
 
-    signals = (KeyboardInterrupt, SystemExit, TerminationSignal)
-    return next((cause for cause in causes_of(error) if isinstance(cause, signals)), None)
+    cause: BaseException | None = error
+    visited: set[int] = set()
+    while cause is not None and id(cause) not in visited:
+        if isinstance(cause, KeyboardInterrupt | SystemExit | TerminationSignal):
+            return cause
+        visited.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def stop_on_signal(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
