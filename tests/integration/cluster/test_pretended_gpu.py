@@ -446,12 +446,14 @@ def exclusive(with_gpu, tmp_path):
     return with_gpu | {"PRETENDED_CONTEXTS": str(tmp_path / "contexts"), "PRETENDED_COMPUTE_MODE": "3"}
 
 
+@pytest.mark.slow
 def test_a_rank_is_alone_on_its_gpu(call, exclusive):
     found = call("run", "digits", *FIXED, "execution.accelerator=gpu", "cluster.kind=local_cuda", **exclusive)
     assert found["speedup"]["validity"]["foreign_device_processes"] == 0
     assert len(list(Path(exclusive["PRETENDED_CONTEXTS"]).iterdir())) >= 1
 
 
+@pytest.mark.slow
 def test_a_slow_device_sets_the_throughput_and_not_the_rate_of_launches(call, with_gpu):
     """A step is one launch, and its kernels take longer than the host does."""
     given = with_gpu | {"PRETENDED_KERNEL_MICROSECONDS": "3000"}

@@ -37,7 +37,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "webdataset"]
+
+
+@pytest.mark.parametrize("kind", ["webdataset", *SLOW])
 def test_a_run_learns_from_it(call, tmp_path, kind):
     preset, make, more = KINDS[kind]
     make(tmp_path)

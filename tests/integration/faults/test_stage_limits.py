@@ -49,14 +49,14 @@ def set_reader(delay=0.0, failing=None, tries=None, times=0):
     original = getattr(reading, "plain_reader", reading._read_local)
     reading.plain_reader = original
 
-    def read(path):
+    def read(path, file):
         time.sleep(delay)
         if failing and path.endswith(failing):
             with Path(tries).open("ab") as stream:
                 stream.write(b".")
             if Path(tries).stat().st_size <= times:
                 raise ConnectionError("the server has hung up")
-        return original(path)
+        return original(path, file)
 
     reading._read_local = read
 

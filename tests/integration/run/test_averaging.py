@@ -47,6 +47,7 @@ def test_the_saved_weights_are_the_average_and_the_checkpoint_has_both(uninterru
             assert not torch.allclose(tensor, state[f"network.{name}"]), name
 
 
+@pytest.mark.slow
 def test_small_images_are_another_training_and_the_average_is_not(make_job, cluster_address, uninterrupted):
     job, first = uninterrupted
     only_average = train_group(make_job(*GROWING, "recipe.progressive_size=null"), cluster_address)

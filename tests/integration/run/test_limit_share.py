@@ -91,6 +91,7 @@ def planted(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_known_is_not_measured_again_and_needs_no_probe(call, planted):
     summary = call("run", "digits", *SMALL, "speedup.baseline=none", PACELINE_HOME=str(planted))
     assert summary["train"]["limit"]["device_name"] == "planted"

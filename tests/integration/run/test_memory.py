@@ -61,6 +61,7 @@ def test_what_was_asked_for_and_does_not_fit_is_an_error_with_its_remedy(make_jo
         train_group(job, cluster_address)
 
 
+@pytest.mark.slow
 def test_an_update_without_memory_is_taken_again_from_the_newest_checkpoint(make_job, cluster_address):
     """It was half done: the weights in memory are neither the old ones nor the new."""
     job = make_job("execution.checkpoint_steps=10")
@@ -93,6 +94,7 @@ def test_a_set_that_does_not_fit_into_memory_is_streamed(make_job, cluster_addre
 PROBED = ("speedup.baseline=probe", "speedup.max_seconds=2", "speedup.diagnose=true")
 
 
+@pytest.mark.slow
 def test_an_arm_without_memory_is_left_out_of_the_probe_with_its_reason(make_job, cluster_address):
     job = make_job(*PROBED)
     with planted(cluster_address, "rank-0=0", ARM_COPY="synthetic_input"):
