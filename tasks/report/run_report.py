@@ -101,7 +101,7 @@ def _interval(speedup: SpeedupResult) -> str:
     if speedup.ratio is None or speedup.low is None or speedup.high is None:
         return ""
     low, high = (format_ratio(end, speedup.ratio) for end in (speedup.low, speedup.high))
-    return f"{low} to {high} with 95 % confidence"
+    return " ".join(filter(None, (f"{low} to {high} with 95 % confidence", speedup.scope)))
 
 
 def _badge(speedup: SpeedupResult) -> tuple[str, str]:
