@@ -62,6 +62,7 @@ def busy(tmp_path, monkeypatch):
         lock.release()
 
 
+@pytest.mark.slow
 def test_a_device_in_use_is_not_measured(busy, tmp_path):
     measured = measure_devices(busy, Environment(), "auto")
     (device,) = measured.devices

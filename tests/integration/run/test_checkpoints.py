@@ -22,6 +22,7 @@ def undisturbed(make_job, cluster_address):
     return train_group(make_job(*LONG_EPOCH), cluster_address)
 
 
+@pytest.mark.slow
 def test_a_rank_killed_inside_its_first_epoch_costs_what_came_after_the_checkpoint(
     undisturbed, make_job, cluster_address
 ):
@@ -83,6 +84,7 @@ def test_what_is_asked_for_is_done_as_before(make_job, cluster_address, setting,
     assert "checkpoint_steps" not in result.plan.reasons
 
 
+@pytest.mark.slow
 def test_what_a_checkpoint_takes_decides_on_the_next(make_job, cluster_address):
     job = make_job()
     with planted(cluster_address, "rank-0=0", SAVE_SECONDS="0", SAVE_COST="2"):

@@ -100,6 +100,7 @@ def test_a_limit_that_is_known_is_not_measured_again_and_needs_no_probe(call, pl
 
 
 @pytest.mark.parametrize("name", ["hidden", "given"])
+@pytest.mark.slow
 def test_a_network_with_operators_of_its_own_has_no_share_unless_it_gives_its_operations(call, planted, name):
     site = planted / "site"
     install(site, "hidden", {"net": OPERATOR}, models={"hidden": "net:Hidden", "given": "net:Given"})

@@ -75,6 +75,7 @@ def test_an_update_without_memory_is_taken_again_from_the_newest_checkpoint(make
     assert result.losses[21:] == pytest.approx(alone.losses[21:], rel=0.2), "batch norms of half the samples"
 
 
+@pytest.mark.slow
 def test_a_set_that_does_not_fit_into_memory_is_streamed(make_job, cluster_address):
     job = make_job()
     assert job.plan.loading == "resident"
@@ -106,6 +107,7 @@ def test_an_arm_without_memory_is_left_out_of_the_probe_with_its_reason(make_job
     assert speedup_result(result.probe, result).ratio is not None
 
 
+@pytest.mark.slow
 def test_a_baseline_without_memory_leaves_no_ratio_and_a_reason(make_job, cluster_address):
     job = make_job(*PROBED)
     with planted(cluster_address, "rank-0=0", ARM_COPY="foreground"):

@@ -40,6 +40,7 @@ def test_a_short_training_computes_in_what_is_faster_here(make_job, cluster_addr
     assert result.search.probes[0].candidate.variant == "synthetic_input"
 
 
+@pytest.mark.slow
 def test_an_execution_that_its_probe_finds_slower_is_switched_before_the_first_step(make_job, cluster_address):
     """What an earlier search has found no longer holds here."""
     job = bf16_job(

@@ -69,6 +69,7 @@ def test_a_night_that_did_not_complete_is_sent(client, received):
     assert {message["text"] for message in received} == wanted
 
 
+@pytest.mark.slow
 def test_a_night_that_is_skipped_is_sent(client, received):
     """Prefect skips a run when it is to start, or when it has become late."""
     strategy = ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)

@@ -60,6 +60,7 @@ def end(process):
     assert process.returncode == 0, said
 
 
+@pytest.mark.slow
 def test_readers_never_meet_half_a_store(start, tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     readers = [start(code, uri) for code in (SEARCH, LOOK)]

@@ -215,6 +215,7 @@ def test_an_advice_limits_its_preparation_as_a_run_does(run):
     assert "limits.prepare_seconds=0.001" in told
 
 
+@pytest.mark.slow
 def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_server):
     from paceline.tasks.track.ui_views import view_of_runs
 

@@ -2,6 +2,7 @@ import socket
 import subprocess
 import sys
 
+import pytest
 from torch import distributed, nn
 
 from paceline.tasks.train.launch.supervisor import free_port
@@ -50,6 +51,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_ranks_wait_long_for_rank_0_alone_and_no_longer_in_training():
     port = free_port()
     command = [sys.executable, "-c", RANK]
