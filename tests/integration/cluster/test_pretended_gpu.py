@@ -21,6 +21,7 @@ FIXED = [
     "execution.loading=resident",
     "execution.precision=32-true",
     "execution.compile=off",
+    "execution.num_threads=1",  # the threads that `auto` measures to be faster decide on the last digits
     "data.image_size=16",
     "model.width=4",
     "model.depth=1",
