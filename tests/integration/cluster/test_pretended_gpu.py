@@ -361,8 +361,9 @@ def test_a_graph_that_auto_cannot_record_costs_a_restart_and_no_run(run, with_gp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("slow", "precision"), [("bf16+fp32=0.004", "tf32"), ("tf32+fp32=0.004", "bf16-mixed")])
-def test_auto_computes_in_what_is_faster_on_this_gpu(run, slow, precision):
+def test_auto_computes_in_what_is_faster_on_this_gpu(run, tmp_path, slow, precision):
     planted = {"PLANTED": WAITING["PLANTED"], "SLOW_ARITHMETIC": slow, "LAYER_SECONDS": "20"}  # this device is slow
+    planted["PACELINE_HOME"] = str(tmp_path)  # without the figures of the other device
     found = run("gpu", "execution.precision=auto", "speedup.baseline=none", "recipe.num_epochs=1", **planted)
     assert found["execution"]["precision"] == precision
     assert found["execution"]["arithmetic"].endswith("cudnn benchmark")
