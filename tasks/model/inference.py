@@ -13,6 +13,7 @@ from torch import nn
 
 from paceline.tasks.model.batch import Batch, take_samples
 from paceline.tasks.model.objectives import Outputs, Task
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -48,8 +49,8 @@ def predictions(
                         inputs_NCHW = task.inputs(part)
                         outputs_NK, targets_NT = network(inputs_NCHW.to(dtype))
                     outputs = outputs_NK.float(), None if targets_NT is None else targets_NT.float()
-                except torch.OutOfMemoryError:
-                    if len(part_N) == 1:
+                except RuntimeError as error:
+                    if len(part_N) == 1 or not is_out_of_memory(error):
                         raise
                     half = len(part_N) // 2
                     waiting.append((part_N[half:], take_samples(part, half, len(part_N))))

@@ -21,6 +21,7 @@ from paceline.tasks.data.loading.batch import Normalise, set_layout
 from paceline.tasks.files import private_directory
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.load import load_trained_model
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.model.transfer import reach_and_stride
 from paceline.tasks.predict.job import Parity, Settings, batch_size_for
 from paceline.tasks.predict.outputs import Arrays, asked_of, compare_outputs, with_head
@@ -128,8 +129,8 @@ class Predictor:
                 pixels = pixels.pin_memory().to(self._device, non_blocking=True)
             images = normalise(pixels, channels_last=self._channels_last).to(self._dtype)
             return tuple(output[:number].cpu() for output in self._call(images))
-        except torch.OutOfMemoryError:
-            if number == 1 or self._is_compiled:
+        except RuntimeError as error:
+            if number == 1 or self._is_compiled or not is_out_of_memory(error):
                 raise
         return None
 

@@ -27,6 +27,7 @@ from paceline.conf.execution import CAPTURED, Precision
 from paceline.tasks.errors import one_line
 from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.probe import ArmRunner, run_probe
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, SlowArm, Validity
 from paceline.tasks.train.autotune.choice import (
@@ -44,7 +45,6 @@ from paceline.tasks.train.plan import arm_of, can_capture
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, ArmBenchmark
 from paceline.tasks.train.step.cuda_graph import capture_error
-from paceline.tasks.train.step.micro_batches import is_out_of_memory
 
 LAYER_SECONDS = 2.0  # least time for the layers; in a longer training, `LAYER_SHARE` of its planned time
 LAYER_SHARE = 0.01

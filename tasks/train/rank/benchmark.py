@@ -16,6 +16,7 @@ from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import BASELINE, Arm, arithmetic_of
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
@@ -24,7 +25,6 @@ from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
-from paceline.tasks.train.step.micro_batches import is_out_of_memory
 
 NUM_WARM_UP = 3
 MAX_SWITCHES = 2  # times that a probe may switch the execution: to another arithmetic, then to another loading

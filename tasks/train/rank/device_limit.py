@@ -12,12 +12,12 @@ from paceline.tasks.errors import one_line
 from paceline.tasks.measure.device_limit import COPY_BYTES, limit_cache, measure_limit
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.flops import count_cost
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.train.rank.context import RankContext
-from paceline.tasks.train.step.micro_batches import is_out_of_memory
 
 ACTIVATION_BYTES: dict[Precision, int] = {"64-true": 8, "bf16-mixed": 2, "16-mixed": 2}
 """Least bytes of a stored value; 4 with other precisions."""

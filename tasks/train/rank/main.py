@@ -25,6 +25,7 @@ from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact, redact_logs
@@ -51,7 +52,7 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.cuda_graph import capture_error
-from paceline.tasks.train.step.micro_batches import is_out_of_memory, oom_sample_count
+from paceline.tasks.train.step.micro_batches import oom_sample_count
 
 
 def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None:

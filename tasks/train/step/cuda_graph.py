@@ -15,9 +15,9 @@ import torch
 from paceline.conf.execution import CAPTURED
 from paceline.tasks.errors import CaptureError, causes_of, one_line
 from paceline.tasks.model.batch import Batch
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.training import CompileStats
-from paceline.tasks.train.step.micro_batches import is_out_of_memory
 from paceline.tasks.train.step.train_step import Enter, TrainStep
 
 NUM_EAGER = 3  # steps before the recording, in which cuDNN chooses its algorithms and optimizers create their state

@@ -4,16 +4,13 @@ The loss of a batch is a mean over its samples. The loss of a pass is weighted b
 the passes is the loss of the batch, also where they differ in size.
 """
 
-import re
 from itertools import pairwise
 
 import torch
 
 from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError, causes_of
 from paceline.tasks.model.batch import Batch, take_samples
-
-_OUT_OF_MEMORY = re.compile(r"out of memory|\bCU[A-Z]+_[A-Z_]*ALLOC[A-Z]*_FAILED")
-"""How CUDA, NCCL, cuBLAS, cuDNN and their like report it; torch's own error is of its allocator alone."""
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 
 
 def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
@@ -27,18 +24,6 @@ def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
         return [batch]
     bounds = [num * part // number for part in range(number + 1)]
     return [take_samples(batch, start, stop) for start, stop in pairwise(bounds)]
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error is a device's want of memory, or was caused by one.
-
-    The cause may be behind others: the end of an interrupted CUDA graph recording fails as well.
-    """
-    return any(
-        isinstance(cause, (torch.OutOfMemoryError, MemoryLimitError, MeasureMemoryError))
-        or (isinstance(cause, RuntimeError) and _OUT_OF_MEMORY.search(str(cause)) is not None)
-        for cause in causes_of(error)
-    )
 
 
 def raise_if_out_of_memory(error: Exception, what: str, num_samples: int, device: torch.device) -> None:

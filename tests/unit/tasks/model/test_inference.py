@@ -13,16 +13,17 @@ from paceline.tasks.model.objectives import Classification
 
 
 class Limited(nn.Module):
-    """A network that a device has memory for with so many images; the error is torch's own."""
+    """A network that a device has memory for with so many images."""
 
-    def __init__(self, largest):
+    def __init__(self, largest, error=None):
         super().__init__()
         self.largest = largest
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory.")
         self.layer = nn.Linear(4, 3)
 
     def forward(self, images_NCHW):
         if len(images_NCHW) > self.largest:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise self.error
         return self.layer(images_NCHW.flatten(1)), None
 
 
@@ -31,9 +32,12 @@ def batch_of(number):
     return Batch(torch.rand(number, 1, 2, 2, generator=generator), torch.arange(number) % 3, None, None, 1.0)
 
 
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")], ids=["torch", "cudnn"]
+)
 @pytest.mark.parametrize("largest", [1, 3, 8])
-def test_a_batch_that_does_not_fit_becomes_two(largest):
-    network = Limited(11)
+def test_a_batch_that_does_not_fit_becomes_two(largest, error):
+    network = Limited(11, error)
     indices_N = np.arange(100, 111)
     (whole,) = predictions(network, [(indices_N, batch_of(11))], nullcontext(), Classification(3))
     network.largest = largest
@@ -47,3 +51,10 @@ def test_a_batch_that_does_not_fit_becomes_two(largest):
 def test_one_image_that_does_not_fit_is_an_error():
     with pytest.raises(torch.OutOfMemoryError):
         list(predictions(Limited(0), [(np.arange(4), batch_of(4))], nullcontext(), Classification(3)))
+
+
+def test_another_error_is_raised_at_once():
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError) as raised:
+        list(predictions(Limited(0, error), [(np.arange(4), batch_of(4))], nullcontext(), Classification(3)))
+    assert raised.value is error

@@ -110,9 +110,17 @@ def test_a_part_is_the_same_file_with_threads(listing, tmp_path, monkeypatch):
     assert files[0] == files[1]
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["torch", "cublas"],
+)
 @pytest.mark.parametrize("largest", [1, 3, 5])
-def test_a_batch_that_does_not_fit_is_halved_until_it_does(tmp_path, largest):
-    """The error is torch's own, raised where a device would raise it."""
+def test_a_batch_that_does_not_fit_is_halved_until_it_does(tmp_path, largest, error):
+    """The error is raised where a device would raise it."""
     settings = save_model(tmp_path / "model", Model(width=2, depth=1), ("a", "b"), (SIZE, SIZE, 3))
     model = Predictor(settings.model_copy(update={"batch_size": 16}))
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (40, SIZE, SIZE, 3), dtype=np.uint8)
@@ -122,7 +130,7 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(tmp_path, largest):
     def limited(images):
         sizes.append(len(images))
         if len(images) > largest:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise error
         return call(images)
 
     model._call = limited

@@ -10,11 +10,12 @@ from paceline.tasks.errors import MemoryLimitError
 from paceline.tasks.model import batch as batches
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step import benchmark_step
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
-from paceline.tasks.train.step.micro_batches import is_out_of_memory, oom_sample_count, split_into_micro_batches
+from paceline.tasks.train.step.micro_batches import oom_sample_count, split_into_micro_batches
 from paceline.tasks.train.step.precision import make_scaler
 from paceline.tasks.train.step.train_step import TrainStep
 
