@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -97,30 +97,34 @@ def _resend_lost_signals() -> Iterator[None]:
     before = sys.unraisablehook
 
     def hook(lost: UnraisableHookArgs, /) -> None:
-        may_send = threading.Event()  # a signal raised in here would be lost
-        try:
-            origin = _origin(lost.exc_value) if lost.exc_value is not None else None
-            if origin is None:
-                before(lost)
-                return
-            number = signal.SIGINT if isinstance(origin, KeyboardInterrupt) else signal.SIGTERM
+        origin = _origin(lost.exc_value) if lost.exc_value is not None else None
+        if origin is None:
+            before(lost)
+            return
+        number = signal.SIGINT if isinstance(origin, KeyboardInterrupt) else signal.SIGTERM
+        threading.Thread(target=send, args=(number,), daemon=True).start()
 
-            def send() -> None:
-                may_send.wait()
-                time.sleep(AGAIN_SECONDS)
-                main = threading.main_thread().ident
-                assert main is not None
-                signal.pthread_kill(main, number)  # interrupts a sleeping main thread
-
-            threading.Thread(target=send, daemon=True).start()
-        finally:
-            may_send.set()
+    def send(number: int) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        time.sleep(AGAIN_SECONDS)
+        while _runs(hook.__code__, sys._current_frames().get(main)):  # a signal raised in `hook` would be lost
+            time.sleep(0.001)
+        signal.pthread_kill(main, number)  # interrupts a sleeping main thread
 
     sys.unraisablehook = hook
     try:
         yield
     finally:
         sys.unraisablehook = before
+
+
+def _runs(code: CodeType, frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

@@ -261,18 +261,21 @@ def test_a_signal_whose_exception_is_lost_is_sent_again():
 
 
 SLOW_HOOK = """
-import threading
+import threading, time
 from paceline.flows.lifecycle import signals
 
 signals.AGAIN_SECONDS = 0.0
-begin = threading.Thread.start
 
-def start(thread):
-    begin(thread)
-    time.sleep(0.3)
+def waits(function):
+    def call(*arguments):
+        function(*arguments)
+        if threading.get_ident() == threading.main_thread().ident:
+            time.sleep(0.3)
 
-import time
-threading.Thread.start = start
+    return call
+
+threading.Thread.start = waits(threading.Thread.start)
+threading.Event.set = waits(threading.Event.set)
 """
 
 
