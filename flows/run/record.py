@@ -13,9 +13,9 @@ from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
+from paceline.tasks.speedup.amortisation import break_even_steps
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare
 from paceline.tasks.speedup.steady_state import steady_rate
-from paceline.tasks.speedup.verdict import break_even_steps
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
 from paceline.tasks.track.registry import describe_model

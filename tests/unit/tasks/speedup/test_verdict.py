@@ -7,8 +7,9 @@ from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import AutotuneResult, Validity
 from paceline.tasks.records.training import CompileStats
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.amortisation import break_even_steps
 from paceline.tasks.speedup.records import SpeedupResult
-from paceline.tasks.speedup.verdict import break_even_steps, format_ratio, speedup_result
+from paceline.tasks.speedup.verdict import format_ratio, speedup_result
 from tests.support.reports import BASELINE, CANDIDATE, make_probe, make_train
 
 TWO = CANDIDATE.model_copy(update={"num_devices": 2})
