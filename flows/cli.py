@@ -16,7 +16,20 @@ from typing import Any, NoReturn
 from paceline.conf.environment import quieten, set_verbosity
 from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_setting
 from paceline.conf.load import field_paths
-from paceline.flows.commands import advise, compare, doctor, lookup, no_gpu, predict, run, serve, study, sweep, ui
+from paceline.flows.commands import (
+    advise,
+    compare,
+    doctor,
+    evidence,
+    lookup,
+    no_gpu,
+    predict,
+    run,
+    serve,
+    study,
+    sweep,
+    ui,
+)
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
 from paceline.flows.lifecycle import signals as interrupt
 from paceline.tasks.errors import InputError, PacelineError, RankError
@@ -30,6 +43,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "advise": advise.COMMAND,
         "compare": compare.COMMAND,
         "hardware": compare.HARDWARE,
+        "evidence": evidence.COMMAND,
         "no-gpu": no_gpu.COMMAND,
     },
     "Use": {"predict": predict.COMMAND, "features": predict.FEATURES, "classify": predict.CLASSIFY},

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 class Tag:
     """Tags of a run, or of a registered version."""
 
+    ANALYSIS_PLAN = "paceline.analysis_plan"
+    """SHA-256 of the rules by which the probe is measured and judged, set before its first step."""
     ARM = "paceline.arm"
     BASELINE = "paceline.baseline"
     BASELINE_RUN_ID = "paceline.baseline_run_id"
@@ -203,6 +205,8 @@ class Artifact:
     CONFIG = "config.yaml"
     DEVICES = "devices.json"
     ENVIRONMENT = "environment.json"
+    EVIDENCE = "evidence.tar"
+    """Raw data behind the speedup, with a program that recomputes it (`paceline.tasks.speedup.evidence`)."""
     FACTS = "facts.json"
     """What decides whether two runs are comparable."""
     MODEL = "model"
@@ -211,11 +215,15 @@ class Artifact:
     PREDICTION_CHECK = "prediction_check.json"
     REJECTED = "rejected.jsonl"
     REPORT = "report.html"
+    STEPS = "steps.parquet"
+    """Time of each step of the probe."""
     STUDY = "study.json"
     STUDY_REQUEST = "study_request.json"
     SUMMARY = "summary.json"
     SWEEP = "sweep.json"
     SWEEP_REQUEST = "sweep_request.json"
+    WINDOWS = "windows.parquet"
+    """Seconds of the training steps between two reads of the loss."""
 
     @staticmethod
     def picture(name: str) -> str:

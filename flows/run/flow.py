@@ -3,6 +3,7 @@
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -31,11 +32,13 @@ from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.names import Tag
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.summary import summary_table
+from paceline.tasks.speedup.evidence.archive import analysis_plan
 from paceline.tasks.speedup.limit_share import add_share
 from paceline.tasks.speedup.prefect_tasks import account
-from paceline.tasks.track.run import RunHandle, log_dataset
+from paceline.tasks.track.run import RunHandle, log_dataset, set_tags
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.prefect_tasks import train
 
@@ -72,6 +75,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         with _mlflow_run(config, environment, checked, resume, workload) as handle:
             log_dataset(handle, prepared, config.data.source)
+            set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
             cache = AutotuneCache(environment.root, config, checked.hardware, prepared)
             options = {"resume": resume is not None, "search": cache.find(), "may_search": True}
             job = train_job(config, checked, prepared, handle.run_id, environment, **options)
@@ -84,7 +88,8 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 config, plan, prepared, trained, evaluated, workload, checked.hardware, checked.pretrained
             )
             if config.speedup.baseline in SELF_CONTAINED_BASELINES:
-                speedup = account(trained, checked.hardware.num_cores, history.earlier_ratios(outcome, handle))
+                outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle))
+                speedup = account(trained, checked.hardware.num_cores, outcome.earlier)
             else:
                 speedup = speedup_over_others(outcome, handle)
                 get_run_logger().info("%s", speedup.verdict)

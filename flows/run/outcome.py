@@ -31,6 +31,7 @@ class Outcome:
     hardware: Hardware
     pretrained: Pretrained | None = None  # initial weights; None for those of the seed
     speedup: SpeedupResult = field(default_factory=SpeedupResult)
+    earlier: tuple[float, ...] = ()  # ratios of earlier starts that `speedup` borrows the variance from
 
     @cached_property
     def series(self) -> str:

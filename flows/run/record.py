@@ -1,19 +1,26 @@
 """Records a run: the summary of `--json`, and everything in MLflow."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from prefect import get_run_logger
+
+from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.report_artifacts import log_report
 from paceline.flows.run.outcome import Outcome, Verdicts
-from paceline.tasks.files import sha256_of
+from paceline.tasks.errors import RunError
+from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.training import TrainResult
-from paceline.tasks.redact import redact
+from paceline.tasks.redact import redact, redact_tree
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
+from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.amortisation import break_even_steps
+from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files, find_steps, pack
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.track import run as tracking
@@ -78,10 +85,43 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     tracking.log_document(handle, Artifact.SUMMARY, summary)
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
     tracking.log_document(handle, Artifact.FACTS, outcome.facts)
+    _log_evidence(outcome, handle, summary, environment)
     if outcome.prepared.num_rejected:
         tracking.log_document(handle, Artifact.REJECTED, Path(outcome.prepared.path) / Artifact.REJECTED)
     for index, path in enumerate(outcome.trained.predictions):
         tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))
+
+
+def _log_evidence(outcome: Outcome, handle: RunHandle, summary: dict[str, Any], environment: dict[str, Any]) -> None:
+    """Store the raw data behind the speedup in the run's directory and in MLflow; nothing without a probe."""
+    trained, speedup, directory = outcome.trained, outcome.speedup, Environment().root / "runs" / handle.run_id
+    raw = find_steps(directory, trained.probe.steps) if trained.probe is not None else None
+    if raw is None:
+        return
+    validities = (speedup.validity, trained.validity if outcome.is_disturbed else None)
+    facts = {
+        "run_id": handle.run_id,
+        "workload": outcome.workload,
+        "contaminated": bool(speedup.contaminated) or outcome.is_disturbed,
+        "reasons": [reason for validity in validities if validity for reason in validity.reasons],
+        "earlier": outcome.earlier,
+        "world_size": trained.world_size,
+    }
+    published = {name: value for name, value in environment.items() if name not in ("diff", "hosts")}
+    published["settings"] = outcome.config.model_dump(mode="json")
+    documents = {
+        PLAN: analysis_plan(outcome.config.speedup),
+        Artifact.ENVIRONMENT: json.dumps(redact_tree(published), indent=1).encode(),
+    }
+    try:
+        files = evidence_files(raw, trained, facts, summary | {"rows": summary_table(summary)}, documents)
+    except RunError as error:
+        get_run_logger().warning("%s", error)
+        return
+    write_durably(directory / Artifact.EVIDENCE, pack(files))
+    tracking.log_document(handle, Artifact.EVIDENCE, directory / Artifact.EVIDENCE)
+    for name in (Artifact.STEPS, Artifact.WINDOWS):
+        tracking.log_document(handle, name, files[name])
 
 
 def log_model(outcome: Outcome, handle: RunHandle) -> None:

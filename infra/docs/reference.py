@@ -1,4 +1,4 @@
-"""The references of settings and commands, generated from the code: `infra/docs/generate`."""
+"""The generated pages, references of settings and commands and figures of the first run: `infra/docs/generate`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from infra.docs import figures
 from paceline.conf.config import Config
 from paceline.flows import cli
 
@@ -23,7 +24,7 @@ BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveM
 
 def pages() -> dict[Path, str]:
     """The generated pages by their paths."""
-    return {FOLDER / "settings.md": settings_page(), FOLDER / "cli.md": commands_page()}
+    return {FOLDER / "settings.md": settings_page(), FOLDER / "cli.md": commands_page(), **figures.pages()}
 
 
 def settings_page() -> str:

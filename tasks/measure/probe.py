@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
+from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import Block, ProbeResult, Validity
 
@@ -69,6 +70,7 @@ class Watch(Protocol):
 class _Link:
     agree: Agree
     clock: Clock
+    steps: StepTimes
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def run_probe(
     agree: Agree = identity,
     watch: Callable[[], Watch] | None = None,
     clock: Clock = time.perf_counter,
+    steps: StepTimes | None = None,
 ) -> ProbeResult:
     """Measure the arms against each other; the same result on every rank, but for the validity of its own host.
 
@@ -102,12 +105,13 @@ def run_probe(
         agree: Makes rank 0's value known to all ranks.
         watch: Begins to watch the machine; called before each attempt. Given on every rank or on none.
         clock: Seconds from any origin.
+        steps: Takes the time of each measured step.
 
     Raises:
         ValueError: "baseline" or "candidate" is missing.
         RunError: A step's time is not a positive finite number.
     """
-    link = _Link(agree, clock)
+    link = _Link(agree, clock, steps or StepTimes())
     started = clock()
     runners = {role: runners[role] for role in _in_order(runners)}
     step_seconds = {role: _warm_up(role, runner, link) for role, runner in runners.items()}
@@ -188,6 +192,7 @@ def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> in
 def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup, link: _Link) -> _Attempt:
     roles = tuple(runners)
     rounds: list[tuple[Block, ...]] = []
+    link.steps.start_attempt()
     started = link.clock()
     while True:
         order = order_of_round(roles, len(rounds))
@@ -228,7 +233,9 @@ def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: 
 
 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
+    started = time.time()
     steps = runner.run(num_steps)
+    link.steps.add(role, started, steps)
     counted = steps[1:] if len(steps) >= MIN_STEPS_TO_DROP_FIRST else steps
     seconds = _agree_on_seconds(role, plain_statistics.fmean(counted) if counted else 0.0, link)
     typical = _agree_on_seconds(role, plain_statistics.median(steps) if steps else 0.0, link)

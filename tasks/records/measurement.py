@@ -77,6 +77,8 @@ class ProbeResult(Record):
     """Of the machine during the probe, rank 0's host."""
     num_repeats: int = 0
     """Number of restarts of the probe because the machine was contaminated; the last attempt counts."""
+    steps: str | None = None
+    """SHA-256 of the file `steps.npz` with the time of each step; None where not recorded."""
 
     def seconds_per_sample(self, role: str) -> float:
         """Median over the blocks of an arm, which has at least one."""

@@ -102,6 +102,8 @@ class TrainResult(Record):
     windows: tuple[tuple[int, int, float], ...] = ()
     """(first step, number of steps, seconds) between two reads of the loss: training steps and their waits for data,
     without validation, checkpoints and logging. Rank 0's."""
+    window_samples: tuple[int, ...] = ()
+    """Training samples of each of `windows`, over all devices."""
     samples_per_epoch: int | None = None
     """Training samples, over all devices."""
     steps_per_epoch: int | None = None

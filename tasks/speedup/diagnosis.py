@@ -74,21 +74,26 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     Returns:
         None when the probe has none of these arms.
     """
-    weights = _weights(probe)
-    if not weights:
+    terms = share_terms(probe)
+    if not terms:
         return None
-    compute = _difference({"candidate": 1.0}, *weights.values())
     by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
     times = {
         role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[0]
     }
-    shares = {name: _share(times, terms) for name, terms in (weights | {"compute": compute}).items()}
+    shares = {name: _share(times, weights) for name, weights in terms.items()}
     largest_first = sorted(shares, key=lambda name: (name == "compute", -shares[name].value))
     return Diagnosis(
         shares=shares,
         sentences=tuple(_TEXTS[name].format(share=_percent(shares[name])) for name in largest_first),
         cause=_cause(shares),
     )
+
+
+def share_terms(probe: ProbeResult) -> dict[str, dict[str, float]]:
+    """For each share and the remainder, the weights of the arms' step times in it; empty without further arms."""
+    weights = _weights(probe)
+    return weights | {"compute": _difference({"candidate": 1.0}, *weights.values())} if weights else {}
 
 
 def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:

@@ -87,12 +87,20 @@ def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: in
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:
     """A JSON artifact of a run; None when it has none of that name."""
+    content = read_artifact(tracking_uri, run_id, name)
+    try:
+        return None if content is None else json.loads(content)
+    except ValueError:
+        return None
+
+
+def read_artifact(tracking_uri: str, run_id: str, name: str) -> bytes | None:
+    """An artifact of a run; None when it has none of that name."""
     client = MlflowClient(tracking_uri)
     with tempfile.TemporaryDirectory() as directory:
         try:
-            path = client.download_artifacts(run_id, name, directory)
-            return json.loads(Path(path).read_text(encoding="utf-8"))
-        except (MlflowException, OSError, ValueError):
+            return Path(client.download_artifacts(run_id, name, directory)).read_bytes()
+        except (MlflowException, OSError):
             return None
 
 

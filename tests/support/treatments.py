@@ -53,6 +53,7 @@ class Checked:
 AS_SERVICES = Checked(
     "tests/integration/services/test_services.py and test_services_nights.py run it, in a home of its own"
 )
+AS_EVIDENCE = Checked("tests/unit/tasks/speedup/evidence and tests/unit/flows/commands: a disturbed machine gives none")
 AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guides/extend.md and runs it")
@@ -117,6 +118,10 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline hardware --price H200=4.5 --html hardware.html": Checked(
         "tests/integration/services/test_nights.py asks for the table of its nights"
     ),
+    "paceline evidence RUN_ID -o run.tar": AS_EVIDENCE,
+    "paceline evidence --check run.tar": AS_EVIDENCE,
+    "tar -xf run.tar": AS_EVIDENCE,
+    "python evidence/recompute.py": AS_EVIDENCE,
     "paceline doctor": Told("doctor"),
     "export PREFECT_SERVER_ANALYTICS_ENABLED=false": Told("settings"),
     "export DO_NOT_TRACK=true": Told("settings"),

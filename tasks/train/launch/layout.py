@@ -26,6 +26,7 @@ SCRUBBED = frozenset(
     }
 )
 PROBE_FILE = "probe.json"  # file in rank 0's directory: its probe before training
+STEPS_FILE = "steps.npz"  # file in rank 0's directory: the time of each step of its probe
 SEARCH_FILE = "search.json"  # file in rank 0's directory: its autotuning result
 EXAMPLES_FILE = "examples.npz"  # file in rank 0's directory: example images of the test split with predictions
 

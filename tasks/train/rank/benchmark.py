@@ -14,13 +14,14 @@ from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import MeasureMemoryError
 from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
+from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import BASELINE, Arm, arithmetic_of
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
-from paceline.tasks.train.launch.layout import PROBE_FILE
+from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import RankContext
@@ -78,13 +79,14 @@ class ArmBenchmark:
 
     def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
         """Measure arms in alternating blocks, without those that cannot be executed; the same result on every rank."""
-        settings, left_out = self._context.config.speedup, self.left_out(arms)
+        settings, left_out, steps = self._context.config.speedup, self.left_out(arms), StepTimes()
         with ExitStack() as stack:
             runners = {
                 role: self.runner(stack, arm, ready.get(role)) for role, arm in arms.items() if role not in left_out
             }
-            probe = run_probe(runners, settings, group.broadcast, self.watch)
-        return probe.model_copy(update={"left_out": left_out})
+            probe = run_probe(runners, settings, group.broadcast, self.watch, steps=steps)
+        digest = steps.write(self._context.directory / STEPS_FILE) if self._context.writes else None
+        return probe.model_copy(update={"left_out": left_out, "steps": digest})
 
     def left_out(self, arms: Mapping[str, Arm]) -> dict[str, str]:
         """Arms that cannot be executed, as an earlier attempt has found, by role, and why."""

@@ -188,7 +188,8 @@ def training_facts(
     spec, budget = context.spec, stopwatch.budget()
     seconds = sum(duration for _, _, duration in windows)
     num_steps = len(learner.losses)
-    num_samples = sum(schedule.samples(first + number) - schedule.samples(first) for first, number, _ in windows)
+    window_samples = [schedule.samples(first + number) - schedule.samples(first) for first, number, _ in windows]
+    num_samples = sum(window_samples)
     last_epoch = learner.epoch_ends[-2] if len(learner.epoch_ends) > 1 else 0
     return {
         "world_size": spec.world_size,
@@ -196,6 +197,7 @@ def training_facts(
         "num_steps": num_steps,
         "samples_per_epoch": context.train_split.num_samples,
         "samples_per_second": num_samples / seconds if num_samples else None,
+        "window_samples": window_samples,
         "steps_per_epoch": schedule.steps_per_epoch,
         "final_loss": float(np.mean(learner.losses[last_epoch:])),
         "resumed_from": spec.resume_from,

@@ -1,5 +1,6 @@
 """The program as a user runs it: real Prefect server, Dask cluster, MLflow store and rank processes."""
 
+import io
 import json
 import os
 import re
@@ -9,11 +10,15 @@ import uuid
 from pathlib import Path
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from paceline.flows.commands.evidence import find_evidence
+from paceline.tasks.speedup.evidence.archive import unpack
+from paceline.tasks.speedup.evidence.recompute import differences, recompute
 from paceline.tasks.train.launch.rank_process import running_ranks
 from tests.support.patience import until
 
@@ -58,6 +63,7 @@ METRICS = {
     "system/cpu_utilization_percentage",
 }
 ARTIFACTS = {"report.html", "summary.json", "config.yaml", "environment.json", "pictures", "model", "logs"}
+ARTIFACTS |= {"evidence.tar", "steps.parquet", "windows.parquet"}
 PICTURES = {"speedup.png", "training.png", "time_budget.png", "confusion.png"}
 
 
@@ -134,6 +140,7 @@ def test_a_run_keeps_every_promise_of_the_contract(run, prefect_url):
     budget = sum(summary["time_budget"].values())
     assert budget == pytest.approx(summary["train"]["wall_seconds"], rel=0.02)
     check_mlflow(summary)
+    check_evidence(summary)
     check_prefect(prefect_url, "contract")
 
     again = run("digits", *QUICK, "name=contract", f"speedup.baseline={summary['run_id']}", "--json").summary
@@ -192,6 +199,24 @@ def check_mlflow(summary):
     environment = json.loads(Path(client.download_artifacts(summary["run_id"], "environment.json")).read_text())
     assert environment["versions"]["torch"].startswith("2.13")
     assert len(environment["hosts"]) == len(environment["devices"]) == 1
+
+
+def check_evidence(summary):
+    """Of a disturbed machine too, though `paceline evidence` would refuse that."""
+    content = find_evidence(Environment(), summary["run_id"])
+    (Environment().root / "runs" / summary["run_id"] / "evidence.tar").unlink()
+    assert find_evidence(Environment(), summary["run_id"]) == content, "MLflow alone has it too"
+    assert len(content) < 250_000
+    files = unpack(content, "evidence")
+    facts, printed = json.loads(files["evidence.json"]), json.loads(files["summary.json"])
+    figures = recompute(dict(np.load(io.BytesIO(files["steps.npz"]))), facts)
+    assert differences(figures, printed["figures"]) == []
+    assert figures["speedup.ratio"] == pytest.approx(summary["speedup"]["ratio"], rel=1e-9)
+    assert figures["train.samples_per_second"] == pytest.approx(summary["train"]["samples_per_second"], rel=1e-9)
+    assert facts["contaminated"] in (summary["speedup"]["contaminated"], True)
+    tags = mlflow_run(summary["run_id"]).data.tags
+    assert tags["paceline.analysis_plan"] == facts["analysis_plan"]
+    assert summary["speedup"]["verdict"] in dict(printed["rows"]).values()
 
 
 def check_prefect(url, name):

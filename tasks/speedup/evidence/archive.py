@@ -1,0 +1,165 @@
+"""The evidence of a run: an archive of its raw step times, its facts and a program that recomputes the summary.
+
+The same content gives the same bytes. So a changed byte is noticed anywhere, in the archive's own headers too. The sums
+protect against accidents: somebody who wants to deceive can write new ones.
+"""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from paceline.conf.config import Speedup
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.measure import paired_ratio, probe, validity
+from paceline.tasks.names import Artifact
+from paceline.tasks.records.training import TrainResult
+from paceline.tasks.redact import redact_tree
+from paceline.tasks.speedup import between_starts, diagnosis
+from paceline.tasks.speedup.data_sheet import sheet_of
+from paceline.tasks.speedup.evidence import recompute
+from paceline.tasks.speedup.limit_share import limit_share
+
+FOLDER = "evidence/"  # in the archive
+PLAN = "analysis_plan.json"
+RULES = (probe, paired_ratio, validity, between_starts, diagnosis, recompute)
+"""Modules that schedule the blocks, choose what counts, and turn times into figures."""
+WRITE_AGAIN = "write it again with: paceline evidence RUN_ID -o FILE"
+
+
+@cache
+def analysis_plan(settings: Speedup) -> bytes:
+    """The settings of the probe, and the SHA-256 of each module of `RULES`, as this process has loaded it."""
+    sums = {one.__name__: hashlib.sha256(Path(one.__file__ or "").read_bytes()).hexdigest() for one in RULES}
+    return json.dumps({"settings": settings.model_dump(mode="json"), "rules": sums}, indent=1).encode()
+
+
+def find_steps(directory: Path, digest: str | None) -> bytes | None:
+    """The step times of a probe, by their SHA-256, in the directory of a run."""
+    contents = (path.read_bytes() for path in directory.glob("attempt-*/rank-0/steps.npz"))
+    return next((content for content in contents if hashlib.sha256(content).hexdigest() == digest), None)
+
+
+def evidence_files(
+    raw: bytes, trained: TrainResult, facts: dict[str, Any], summary: dict[str, Any], documents: dict[str, bytes]
+) -> dict[str, bytes]:
+    """The files of the archive by name.
+
+    Args:
+        raw: Step times of the training's probe.
+        trained: A training with a probe.
+        facts: Of the run: `contaminated`, `reasons`, the ratios `earlier` of earlier starts, and what identifies it.
+        summary: As `--json` prints it; the figures are taken from it. `rows`: as a terminal shows it.
+        documents: Further files, the analysis plan among them.
+
+    Raises:
+        RunError: The step times give other figures than the summary.
+    """
+    measured, cost, share = trained.probe, trained.cost, limit_share(trained)
+    assert measured is not None
+    steps = dict(np.load(io.BytesIO(raw)))
+    names = ("window_first_step", "window_num_steps", "window_seconds")
+    windows = {name: np.array([window[at] for window in trained.windows]) for at, name in enumerate(names)}
+    windows["window_samples"] = np.array(trained.window_samples)
+    sheet = sheet_of(trained.limit.device_name) if trained.limit and share.of_limit is not None else None
+    facts = facts | {
+        "version": recompute.VERSION,
+        "analysis_plan": hashlib.sha256(documents[PLAN]).hexdigest(),
+        "num_left_out": int(steps.pop("num_left_out")),
+        "num_repeats": measured.num_repeats,
+        "baseline": measured.baseline.label,
+        "candidate": measured.candidate.label,
+        "num_devices": measured.candidate.num_devices,
+        "samples_per_step": measured.samples_per_step,
+        "shares": diagnosis.share_terms(measured),
+        "rates": {
+            "flops_per_sample": cost and cost.training_flops,
+            "bytes_per_sample": trained.bytes_per_sample if cost else None,
+            "limit_flops_per_second": share.limit_flops_per_second,
+            "limit_bytes_per_second": share.limit_bytes_per_second,
+            "sheet_flops_per_second": sheet and sheet.peaks.get(share.precision),
+        },
+    }
+    recomputed = recompute.recompute(steps | windows, facts)
+    figures = {name: _at(summary, name) for name in recomputed}
+    if differ := recompute.differences(recomputed, figures):
+        raise RunError(f"no evidence is stored: the step times give other figures for {', '.join(differ)}")
+    columns = io.BytesIO()
+    np.savez_compressed(columns, allow_pickle=False, **steps, **windows)
+    arms = steps.pop("arms")
+    steps["arm"] = pa.DictionaryArray.from_arrays(steps["arm"], arms.tolist())
+    files = documents | {
+        recompute.STEPS: columns.getvalue(),
+        Artifact.STEPS: _parquet(steps, facts),
+        Artifact.WINDOWS: _parquet({name.removeprefix("window_"): column for name, column in windows.items()}, facts),
+        recompute.FACTS: json.dumps(redact_tree(facts), indent=1).encode(),
+        recompute.SUMMARY: json.dumps(redact_tree({"figures": figures, "rows": summary["rows"]}), indent=1).encode(),
+        "recompute.py": Path(recompute.__file__).read_bytes(),
+    }
+    return files | {recompute.SUMS: recompute.sums_of(files)}
+
+
+def _at(summary: dict[str, Any], path: str) -> float | None:
+    value: Any = summary
+    for name in path.split("."):
+        value = value[int(name) if isinstance(value, (list, tuple)) else name]
+    return None if value is None else float(value)
+
+
+def _parquet(columns: Mapping[str, Any], facts: Mapping[str, Any]) -> bytes:
+    content = io.BytesIO()
+    table = pa.table(columns).replace_schema_metadata({"paceline": json.dumps(redact_tree(facts))})
+    parquet.write_table(table, content, compression="zstd")
+    return content.getvalue()
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """The archive of these files."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data in sorted(files.items()):
+            member = tarfile.TarInfo(FOLDER + name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return content.getvalue()
+
+
+def unpack(content: bytes, name: str) -> dict[str, bytes]:
+    """The files of an archive. Raises InputError: it is not evidence, or a byte of it has changed."""
+    files = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+            for member in archive:
+                stream = archive.extractfile(member) if member.type == tarfile.REGTYPE else None
+                files[member.name.removeprefix(FOLDER)] = stream.read() if stream else b""
+    except (tarfile.TarError, ValueError, EOFError):
+        files = {}
+    if not files or pack(files) != content:
+        raise InputError(f"{name} is not evidence, or has changed", hint=WRITE_AGAIN, setting="--check")
+    return files
+
+
+def check(content: bytes, name: str) -> recompute.Figures:
+    """The figures of an archive, recomputed; the program inside is not executed.
+
+    Raises:
+        InputError: It has changed, is of another version, was measured on a disturbed machine, or gives other figures
+            than the summary.
+    """
+    try:
+        figures, differ = recompute.check(unpack(content, name))
+    except recompute.EvidenceError as error:
+        hints = {"version": "run the recompute.py of the archive", "disturbed": "repeat the run on a quiet machine"}
+        hint = next((hint for word, hint in hints.items() if word in str(error)), WRITE_AGAIN)
+        raise InputError(f"{name}: {error}", hint=hint, setting="--check") from error
+    if differ:
+        raise InputError(f"{name}: its steps give other figures: {', '.join(differ)}", hint=WRITE_AGAIN)
+    return figures

@@ -1,0 +1,236 @@
+"""Recompute the figures of a run's summary from the time of each step. Needs numpy alone, and nothing of Paceline.
+
+    python recompute.py [DIRECTORY]
+
+DIRECTORY is an unpacked evidence archive (default: the directory of this file). The exit status is 0 if all figures are
+those of the summary, 1 if some differ, and 2 if a file has changed or the evidence cannot be used.
+
+The estimators are written a second time here. A round is one block of every arm. Ratio: Hodges-Lehmann location of the
+rounds' log-ratios with the exact signed-rank interval (Hollander, Wolfe and Chicken, 3.2 and 3.3), widened by the lag-1
+autocorrelation, and by the variance between starts where there are enough of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+VERSION = 1
+SUMS, FACTS, SUMMARY, STEPS = "SHA256SUMS", "evidence.json", "summary.json", "steps.npz"
+TOLERANCE = 1e-9  # relative
+CONFIDENCE, INNER_CONFIDENCE = 0.95, 0.98  # the inner one pays for stopping early
+MIN_INTERVAL_ROUNDS, MIN_ROUNDS, MIN_AUTOCORRELATION_ROUNDS = 3, 6, 8
+MIN_STEPS_TO_DROP_FIRST = 3
+MAX_AUTOCORRELATION = 0.8
+MIN_STARTS, MAX_STARTS = 4, 30
+
+Estimate = tuple[Any, Any, Any]
+"""Value and the ends of its interval, None with too few rounds."""
+Figures = dict[str, Any]
+
+
+class EvidenceError(ValueError):
+    """The evidence must not be used."""
+
+
+def sums_of(files: Mapping[str, bytes]) -> bytes:
+    """The content of SHA256SUMS, as `sha256sum` writes it."""
+    names = sorted(set(files) - {SUMS})
+    return "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in names).encode()
+
+
+def check(files: Mapping[str, bytes]) -> tuple[Figures, list[str]]:
+    """Recompute the figures; return them, and the names of those that differ from the summary.
+
+    Raises:
+        EvidenceError: A file has changed, the version is another one, or the machine was disturbed.
+    """
+    if files.get(SUMS) != sums_of(files):
+        listed = files.get(SUMS, b"").splitlines()
+        changed = [line[66:].decode() for line in sums_of(files).splitlines() if line not in listed]
+        raise EvidenceError(f"{', '.join(changed) or SUMS} changed after the evidence was written")
+    facts = json.loads(files[FACTS])
+    if facts["version"] != VERSION:
+        raise EvidenceError(f"the evidence has version {facts['version']}, and this program reads version {VERSION}")
+    if facts["contaminated"]:
+        raise EvidenceError(f"the machine was disturbed during the measurement ({'; '.join(facts['reasons'])})")
+    if facts["num_left_out"]:
+        raise EvidenceError(f"the times of {facts['num_left_out']} steps were left out, because they were too many")
+    with np.load(io.BytesIO(files[STEPS])) as steps:
+        figures = recompute(dict(steps), facts)
+    return figures, differences(figures, json.loads(files[SUMMARY])["figures"])
+
+
+def differences(figures: Figures, printed: Figures) -> list[str]:
+    """Names of the figures that differ."""
+    names = list({**figures, **printed})
+    first, second = (np.array([each.get(name) for name in names], dtype=float) for each in (figures, printed))
+    equal = np.isclose(first, second, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    return [name for name, same in zip(names, equal, strict=True) if not same]
+
+
+def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
+    """The figures of the summary, by their paths in its JSON; None for what cannot be known from these data."""
+    samples, devices = facts["samples_per_step"], facts["num_devices"]
+    total, typical = block_seconds(steps)  # of a step
+    rates = {arm: samples[arm] / float(np.median(seconds)) for arm, seconds in total.items()}
+    per_sample = {arm: np.log(seconds / samples[arm]) for arm, seconds in total.items()}
+    ratio = per_sample["baseline"] - per_sample["candidate"]
+    inside = estimate(ratio)
+    value, low, high = across_starts(inside, facts["earlier"])
+    efficiency: Estimate = (None, None, None)
+    if "single" in total:
+        efficiency = estimate(per_sample["single"] - per_sample["candidate"] - math.log(devices))
+    steady = np.log(typical["baseline"] / samples["baseline"] * samples["candidate"] / typical["candidate"])
+    figures = {
+        **_named("speedup.{}", "ratio low high", (value, low, high)),
+        **_named("speedup.process_{}", "low high", inside[1:]),
+        **_named("speedup.typical_{}", "ratio low high", estimate(steady)),
+        "speedup.autocorrelation": autocorrelation(ratio),
+        "speedup.num_blocks": ratio.size,
+        "speedup.num_starts": min(len(facts["earlier"]), MAX_STARTS) if borrows(inside, facts["earlier"]) else 0,
+        "speedup.significant": None if low is None else low > 1 or high < 1,
+        **_named("speedup.efficiency{}", " _low _high", efficiency),
+        **_named("speedup.{}_samples_per_second", "baseline candidate", (rates["baseline"], rates["candidate"])),
+    }
+    for name, terms in facts["shares"].items():
+        shares = sum(weight * total[arm] for arm, weight in terms.items()) / total["candidate"]
+        ends = location_interval(shares) if shares.size >= MIN_INTERVAL_ROUNDS else (np.median(shares), None, None)
+        cut = tuple(None if end is None else min(1.0, max(0.0, float(end))) for end in ends)
+        figures |= _named(f"speedup.shares.{name}." + "{}", "0 1 2", cut)
+    known = {name: math.nan if value is None else value for name, value in facts["rates"].items()}
+    flops, moved = (known[name] * rates["candidate"] / devices for name in ("flops_per_sample", "bytes_per_sample"))
+    seconds = float(np.sum(steps["window_seconds"]))
+    figures |= {
+        "train.samples_per_second": float(np.sum(steps["window_samples"])) / seconds if seconds else None,
+        "train.flops_per_second": flops,
+        "train.bytes_per_second": moved,
+        "train.mfu": flops / known["sheet_flops_per_second"],
+        "speedup.of_limit": flops / known["limit_flops_per_second"],
+        "speedup.of_bandwidth": moved / known["limit_bytes_per_second"],
+    }
+    return {name: None if value is None or math.isnan(value) else value for name, value in figures.items()}
+
+
+def _named(pattern: str, names: str, values: tuple[Any, ...]) -> Figures:
+    return {pattern.format(name): value for name, value in zip(names.split(" "), values, strict=True)}
+
+
+def block_seconds(steps: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Mean and median seconds of a step in each block of the last attempt, by arm; rounds in their order.
+
+    The first of three or more steps, in which caches are filled again, is left out of the mean.
+    """
+    blocks: dict[str, list[Any]] = {}
+    first_steps = np.flatnonzero(steps["step"] == 0)
+    for first, seconds in zip(first_steps, np.split(steps["seconds"], first_steps[1:]), strict=True):
+        if steps["attempt"][first] == steps["attempt"][-1]:
+            blocks.setdefault(str(steps["arms"][steps["arm"][first]]), []).append(seconds)
+    return (
+        {
+            arm: np.array([np.mean(each[each.size >= MIN_STEPS_TO_DROP_FIRST :]) for each in blocks[arm]])
+            for arm in blocks
+        },
+        {arm: np.array([np.median(each) for each in blocks[arm]]) for arm in blocks},
+    )
+
+
+def estimate(log_ratios: Any) -> Estimate:
+    """Ratio with the ends of its interval, widened by the autocorrelation."""
+    if log_ratios.size < MIN_INTERVAL_ROUNDS:
+        return float(np.exp(np.median(log_ratios))), None, None
+    location, low, high = location_interval(log_ratios)
+    share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(log_ratios) or 0.0))
+    factor = math.sqrt((1 + share) / (1 - share))
+    low, high = location - factor * (location - low), location + factor * (high - location)
+    return math.exp(location), math.exp(low), math.exp(high)
+
+
+def location_interval(values: Any) -> Estimate:
+    """Hodges-Lehmann location and signed-rank interval; Student's t with fewer than six values."""
+    count = values.size
+    first, second = np.triu_indices(count)
+    averages = np.sort((values[first] + values[second]) / 2)
+    location = float(np.median(averages))
+    if count < MIN_ROUNDS:
+        reach = t_quantile((1 + INNER_CONFIDENCE) / 2, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+        centre = float(np.mean(values))
+        return location, min(centre - reach, location), max(centre + reach, location)
+    ways = np.ones(1)  # number of ways to each signed-rank sum
+    for rank in range(1, count + 1):
+        ways = np.pad(ways, (0, rank)) + np.pad(ways, (rank, 0))
+    depth = max(1, int(np.searchsorted(np.cumsum(ways / 2.0**count), (1 - INNER_CONFIDENCE) / 2, side="right")))
+    return location, float(averages[depth - 1]), float(averages[-depth])
+
+
+def autocorrelation(values: Any) -> float | None:
+    """Lag-1 autocorrelation, corrected for its bias, outliers cut at three robust standard deviations."""
+    count = values.size
+    if count < MIN_AUTOCORRELATION_ROUNDS:
+        return None
+    residuals = values - np.median(values)
+    reach = 3 * 1.4826 * float(np.median(np.abs(residuals)))
+    residuals = np.clip(residuals, -reach, reach)
+    residuals = residuals - residuals.mean()
+    square = float(np.sum(residuals**2))
+    return (count * float(np.sum(residuals[1:] * residuals[:-1])) / square + 1) / (count - 3) if square > 0 else 0.0
+
+
+def borrows(inside: Estimate, earlier: list[float]) -> bool:
+    """Whether the interval takes the variance between starts from earlier ones."""
+    return inside[1] is not None and len(earlier) >= MIN_STARTS
+
+
+def across_starts(inside: Estimate, earlier: list[float]) -> Estimate:
+    """Interval for the next start, from the ratios of earlier starts; that of the process with too few of them."""
+    value, low, high = inside
+    if not borrows(inside, earlier):
+        return inside
+    logs = np.log(np.array(earlier[-MAX_STARTS:]))
+    reach = math.exp(t_quantile((1 + CONFIDENCE) / 2, logs.size - 1) * float(logs.std(ddof=1)))
+    return value, min(low, value / reach), max(high, value * reach)
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Quantile above the median of Student's t (Abramowitz and Stegun, 26.7.3 and 26.7.4), by bisection."""
+
+    def within(angle: float) -> float:  # P(|t| < sqrt(degrees) tan(angle))
+        sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
+        term = total = cosine if odd else 1.0
+        for number in range(2 + odd, degrees - 1, 2):
+            term *= cosine**2 * (number - 1) / number
+            total += term
+        return 2 / math.pi * (angle + (sine * total if degrees > 1 else 0.0)) if odd else sine * total
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < 2 * probability - 1 else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the figures; the exit status."""
+    directory = Path(arguments[0]) if arguments else Path(__file__).parent
+    try:
+        listed = (directory / SUMS).read_text(encoding="utf-8").splitlines()
+        figures, differ = check({name: (directory / name).read_bytes() for name in [SUMS, *(x[66:] for x in listed)]})
+    except (EvidenceError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, value in figures.items():
+        print(f"{name:<40}{'null' if value is None else f'{value:.10g}'}{'   differs' if name in differ else ''}")
+    print(f"{len(differ)} of {len(figures)} figures differ from the summary by more than {TOLERANCE:g}")
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,184 @@
+"""The program of the archive gives the product's own figures, in all kinds of results."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from paceline.tasks.measure.probe import MIN_STEPS_TO_DROP_FIRST
+from paceline.tasks.speedup.evidence import recompute
+from tests.support.evidence import BUSY, QUIET, SimulatedProbe, evidence_of
+from tests.support.reports import limited
+
+TWO_ARMS = {"baseline": 0.1, "candidate": 0.06}
+EFFICIENCY = TWO_ARMS | {"single": 0.055}
+DIAGNOSIS = EFFICIENCY | {"half_batch": 0.04, "no_sync": 0.05, "synthetic_input": 0.052, "alone": 0.055}
+EARLIER = (1.6, 1.72, 1.65, 1.58, 1.69)
+
+CASES = {
+    "plain": (TWO_ARMS, {}, {}, {}),
+    "two rounds": (TWO_ARMS, {}, {"max_seconds": 0.9}, {}),
+    **{f"{number} rounds": (TWO_ARMS, {}, {"num_blocks": number}, {}) for number in (3, 4, 5, 6, 7, 8, 24, 60)},
+    **{f"{number} steps": (TWO_ARMS, {}, {"steps_per_block": number}, {}) for number in (1, 2, 3)},
+    "alike": (TWO_ARMS, {"alike": 0.9}, {"num_blocks": 24}, {}),
+    "spikes": (TWO_ARMS, {"spikes": {"baseline": 0.3}}, {"steps_per_block": 9}, {}),
+    "slower": ({"baseline": 0.06, "candidate": 0.1}, {}, {}, {}),
+    "equal": ({"baseline": 0.1, "candidate": 0.1}, {"noise": 0.0}, {}, {}),
+    "stopped early": (TWO_ARMS, {}, {"target_half_width": 0.5}, {}),
+    **{f"{number} starts": (TWO_ARMS, {}, {}, {"earlier": EARLIER[:number]}) for number in (3, 4, 5)},
+    "40 starts": (TWO_ARMS, {}, {}, {"earlier": 8 * EARLIER}),
+    "narrow starts": (TWO_ARMS, {}, {}, {"earlier": (1.65, 1.651, 1.652, 1.65)}),
+    "starts without an interval": (TWO_ARMS, {}, {"max_seconds": 0.9}, {"earlier": EARLIER}),
+    "measured again": (TWO_ARMS, {"validities": (BUSY, BUSY, QUIET)}, {"max_seconds": 12}, {}),
+    "two devices": (EFFICIENCY, {"num_devices": 2}, {}, {"world_size": 2}),
+    "diagnosis": (DIAGNOSIS, {"num_devices": 2}, {}, {"world_size": 2}),
+    "diagnosis of two rounds": (DIAGNOSIS, {"num_devices": 2}, {"max_seconds": 0.9}, {}),
+    "compiled": (TWO_ARMS | {"uncompiled": 0.08}, {}, {}, {}),
+    "not counted": (TWO_ARMS, {}, {}, {"cost": None}),
+    "no limit": (TWO_ARMS, {}, {}, {"limit": None}),
+    "no bound of the traffic": (TWO_ARMS, {}, {}, limited(of_bandwidth=None)),
+    "data sheet": (TWO_ARMS, {}, {}, limited(device_name="NVIDIA H100 80GB HBM3")),
+    "no window": (TWO_ARMS, {}, {}, {"windows": (), "window_samples": ()}),
+}
+
+
+@pytest.fixture(params=CASES, scope="module")
+def case(request):
+    """Summary, files of evidence."""
+    step_seconds, machine, settings, fields = CASES[request.param]
+    return evidence_of(*SimulatedProbe(step_seconds, **machine).measure(**settings), **fields)
+
+
+def numbers(tree, path=""):
+    """Paths of all numbers, truth values and unknown values in a tree, without the state of the machine."""
+    if isinstance(tree, dict):
+        return set().union(*(numbers(tree[name], f"{path}.{name}") for name in tree if name != "validity"))
+    if isinstance(tree, (list, tuple)):
+        return set().union(*(numbers(value, f"{path}.{number}") for number, value in enumerate(tree)))
+    return set() if isinstance(tree, str) else {path[1:]}
+
+
+TEXTS = {f"speedup.{name}" for name in ("baseline_arithmetic", "candidate_arithmetic", "bound", "contaminated")}
+
+
+def test_every_number_of_the_summary_is_recomputed(case):
+    summary, files = case
+    figures, differ = recompute.check(files)
+    assert differ == []
+    assert numbers({name: summary[name] for name in ("speedup", "train")}) - TEXTS - set(figures) == set()
+
+
+def test_the_numbers_are_those_of_the_product(case):
+    """Independent of what the archive holds as printed."""
+    summary, files = case
+    figures, _ = recompute.check(files)
+    for name, value in figures.items():
+        printed = summary
+        for part in name.split("."):
+            printed = printed[int(part)] if isinstance(printed, (list, tuple)) else printed[part]
+        assert value == (None if printed is None else pytest.approx(printed, rel=1e-9, abs=1e-12)), name
+
+
+def test_kinds_of_results_are_all_there():
+    """Cases without an interval, with a widened one, of one and of further starts, and with each share known once."""
+    known = {}
+    for step_seconds, machine, settings, fields in CASES.values():
+        figures, _ = recompute.check(
+            evidence_of(*SimulatedProbe(step_seconds, **machine).measure(**settings), **fields)[1]
+        )
+        for name, value in figures.items():
+            known.setdefault(name, set()).add(value is not None)
+    shares = {name for name in known if ".shares." in name and not name.endswith((".1", ".2"))}
+    always = {"speedup.num_blocks", "speedup.ratio", "speedup.typical_ratio", *shares}
+    always |= {f"speedup.{arm}_samples_per_second" for arm in ("baseline", "candidate")}
+    assert {name for name, values in known.items() if values == {True}} == always | {"speedup.num_starts"}
+    assert [name for name, values in known.items() if values == {False}] == []
+
+
+def test_a_figure_that_was_not_measured_is_noticed():
+    _, files = evidence_of(*SimulatedProbe(TWO_ARMS).measure())
+    summary = json.loads(files["summary.json"])
+    summary["figures"]["speedup.low"] *= 1 + 1e-7
+    summary["figures"]["speedup.mfu"] = 0.5
+    files |= {"summary.json": json.dumps(summary).encode()}
+    files |= {"SHA256SUMS": recompute.sums_of(files)}
+    assert recompute.check(files)[1] == ["speedup.low", "speedup.mfu"]
+
+
+@pytest.mark.parametrize("degrees", [2, 3, 4, 5, 11, 29])
+@pytest.mark.parametrize("probability", [0.9, 0.975, 0.99, 0.9999])
+def test_quantiles_of_student(degrees, probability):
+    assert recompute.t_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=1e-12)
+
+
+def test_the_same_steps_count():
+    assert recompute.MIN_STEPS_TO_DROP_FIRST == MIN_STEPS_TO_DROP_FIRST
+
+
+def unpacked(directory, files):
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+ALONE = """
+import sys
+class NumpyAlone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"scipy", "pandas", "pyarrow", "pydantic", "paceline", "torch", "mlflow"}:
+            raise ImportError(name)
+sys.meta_path.insert(0, NumpyAlone())
+import runpy
+sys.argv[:] = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_alone(directory):
+    command = [sys.executable, "-c", ALONE, str(directory / "recompute.py")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_the_program_needs_numpy_alone(tmp_path):
+    summary, files = evidence_of(*SimulatedProbe(DIAGNOSIS, num_devices=2).measure(), earlier=EARLIER)
+    done = run_alone(unpacked(tmp_path, files))
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = dict(line.split() for line in done.stdout.splitlines()[:-1])
+    assert float(printed["speedup.ratio"]) == pytest.approx(summary["speedup"]["ratio"], rel=1e-9)
+    assert float(printed["speedup.low"]) == pytest.approx(summary["speedup"]["low"], rel=1e-9)
+    assert done.stdout.splitlines()[-1] == f"0 of {len(printed)} figures differ from the summary by more than 1e-09"
+
+
+def test_a_changed_byte_of_any_file_leaves_no_number(tmp_path):
+    _, files = evidence_of(*SimulatedProbe(TWO_ARMS).measure())
+    program = runpy.run_path(recompute.__file__)["main"]
+    unpacked(tmp_path, files)
+    assert program([str(tmp_path)]) == 0
+    random = np.random.default_rng(0)
+    for name, content in files.items():
+        for place in random.integers(0, len(content), 20).tolist():
+            changed = bytearray(content)
+            changed[place] ^= 1
+            (tmp_path / name).write_bytes(changed)
+            assert program([str(tmp_path)]) == 2, (name, place)
+        (tmp_path / name).write_bytes(content)
+
+
+def test_a_changed_byte_is_reported_with_its_file(tmp_path):
+    _, files = evidence_of(*SimulatedProbe(TWO_ARMS).measure())
+    unpacked(tmp_path, files | {"evidence.json": files["evidence.json"].replace(b"0.1", b"0.2")})
+    (tmp_path / "evidence.json").write_bytes(files["evidence.json"] + b" ")
+    done = run_alone(tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: evidence.json changed after the evidence was written\n"
+
+
+def test_it_is_a_file_of_the_product():
+    assert Path(recompute.__file__).parts[-4:] == ("tasks", "speedup", "evidence", "recompute.py")
