@@ -230,11 +230,6 @@ class Artifact:
         """A picture of the report."""
         return f"pictures/{name}.png"
 
-    @staticmethod
-    def rank_log(rank: int) -> str:
-        """Log of a rank."""
-        return f"logs/rank-{rank}.txt"
-
 
 def is_contaminated(tags: Mapping[str, str]) -> bool:
     """Whether other work, heat or a hypervisor disturbed a run's probe or its training."""

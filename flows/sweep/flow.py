@@ -153,6 +153,14 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
             log.info("%d trials, %s at once: %s", planned.num_trials, room.at_once.value, room.at_once.reason)
             for name, choice in plan.reasons.items():
                 log.info("Each has execution.%s=%s: %s", name, choice.value, choice.reason)
+            search = Search(
+                parameters=planned.parameters,
+                sampler=request.sampler,
+                pruner=request.pruner,
+                num_trials=planned.num_trials,
+                num_epochs=most_epochs(config, planned.parameters),
+                seed=config.seed,
+            )
             work = SweepContext(
                 config=config,
                 parameters=planned.parameters,
@@ -163,7 +171,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
                 parent=parent,
                 prepared=prepared,
                 layers={name: getattr(plan, name) for name in LAYER_SETTINGS if name in plan.reasons},
-                proposer=TrialStore(environment.root / "runs" / parent.run_id / JOURNAL, _search(planned)),
+                proposer=TrialStore(environment.root / "runs" / parent.run_id / JOURNAL, search),
                 stopped=threading.Event(),
             )
             colocation, no_colocation = colocation_on(work, request.config.speedup.baseline)
@@ -175,17 +183,6 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     publish([("", note) for note in sweep_notes(result)], "sweep", "What the trials gave")
     mlflow_views.link(summary["view"], "The trials of this sweep")
     return summary | {"result": result.model_dump(mode="json")}
-
-
-def _search(planned: SweepPlan) -> Search:
-    return Search(
-        parameters=planned.parameters,
-        sampler=planned.request.sampler,
-        pruner=planned.request.pruner,
-        num_trials=planned.num_trials,
-        num_epochs=most_epochs(planned.config, planned.parameters),
-        seed=planned.config.seed,
-    )
 
 
 def _run_all(work: SweepContext, num_trials: int) -> None:

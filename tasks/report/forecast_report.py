@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from paceline.tasks.formatting import format_interval, format_seconds
+from paceline.tasks.report import plotting as plot
 from paceline.tasks.report.page import render_page
-from paceline.tasks.report.plotting import BLUE, DASHED, FAINT, IDEAL, LEGEND, ORANGE, new_figure, set_title
 from paceline.tasks.speedup.forecast.model import MAX_DEVICES
 from paceline.tasks.speedup.forecast.records import Advice, AdviseResult, Check, Limits, Prediction, calibration
 
@@ -28,38 +28,38 @@ def draw_advise(result: AdviseResult, checks: Sequence[Check]) -> dict[str, Figu
 
 
 def _draw_predicted(predictions: Sequence[Prediction], kind: str) -> Figure:
-    figure, (axis,) = new_figure(2.7)
+    figure, (axis,) = plot.new_figure(2.7)
     numbers = [1, *(prediction.num_devices for prediction in predictions)]
-    axis.plot(numbers, numbers, label="ideal", **IDEAL)
+    axis.plot(numbers, numbers, label="ideal", **plot.IDEAL)
     lows, highs = ([1.0, *(getattr(prediction, end) for prediction in predictions)] for end in ("low", "high"))
-    axis.fill_between(numbers, lows, highs, color=BLUE, alpha=0.2, linewidth=0)
+    axis.fill_between(numbers, lows, highs, color=plot.BLUE, alpha=0.2, linewidth=0)
     ratios = [1.0, *(prediction.ratio for prediction in predictions)]
-    axis.plot(numbers, ratios, color=BLUE, marker="o", markersize=4, linewidth=1.6, label="predicted, 95 %")
+    axis.plot(numbers, ratios, color=plot.BLUE, marker="o", markersize=4, linewidth=1.6, label="predicted, 95 %")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
     for side in (axis.xaxis, axis.yaxis):
         side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         side.set_minor_locator(NullLocator())
     axis.set_xticks(numbers)
-    axis.grid(color=FAINT, linewidth=0.7)
+    axis.grid(color=plot.FAINT, linewidth=0.7)
     axis.set_xlabel("devices")
-    axis.legend(loc="upper left", **LEGEND)
-    set_title(axis, f"Predicted speedup, {kind} scaling")
+    axis.legend(loc="upper left", **plot.LEGEND)
+    plot.set_title(axis, f"Predicted speedup, {kind} scaling")
     return figure
 
 
 def _draw_checks(checks: Sequence[Check]) -> Figure:
-    figure, (axis,) = new_figure(2.2)
+    figure, (axis,) = plot.new_figure(2.2)
     places = range(1, len(checks) + 1)
     for place, one in zip(places, checks, strict=True):
-        colour = BLUE if one.inside else ORANGE
+        colour = plot.BLUE if one.inside else plot.ORANGE
         axis.plot([place, place], (one.low / one.measured - 1, one.high / one.measured - 1), color=colour, linewidth=2)
         axis.plot([place], [one.error], "o", color=colour, markersize=5)
-    axis.axhline(0.0, **DASHED)
+    axis.axhline(0.0, **plot.DASHED)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.set_xticks(places if len(checks) <= MAX_NUMBERED_CHECKS else [1, len(checks)])
     axis.set_xlabel("prediction, the oldest first")
-    set_title(axis, "Error of earlier predictions")
+    plot.set_title(axis, "Error of earlier predictions")
     return figure
 
 

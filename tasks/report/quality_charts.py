@@ -18,22 +18,8 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.metrics import read_predictions, read_test_split
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.training import EvaluateResult, TrainResult
+from paceline.tasks.report import plotting as plot
 from paceline.tasks.report.page import upper_first
-from paceline.tasks.report.plotting import (
-    BLUE,
-    FONT_POINTS,
-    GREY,
-    INK,
-    LEGEND,
-    ORANGE,
-    WHITE,
-    WIDTH_INCHES,
-    draw_bars,
-    new_figure,
-    new_grid,
-    set_title,
-    shorten,
-)
 from paceline.tasks.scores import class_scores
 
 CLASS_COLOURS = np.array(
@@ -73,23 +59,23 @@ def draw_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str
     """Draw true classes as rows, predicted ones as columns. Colour: share of the true class; numbers: samples."""
     counts = np.asarray(confusion, dtype=np.int64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    figure, (axis,) = new_figure(4.4)
+    figure, (axis,) = plot.new_figure(4.4)
     # Colour by opacity, so that the picture fits a light and a dark page.
     picture = np.empty((*shares.shape, 4))
-    picture[..., :3] = to_rgb(BLUE)
+    picture[..., :3] = to_rgb(plot.BLUE)
     picture[..., 3] = np.sqrt(shares)  # square root: single confusions stay visible next to the diagonal
     axis.imshow(picture, interpolation="nearest", aspect="equal")
     axis.spines[:].set_visible(False)
     if len(class_names) <= MAX_COUNTED_CLASSES:
-        size = FONT_POINTS if len(counts) <= MAX_LARGE_COUNTS else FONT_POINTS - 2
+        size = plot.FONT_POINTS if len(counts) <= MAX_LARGE_COUNTS else plot.FONT_POINTS - 2
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                colour = WHITE if shares[row, column] > DARK_SHARE else INK
+                colour = plot.WHITE if shares[row, column] > DARK_SHARE else plot.INK
                 axis.text(column, row, str(count), ha="center", va="center", fontsize=size, color=colour)
     _name_classes(axis, class_names)
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
-    set_title(axis, "Confusion")
+    plot.set_title(axis, "Confusion")
     return figure
 
 
@@ -99,8 +85,8 @@ def _name_classes(axis: Axes, class_names: Sequence[str]) -> None:
         axis.set_xticks(places[::10])
         axis.set_yticks(places[::10])
         return
-    size = FONT_POINTS - 1 if len(places) <= MAX_LARGE_NAMES else 5.5
-    names = [shorten(name, 12) for name in class_names]
+    size = plot.FONT_POINTS - 1 if len(places) <= MAX_LARGE_NAMES else 5.5
+    names = [plot.shorten(name, 12) for name in class_names]
     is_steep = max(len(name) for name in names) > MAX_LEVEL_NAME
     axis.set_xticks(places, names, rotation=90 if is_steep else 0, fontsize=size, parse_math=False)
     axis.set_yticks(places, names, fontsize=size, parse_math=False)
@@ -112,14 +98,14 @@ def draw_classes(scores: Mapping[str, float | None], word: str = "accuracy") -> 
     if not known:
         return None
     shown = known[:MAX_BARS]
-    figure, (axis,) = new_figure(0.7 + 0.23 * len(shown))
+    figure, (axis,) = plot.new_figure(0.7 + 0.23 * len(shown))
     values = [value for _, value in shown]
-    draw_bars(axis, [shorten(name, 18) for name, _ in shown], values, [f"{value:.1%}" for value in values])
+    plot.draw_bars(axis, [plot.shorten(name, 18) for name, _ in shown], values, [f"{value:.1%}" for value in values])
     axis.set_xlim(0, 1.2)
     axis.set_ylim(-0.7, len(shown) - 0.3)
     fewer = f", worst {len(shown)} of {len(known)}" if len(shown) < len(known) else ""
     mean = float(np.mean([value for _, value in known]))
-    set_title(axis, f"{upper_first(word)} per class (mean {mean:.1%}{fewer})")
+    plot.set_title(axis, f"{upper_first(word)} per class (mean {mean:.1%}{fewer})")
     return figure
 
 
@@ -134,11 +120,11 @@ def draw_examples(train: TrainResult, prepared: PreparedSet) -> Figure | None:
     channels = prepared.picture_shape[2]
     mean, std = prepared.mean[:channels], prepared.std[:channels]
     columns = {"input": inputs, "predicted": predicted, "truth": truth}
-    figure, axes = new_grid(len(inputs), len(columns))
+    figure, axes = plot.new_grid(len(inputs), len(columns))
     for column, (title, values) in enumerate(columns.items()):
         for row, picture in enumerate(_to_rgb(values, mean, std)):
             axes[row][column].imshow(picture, interpolation="nearest")
-        axes[0][column].set_title(title, fontsize=FONT_POINTS, color=INK)
+        axes[0][column].set_title(title, fontsize=plot.FONT_POINTS, color=plot.INK)
     if predicted.ndim == 3:  # noqa: PLR2004  classes, not pictures
         _name_colours(figure, np.union1d(predicted, truth).round().astype(int).tolist(), prepared.class_names)
     return figure
@@ -146,16 +132,16 @@ def draw_examples(train: TrainResult, prepared: PreparedSet) -> Figure | None:
 
 def _name_colours(figure: Figure, classes: Sequence[int], class_names: Sequence[str]) -> None:
     names = {0: "no class"} | dict(enumerate(class_names, start=1))
-    shown = {min(number, MAX_COLOUR): shorten(names[number], 14) for number in classes if number in names}
+    shown = {min(number, MAX_COLOUR): plot.shorten(names[number], 14) for number in classes if number in names}
     if MAX_COLOUR in shown:
         shown[MAX_COLOUR] = "any other"
     patches = [
-        Patch(facecolor=CLASS_COLOURS[colour], edgecolor=GREY, linewidth=0.5, label=name)
+        Patch(facecolor=CLASS_COLOURS[colour], edgecolor=plot.GREY, linewidth=0.5, label=name)
         for colour, name in sorted(shown.items())
     ]
     num_columns = 2 if any(len(name) > MAX_LEGEND_NAME for name in shown.values()) else 3
     lengths = {"handlelength": 1.0, "handletextpad": 0.4, "columnspacing": 1.0}
-    legend = figure.legend(handles=patches, loc="outside lower center", ncols=num_columns, **LEGEND, **lengths)
+    legend = figure.legend(handles=patches, loc="outside lower center", ncols=num_columns, **plot.LEGEND, **lengths)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -242,27 +228,27 @@ def draw_mistakes(train: TrainResult, prepared: PreparedSet, spectrogram: str | 
     head, gap = (max(1, round(share * height)) for share in shares)
     num_rows = -(-len(tiles) // num_columns)
     canvas = np.zeros((num_rows * (head + height), num_columns * (width + gap) - gap, 4))
-    figure, (axis,) = new_figure(0.35 + WIDTH_INCHES * canvas.shape[0] / canvas.shape[1])
+    figure, (axis,) = plot.new_figure(0.35 + plot.WIDTH_INCHES * canvas.shape[0] / canvas.shape[1])
     axis.set_axis_off()
     for number, (mistake, tile) in enumerate(zip(mistakes, tiles, strict=True)):
         row, column = divmod(number, num_columns)
         top, left = row * (head + height) + head, column * (width + gap)
         canvas[top : top + height, left : left + width] = tile
         is_right = mistake.predicted == mistake.truth
-        truth = "right" if is_right else f"is {shorten(mistake.truth, NAME_LENGTH)}"
+        truth = "right" if is_right else f"is {plot.shorten(mistake.truth, NAME_LENGTH)}"
         axis.text(
             left + width / 2,
             top - 0.04 * height,
-            f"{shorten(mistake.predicted, NAME_LENGTH)} {mistake.probability:.0%}\n{truth}",
+            f"{plot.shorten(mistake.predicted, NAME_LENGTH)} {mistake.probability:.0%}\n{truth}",
             ha="center",
             va="bottom",
-            fontsize=FONT_POINTS - 2,
-            color=INK if is_right else ORANGE,
+            fontsize=plot.FONT_POINTS - 2,
+            color=plot.INK if is_right else plot.ORANGE,
             parse_math=False,
         )
     axis.imshow(canvas, interpolation="nearest", extent=(0, canvas.shape[1], canvas.shape[0], 0))
     if spectrogram is not None:
-        figure.supxlabel(spectrogram, fontsize=FONT_POINTS - 2, color=INK)
+        figure.supxlabel(spectrogram, fontsize=plot.FONT_POINTS - 2, color=plot.INK)
     return figure
 
 

@@ -11,23 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.paired_ratio import round_ratios
 from paceline.tasks.records.training import ScoreName, TrainResult
-from paceline.tasks.report.plotting import (
-    BLUE,
-    DASHED,
-    FAINT,
-    FONT_POINTS,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    add_text,
-    break_name,
-    draw_bars,
-    new_figure,
-    set_title,
-    shorten,
-)
+from paceline.tasks.report import plotting as plot
 from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import format_ratio
@@ -54,23 +38,23 @@ def draw_speedup(result: SpeedupResult, rounds: Sequence[float]) -> Figure | Non
     """Draw the baseline (1) and the candidate with its 95 % interval, a dot for each round; None if not measured."""
     if result.ratio is None:
         return None
-    figure, (axis,) = new_figure(1.75)
+    figure, (axis,) = plot.new_figure(1.75)
     figure.set_label("speedup with its interval and rounds")
-    axis.barh([1, 0], [1.0, result.ratio], height=0.62, color=[GREY, BLUE])
+    axis.barh([1, 0], [1.0, result.ratio], height=0.62, color=[plot.GREY, plot.BLUE])
     spread = np.linspace(-0.2, 0.2, num=len(rounds)) if len(rounds) > 1 else np.zeros(len(rounds))
-    axis.scatter(rounds, spread, s=14, color=ORANGE, edgecolors=PAPER, linewidths=0.5, zorder=3)
+    axis.scatter(rounds, spread, s=14, color=plot.ORANGE, edgecolors=plot.PAPER, linewidths=0.5, zorder=3)
     if result.low is not None and result.high is not None:
         reach = [[result.ratio - result.low], [result.high - result.ratio]]
-        axis.errorbar([result.ratio], [0], xerr=reach, color=INK, capsize=4, linewidth=1.6, zorder=4)
-    axis.axvline(1.0, **DASHED)
+        axis.errorbar([result.ratio], [0], xerr=reach, color=plot.INK, capsize=4, linewidth=1.6, zorder=4)
+    axis.axvline(1.0, **plot.DASHED)
     axis.set_yticks([1, 0], ["baseline", "this run"])
     # Room for the interval, for all but outrageous rounds, and for the label at the end of the bar.
     end = max(result.ratio, result.high or 0.0)
     end = max([end, *(ratio for ratio in rounds if ratio < MAX_REACH * end)])
-    add_text(axis, end, 0, f"  {format_ratio(result.ratio)} x", fontweight="bold")
+    plot.add_text(axis, end, 0, f"  {format_ratio(result.ratio)} x", fontweight="bold")
     axis.set_xlim(0, 1.2 * max(1.0, end))
     axis.set_xlabel("throughput / baseline's (dots: single rounds)")
-    set_title(axis, "Throughput against the baseline")
+    plot.set_title(axis, "Throughput against the baseline")
     return figure
 
 
@@ -78,22 +62,22 @@ def draw_ratios(
     ratios: Mapping[str, tuple[float, float | None, float | None]], base: str, unit: str, title: str
 ) -> Figure:
     """Draw bars from the top down, each with its number and, where it is known, its interval; a line at 1."""
-    names = [break_name(name, MAX_NAME) for name in ratios]
+    names = [plot.break_name(name, MAX_NAME) for name in ratios]
     lines = max(name.count("\n") + 1 for name in names)
-    figure, (axis,) = new_figure(0.9 + (0.2 + 0.17 * lines) * len(ratios))
+    figure, (axis,) = plot.new_figure(0.9 + (0.2 + 0.17 * lines) * len(ratios))
     places = range(len(ratios))[::-1]
-    colours = [GREY if name == base else BLUE for name in ratios]
+    colours = [plot.GREY if name == base else plot.BLUE for name in ratios]
     axis.barh(places, [ratio for ratio, _, _ in ratios.values()], height=0.55, color=colours)
     ends = [max(ratio, high or ratio) for ratio, _, high in ratios.values()]
     for place, end, (ratio, low, high) in zip(places, ends, ratios.values(), strict=True):
         if low is not None and high is not None:
-            axis.plot([low, high], [place, place], color=INK, linewidth=1.0)
-        add_text(axis, end, place, f" {ratio:.2f}", fontsize=FONT_POINTS - 1)
-    axis.axvline(1.0, **DASHED)
+            axis.plot([low, high], [place, place], color=plot.INK, linewidth=1.0)
+        plot.add_text(axis, end, place, f" {ratio:.2f}", fontsize=plot.FONT_POINTS - 1)
+    axis.axvline(1.0, **plot.DASHED)
     axis.set_yticks(places, names, parse_math=False)
     axis.set_xlim(0, 1.12 * max(ends))
     axis.set_xlabel(unit, loc="right")
-    set_title(axis, title)
+    plot.set_title(axis, title)
     return figure
 
 
@@ -103,19 +87,19 @@ def draw_training(
     """Draw the loss of every step, smoothed over it, and below it the score after each epoch; None without steps."""
     if not losses:
         return None
-    figure, axes = new_figure(4.2 if validation_scores else 2.5, num_rows=2 if validation_scores else 1)
+    figure, axes = plot.new_figure(4.2 if validation_scores else 2.5, num_rows=2 if validation_scores else 1)
     figure.set_label("loss and score over training")
     _draw_loss(axes[0], np.asarray(losses, dtype=np.float64), first_step)
     if validation_scores:
         axis, name = axes[1], SCORE_WORDS[score_name]
         epochs = np.arange(1, len(validation_scores) + 1)
         mark_size = 4 * (len(epochs) <= MAX_MARKED_EPOCHS)
-        axis.plot(epochs, validation_scores, color=GREEN, linewidth=1.8, marker="o", markersize=mark_size)
-        axis.grid(axis="y", color=FAINT, linewidth=0.7)
+        axis.plot(epochs, validation_scores, color=plot.GREEN, linewidth=1.8, marker="o", markersize=mark_size)
+        axis.grid(axis="y", color=plot.FAINT, linewidth=0.7)
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.set_xlabel("epoch")
-        set_title(axis, f"Validation {name} (best {max(validation_scores):.2%})")
+        plot.set_title(axis, f"Validation {name} (best {max(validation_scores):.2%})")
     return figure
 
 
@@ -123,15 +107,15 @@ def _draw_loss(axis: Axes, losses: npt.NDArray[np.float64], first_step: int) -> 
     steps = np.arange(first_step, first_step + len(losses))
     drawn = np.unique(np.linspace(0, len(losses) - 1, num=min(len(losses), MAX_POINTS)).astype(int))
     width = max(1, len(losses) // 50)
-    axis.plot(steps[drawn], losses[drawn], color=GREY, alpha=0.45, linewidth=0.8)
+    axis.plot(steps[drawn], losses[drawn], color=plot.GREY, alpha=0.45, linewidth=0.8)
     if width > 1:
         kernel = np.ones(width)
         smooth = np.convolve(losses, kernel, "same") / np.convolve(np.ones(len(losses)), kernel, "same")
-        axis.plot(steps[drawn], smooth[drawn], color=BLUE, linewidth=1.8)
-    axis.grid(axis="y", color=FAINT, linewidth=0.7)
+        axis.plot(steps[drawn], smooth[drawn], color=plot.BLUE, linewidth=1.8)
+    axis.grid(axis="y", color=plot.FAINT, linewidth=0.7)
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.set_xlabel("step")
-    set_title(axis, "Training loss")
+    plot.set_title(axis, "Training loss")
 
 
 def budget_items(time_budget: Mapping[str, float]) -> list[tuple[str, float, float]]:
@@ -152,10 +136,10 @@ def draw_time_budget(time_budget: Mapping[str, float]) -> Figure | None:
     items = budget_items(time_budget)
     if not items:
         return None
-    figure, (axis,) = new_figure(0.7 + 0.27 * len(items))
+    figure, (axis,) = plot.new_figure(0.7 + 0.27 * len(items))
     values = [max(seconds, 0.0) for _, seconds, _ in items]
-    names = [shorten(name.replace("_", " "), 24) for name, _, _ in items]
-    draw_bars(axis, names, values, [f"{format_seconds(seconds)}  {share:.1%}" for _, seconds, share in items])
+    names = [plot.shorten(name.replace("_", " "), 24) for name, _, _ in items]
+    plot.draw_bars(axis, names, values, [f"{format_seconds(seconds)}  {share:.1%}" for _, seconds, share in items])
     axis.set_xlim(0, max(values) * 1.55)
-    set_title(axis, f"Where {format_seconds(sum(time_budget.values()))} went")
+    plot.set_title(axis, f"Where {format_seconds(sum(time_budget.values()))} went")
     return figure

@@ -10,25 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.report.plotting import (
-    BLUE,
-    DASHED,
-    FAINT,
-    FONT_POINTS,
-    GREEN,
-    GREY,
-    IDEAL,
-    INK,
-    LEGEND,
-    ORANGE,
-    PAPER,
-    add_text,
-    break_name,
-    hide_x_axis,
-    new_figure,
-    set_title,
-    shorten,
-)
+from paceline.tasks.report import plotting as plot
 from paceline.tasks.speedup.study.analysis import winner
 from paceline.tasks.speedup.study.records import ArmSummary, BudgetDifference, Scaling, StudyResult
 from paceline.tasks.speedup.study.scaling import law
@@ -37,7 +19,7 @@ MAX_NAME = 26
 MAX_TITLE = 52
 MAX_DIFFERENCES = 6
 MAX_ITEMS = 8
-LAW_COLOURS = {"Amdahl": GREEN, "Universal Scalability": ORANGE}
+LAW_COLOURS = {"Amdahl": plot.GREEN, "Universal Scalability": plot.ORANGE}
 
 
 def draw_study(result: StudyResult) -> dict[str, Figure]:
@@ -69,29 +51,33 @@ def draw_ratios(arms: Sequence[ArmSummary]) -> Figure | None:
     """Draw one line per arm: steady state with its interval, end to end as a ring; baselines stand at 1."""
     if not any(arm.ratio for arm in arms):
         return None
-    names = [break_name(arm.arm.name, MAX_NAME) for arm in arms]
+    names = [plot.break_name(arm.arm.name, MAX_NAME) for arm in arms]
     lines = max(name.count("\n") + 1 for name in names)
-    figure, (axis,) = new_figure(0.9 + (0.27 + 0.17 * lines) * len(arms))
+    figure, (axis,) = plot.new_figure(0.9 + (0.27 + 0.17 * lines) * len(arms))
     places = range(len(arms))[::-1]
     for place, arm in zip(places, arms, strict=True):
         if arm.ratio is None:
-            add_text(axis, 1.03, place, reason_without_ratio(arm), color=GREY)
+            plot.add_text(axis, 1.03, place, reason_without_ratio(arm), color=plot.GREY)
             continue
         low, high = arm.ratio.low, arm.ratio.high
-        colour = BLUE if arm.significant else GREY
+        colour = plot.BLUE if arm.significant else plot.GREY
         if low is not None and high is not None:
             axis.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
         axis.plot([arm.ratio.value], [place], "o", markersize=5, color=colour, zorder=3)
         if arm.end_to_end_ratio is not None:
-            axis.plot([arm.end_to_end_ratio.value], [place], "o", markersize=6, markerfacecolor="none", color=ORANGE)
+            axis.plot(
+                [arm.end_to_end_ratio.value], [place], "o", markersize=6, markerfacecolor="none", color=plot.ORANGE
+            )
         note = f"  {arm.ratio.value:.2f}" + ("" if arm.significant else ", not significant")
-        add_text(axis, max(high or 0.0, arm.ratio.value), place + 0.26, note, ha="right", fontsize=FONT_POINTS - 1)
-    axis.axvline(1.0, **DASHED)
+        plot.add_text(
+            axis, max(high or 0.0, arm.ratio.value), place + 0.26, note, ha="right", fontsize=plot.FONT_POINTS - 1
+        )
+    axis.axvline(1.0, **plot.DASHED)
     axis.set_yticks(places, names, parse_math=False)
     axis.set_ylim(-0.7, len(arms) - 0.3)
     axis.set_xlim(left=0)
     axis.set_xlabel("times the baseline; ring: end to end", loc="right")
-    set_title(axis, "How much faster, with 95 % intervals")
+    plot.set_title(axis, "How much faster, with 95 % intervals")
     return figure
 
 
@@ -100,22 +86,24 @@ def draw_prediction(arms: Sequence[ArmSummary]) -> Figure | None:
     shown = [arm for arm in arms if arm.ratio is not None and arm.prediction_ratio is not None]
     if not shown:
         return None
-    figure, (axis,) = new_figure(1.2 + 0.75 * len(shown))
+    figure, (axis,) = plot.new_figure(1.2 + 0.75 * len(shown))
     for number, arm in enumerate(shown):
-        bars = (("training", arm.ratio, 0.19, BLUE), ("prediction", arm.prediction_ratio, -0.19, GREEN))
+        bars = (("training", arm.ratio, 0.19, plot.BLUE), ("prediction", arm.prediction_ratio, -0.19, plot.GREEN))
         for label, ratio, offset, colour in bars:
             assert ratio is not None
             place = -number + offset
             axis.barh(place, ratio.value, height=0.34, color=colour, label=label if number == 0 else "")
             ends = [end for end in (ratio.low, ratio.high) if end is not None]
-            axis.plot(ends, [place] * len(ends), color=INK, linewidth=1.2)
-            add_text(axis, max([ratio.value, *ends]), place, f" {ratio.value:.2f}", fontsize=FONT_POINTS - 1)
-    axis.axvline(1.0, **DASHED)
-    axis.set_yticks(range(0, -len(shown), -1), [break_name(arm.arm.name, MAX_NAME) for arm in shown], parse_math=False)
+            axis.plot(ends, [place] * len(ends), color=plot.INK, linewidth=1.2)
+            plot.add_text(axis, max([ratio.value, *ends]), place, f" {ratio.value:.2f}", fontsize=plot.FONT_POINTS - 1)
+    axis.axvline(1.0, **plot.DASHED)
+    axis.set_yticks(
+        range(0, -len(shown), -1), [plot.break_name(arm.arm.name, MAX_NAME) for arm in shown], parse_math=False
+    )
     axis.set_ylim(-len(shown) + 0.4, 0.9)
-    axis.legend(loc="upper right", ncols=2, **LEGEND)
+    axis.legend(loc="upper right", ncols=2, **plot.LEGEND)
     axis.set_xlabel("times the baseline", loc="right")
-    set_title(axis, "Training and prediction")
+    plot.set_title(axis, "Training and prediction")
     return figure
 
 
@@ -124,9 +112,9 @@ def draw_scaling(scaling: Scaling) -> Figure | None:
     numbers = [point.num_devices for point in scaling.points]
     if len(numbers) < 2:  # noqa: PLR2004  a line needs two points
         return None
-    figure, (speed, efficiency) = new_figure(4.4, num_rows=2)
+    figure, (speed, efficiency) = plot.new_figure(4.4, num_rows=2)
     largest = max(numbers)
-    speed.plot([1, largest], [1, largest], label="ideal", **IDEAL)
+    speed.plot([1, largest], [1, largest], label="ideal", **plot.IDEAL)
     curve = np.linspace(1, largest, 200)
     for fit in scaling.fits:
         values = [law(fit, number) for number in curve]
@@ -135,18 +123,18 @@ def draw_scaling(scaling: Scaling) -> Figure | None:
         for point in scaling.points:
             interval: Interval = getattr(point, name)
             if interval.low is not None and interval.high is not None:
-                axis.plot([point.num_devices] * 2, [interval.low, interval.high], color=BLUE, linewidth=2.0)
-            axis.plot([point.num_devices], [interval.value], "o", markersize=5, color=BLUE, zorder=3)
+                axis.plot([point.num_devices] * 2, [interval.low, interval.high], color=plot.BLUE, linewidth=2.0)
+            axis.plot([point.num_devices], [interval.value], "o", markersize=5, color=plot.BLUE, zorder=3)
         axis.set_xticks(numbers)
-        axis.grid(axis="y", color=FAINT, linewidth=0.7)
+        axis.grid(axis="y", color=plot.FAINT, linewidth=0.7)
         axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
-    speed.legend(loc="upper left", **LEGEND)
-    efficiency.axhline(1.0, **IDEAL)
+    speed.legend(loc="upper left", **plot.LEGEND)
+    efficiency.axhline(1.0, **plot.IDEAL)
     efficiency.yaxis.set_major_formatter(PercentFormatter(1.0))
     efficiency.set_xlabel("devices")
     group = ", ".join(part.partition(".")[2] for part in scaling.group.split(", ") if part)
-    set_title(speed, shorten(f"Speedup, {scaling.kind} scaling" + (f"; {group}" if group else ""), MAX_TITLE))
-    set_title(efficiency, "Parallel efficiency")
+    plot.set_title(speed, plot.shorten(f"Speedup, {scaling.kind} scaling" + (f"; {group}" if group else ""), MAX_TITLE))
+    plot.set_title(efficiency, "Parallel efficiency")
     return figure
 
 
@@ -155,24 +143,24 @@ def draw_ladder(result: StudyResult) -> Figure | None:
     known = [(rung.factor, rung.contribution.value) for rung in result.rungs if rung.contribution is not None]
     if not known or len(known) < len(result.rungs):
         return None
-    figure, (axis,) = new_figure(1.2 + 0.4 * (len(known) + 1))
+    figure, (axis,) = plot.new_figure(1.2 + 0.4 * (len(known) + 1))
     total = 1.0
     for place, (_, factor) in enumerate(known):
         left, right = sorted((total, total * factor))
-        axis.barh(-place, right - left, left=left, height=0.6, color=BLUE if factor >= 1 else ORANGE)
-        add_text(axis, right * 1.02, -place, f"x {factor:.2f}")
+        axis.barh(-place, right - left, left=left, height=0.6, color=plot.BLUE if factor >= 1 else plot.ORANGE)
+        plot.add_text(axis, right * 1.02, -place, f"x {factor:.2f}")
         total *= factor
-    axis.barh(-len(known), abs(total - 1), left=min(1.0, total), height=0.6, color=GREEN)
-    add_text(axis, max(1.0, total) * 1.02, -len(known), f"{total:.2f}")
+    axis.barh(-len(known), abs(total - 1), left=min(1.0, total), height=0.6, color=plot.GREEN)
+    plot.add_text(axis, max(1.0, total) * 1.02, -len(known), f"{total:.2f}")
     axis.set_xscale("log")
     axis.set_xlim(min(1.0, total) / 1.1, max(1.0, total, *(factor for _, factor in known)) * 1.5)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_locator(NullLocator())
-    names = [f"+ {shorten(factor, MAX_NAME - 2)}" for factor, _ in known] + ["together"]
+    names = [f"+ {plot.shorten(factor, MAX_NAME - 2)}" for factor, _ in known] + ["together"]
     axis.set_yticks(range(0, -len(names), -1), names, parse_math=False)
-    axis.axvline(1.0, **DASHED)
+    axis.axvline(1.0, **plot.DASHED)
     interaction = f", interaction x {result.interaction.value:.2f}" if result.interaction else ""
-    set_title(axis, f"What each factor adds{interaction}")
+    plot.set_title(axis, f"What each factor adds{interaction}")
     return figure
 
 
@@ -181,20 +169,20 @@ def draw_difference(difference: BudgetDifference) -> Figure | None:
     items = [item for item in difference.items if item.difference][:MAX_ITEMS]
     if not items:
         return None
-    figure, (axis,) = new_figure(0.9 + 0.3 * len(items))
+    figure, (axis,) = plot.new_figure(0.9 + 0.3 * len(items))
     places = range(len(items))[::-1]
     values = [item.difference for item in items]
-    axis.barh(places, values, height=0.62, color=[GREEN if value < 0 else ORANGE for value in values])
+    axis.barh(places, values, height=0.62, color=[plot.GREEN if value < 0 else plot.ORANGE for value in values])
     reach = max(abs(value) for value in values)
     for place, value in zip(places, values, strict=True):
         side = 1 if value >= 0 else -1
         x = value + side * 0.03 * reach
-        add_text(axis, x, place, _signed_seconds(value), ha="left" if value >= 0 else "right")
-    axis.axvline(0.0, color=INK, linewidth=0.8)
+        plot.add_text(axis, x, place, _signed_seconds(value), ha="left" if value >= 0 else "right")
+    axis.axvline(0.0, color=plot.INK, linewidth=0.8)
     axis.set_xlim(-1.45 * reach, 1.45 * reach)
-    hide_x_axis(axis)
+    plot.hide_x_axis(axis)
     axis.set_yticks(places, [item.item.replace("_", " ") for item in items])
-    set_title(axis, shorten(f"{difference.arm}: {_signed_seconds(difference.difference)}", MAX_TITLE))
+    plot.set_title(axis, plot.shorten(f"{difference.arm}: {_signed_seconds(difference.difference)}", MAX_TITLE))
     return figure
 
 
@@ -213,7 +201,7 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
         return None
     columns = list(dict.fromkeys(setting[fields[0]] for setting in settings))
     rows = list(dict.fromkeys(setting[fields[1]] for setting in settings)) if len(fields) > 1 else [""]
-    figure, (axis,) = new_figure(1.1 + 0.75 * len(rows))
+    figure, (axis,) = plot.new_figure(1.1 + 0.75 * len(rows))
     for group, setting in zip(groups, settings, strict=True):
         row = rows.index(setting[fields[1]]) if len(fields) > 1 else 0
         _draw_cell(axis, columns.index(setting[fields[0]]), row, winner(arms, group))
@@ -223,7 +211,7 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
     axis.set_yticks(range(len(rows)), rows)
     axis.set_xlabel(fields[0])
     axis.set_ylabel(fields[1] if len(fields) > 1 else "")
-    set_title(axis, "Which execution wins where")
+    plot.set_title(axis, "Which execution wins where")
     return figure
 
 
@@ -231,10 +219,12 @@ def _draw_cell(axis: Axes, column: int, row: int, best: ArmSummary | None) -> No
     factor = best.ratio.value if best is not None and best.ratio is not None else 1.0
     alpha = 0.08 + 0.5 * min(1.0, max(0.0, np.log2(factor) / 2))
     corner = (column - 0.5, row - 0.5)
-    axis.add_patch(Rectangle(corner, 1, 1, facecolor=BLUE, alpha=alpha, edgecolor=PAPER, linewidth=2))
+    axis.add_patch(Rectangle(corner, 1, 1, facecolor=plot.BLUE, alpha=alpha, edgecolor=plot.PAPER, linewidth=2))
     name = "nothing ran" if best is None else execution_name(best)
-    lines = [shorten(part, 18) for part in name.split(", ")][:2]
-    add_text(axis, column, row, "\n".join([*lines, f"{factor:.2f} x"]), ha="center", fontsize=FONT_POINTS - 1.5)
+    lines = [plot.shorten(part, 18) for part in name.split(", ")][:2]
+    plot.add_text(
+        axis, column, row, "\n".join([*lines, f"{factor:.2f} x"]), ha="center", fontsize=plot.FONT_POINTS - 1.5
+    )
 
 
 def execution_name(arm: ArmSummary) -> str:

@@ -11,13 +11,8 @@ from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.measurement import AutotuneResult
 
 COST_FREE_SETTINGS = {
-    "num_epochs",
-    "learning_rate",
-    "momentum",
-    "weight_decay",
-    "drop_epochs",
-    "drop_factor",
-    "warmup_epochs",
+    *("num_epochs", "learning_rate", "momentum", "weight_decay"),
+    *("drop_epochs", "drop_factor", "warmup_epochs"),
 }
 """Settings of a recipe that do not change what a step costs."""
 
@@ -44,9 +39,6 @@ class AutotuneCache(MeasurementCache[AutotuneResult]):
 
     def keep(self, result: AutotuneResult | None, *, even_contaminated: bool = False) -> None:
         """Save a new result; a contaminated one only with `even_contaminated`."""
-        if (
-            result is not None
-            and not (result.validity.contaminated and not even_contaminated)
-            and result != self.find()
-        ):
-            super().keep(result)
+        if result is None or (result.validity.contaminated and not even_contaminated) or result == self.find():
+            return
+        super().keep(result)

@@ -10,20 +10,10 @@ from paceline.tasks.records.record import Record
 
 # With inherited values of these, torch or Lightning would join another group (Lightning#16313, #5651).
 SCRUBBED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "PMI_", "OMPI_", "PL_", "LSB_", "JSM_")
-SCRUBBED = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "CUDA_VISIBLE_DEVICES",
-    }
+SCRUBBED = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
 )
 PROBE_FILE = "probe.json"  # file in rank 0's directory: its probe before training
 STEPS_FILE = "steps.npz"  # file in rank 0's directory: the time of each step of its probe

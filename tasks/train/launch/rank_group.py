@@ -40,16 +40,8 @@ ECHO_SECONDS = 5.0  # the same where all are consequences: a worker's end is not
 ABORT_SECONDS = 15.0
 # Errors of ranks that lost their connection to another; the root cause is the earliest other error.
 ECHOES = (
-    "connection closed",
-    "connection reset",
-    "connection refused",
-    "connectfullmesh",
-    "aborted",
-    "broken pipe",
-    "remote process exited",
-    "socket closed",
-    "timed out",
-    "timeout",
+    *("connection closed", "connection reset", "connection refused", "connectfullmesh", "aborted"),
+    *("broken pipe", "remote process exited", "socket closed", "timed out", "timeout"),
 )
 
 logger = logging.getLogger(__name__)
