@@ -3,14 +3,12 @@
 # ruff: noqa: D102  overrides have the docstrings of `ClusterKind`
 
 import importlib.util
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster import hardware, local, slurm, ssh
-from paceline.tasks.cluster.host_report import HostFacts
 from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.tls import certificate_paths, certificates, choose_tls, local_security
 from paceline.tasks.errors import InputError
@@ -111,8 +109,13 @@ class Ssh(ClusterKind):
     def first_host(self, config: Config, site: Environment) -> Hardware:
         answers = ssh.ask_hosts(config.cluster, certificates(config.cluster, site))
         first = answers[0].hardware
-        if config.execution.accelerator != "cpu" and first.gpus:
-            _check_gpus(config, answers)
+        needed = config.execution.num_devices if config.execution.accelerator != "cpu" and first.gpus else 0
+        for name, host in zip(config.cluster.hosts, answers, strict=True):
+            if len(host.hardware.gpus) < needed:
+                raise InputError(
+                    f"execution.num_devices={needed} exceeds the {len(host.hardware.gpus)} GPUs of {name}; every host "
+                    "of cluster.hosts needs as many"
+                )
         return first
 
     def open(self, settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
@@ -120,15 +123,6 @@ class Ssh(ClusterKind):
 
     def num_hosts(self, config: Config) -> int:
         return len(config.cluster.hosts)
-
-
-def _check_gpus(config: Config, answers: Sequence[HostFacts]) -> None:
-    for name, host in zip(config.cluster.hosts, answers, strict=True):
-        if len(host.hardware.gpus) < config.execution.num_devices:
-            raise InputError(
-                f"execution.num_devices={config.execution.num_devices} exceeds the {len(host.hardware.gpus)} GPUs of "
-                f"{name}; every host of cluster.hosts needs as many"
-            )
 
 
 class Slurm(ClusterKind):

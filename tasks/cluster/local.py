@@ -24,9 +24,7 @@ QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
 def num_local_workers(settings: Cluster, demand: ClusterResources) -> int:
     """Workers to start: the setting, or one per core and at least one per rank."""
-    if settings.num_workers != "auto":
-        return settings.num_workers
-    return max(usable_cores(), demand.num_workers)
+    return max(usable_cores(), demand.num_workers) if settings.num_workers == "auto" else settings.num_workers
 
 
 def local_arguments(num_workers: int, security: Security | None) -> dict[str, Any]:
@@ -68,8 +66,5 @@ def open_local(settings: Cluster, demand: ClusterResources, security: Security |
         arguments = local_cuda_arguments(describe().gpus, demand, security)
     else:
         arguments = local_arguments(num_local_workers(settings, demand), security)
-    with (
-        LocalCluster(**arguments) as cluster,
-        register_security(cluster.scheduler_address, security),
-    ):
+    with LocalCluster(**arguments) as cluster, register_security(cluster.scheduler_address, security):
         yield cluster.scheduler_address

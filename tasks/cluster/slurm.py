@@ -42,6 +42,7 @@ def slurm_arguments(
     """
     assert settings.cores_per_host is not None
     _check_words({"PACELINE_HOME": str(logs)} | ({"PACELINE_TLS": certificates.authority} if certificates else {}))
+    preloads = ["--preload-nanny", *PRELOAD["preload_nanny"]] if demand.gpus else []
     return {
         "queue": settings.partition and shlex.quote(settings.partition),
         "account": settings.account and shlex.quote(settings.account),
@@ -58,11 +59,10 @@ def slurm_arguments(
         "processes": demand.workers_per_host,
         "cores": demand.workers_per_host,  # threads; each worker has one
         "memory": memory_bytes(settings),
-        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
-        + (["--preload-nanny", *PRELOAD["preload_nanny"]] if demand.gpus else []),
+        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", *preloads],
         "death_timeout": DEATH_SECONDS,
-        "interface": settings.interface
-        and shlex.quote(settings.interface),  # of the command; the scheduler's own below
+        # Of the command; the scheduler's own is below.
+        "interface": settings.interface and shlex.quote(settings.interface),
         "protocol": "tls://" if certificates else "tcp://",
         "security": certificates.security() if certificates else None,
         "scheduler_options": dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {}),

@@ -25,6 +25,7 @@ from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.fingerprint import code_fingerprint
 
 CONNECT_OPTIONS = {"connect_timeout": 10, "keepalive_interval": 15}
+PYTHON = shlex.quote(sys.executable)
 ANSWER_SECONDS = 60
 DEATH_SECONDS = 60
 SAID_LINES = 3
@@ -51,12 +52,8 @@ def ssh_arguments(settings: Cluster, demand: ClusterResources, certificates: Cer
         "scheduler_options": scheduler,
         "worker_options": worker,
         "worker_class": "distributed.Nanny",
-        "remote_python": _python(),
+        "remote_python": PYTHON,
     }
-
-
-def _python() -> str:
-    return shlex.quote(sys.executable)
 
 
 @contextmanager
@@ -115,13 +112,13 @@ def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[Host
         InputError: a host cannot be reached, or lacks something that a worker needs.
     """
     directory = [certificates.authority.rpartition("/")[0]] if certificates else []
-    command = " ".join([_python(), "-m", "paceline.tasks.cluster.host_report", *map(shlex.quote, directory)])
-    answers = asyncio.run(_ask_all(settings.hosts, command))
+    command = " ".join([PYTHON, "-m", "paceline.tasks.cluster.host_report", *map(shlex.quote, directory)])
+
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*(_ask(host, command) for host in settings.hosts))
+
+    answers = asyncio.run(ask_all())
     return [_parse_answer(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
-
-
-async def _ask_all(hosts: tuple[str, ...], command: str) -> list[str]:
-    return await asyncio.gather(*(_ask(host, command) for host in hosts))
 
 
 async def _ask(host: str, command: str) -> str:
@@ -130,14 +127,9 @@ async def _ask(host: str, command: str) -> str:
     try:
         async with asyncio.timeout(ANSWER_SECONDS), asyncssh.connect(host, **CONNECT_OPTIONS) as connection:
             answer = await connection.run(command, check=False)
-    except (
-        OSError,
-        ValueError,
-        asyncssh.Error,
-    ) as error:  # TimeoutError is an OSError; keys that cannot be read a ValueError
-        reason = one_line(error)
+    except (OSError, ValueError, asyncssh.Error) as error:  # a ValueError: of keys that cannot be read
         raise InputError(
-            f"cluster.hosts: {host} cannot be reached by SSH ({reason}); "
+            f"cluster.hosts: {host} cannot be reached by SSH ({one_line(error)}); "
             f"it must let this user in without a password: try  ssh -o BatchMode=yes {host} true"
         ) from error
     if answer.exit_status != 0:

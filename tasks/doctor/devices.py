@@ -54,9 +54,8 @@ def measure_devices(address: str, site: Environment, accelerator: str) -> Measur
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         seats = _seats(client, accelerator)
         busy = [seat for seat in seats if seat.slot.busy]
-        owners = call_workers(
-            client, [(seat.slot.worker, owner_of, (seat.slot.device,)) for seat in busy], ANSWER_SECONDS
-        )
+        requests = [(seat.slot.worker, owner_of, (seat.slot.device,)) for seat in busy]
+        owners = call_workers(client, requests, ANSWER_SECONDS)
         skipped = {seat.device.name: f"in use by {owner}" for seat, owner in zip(busy, owners, strict=True)}
         by_host: dict[str, list[Seat]] = {}
         for seat in seats:
@@ -136,15 +135,9 @@ def _run(
     client: Client, seats: Sequence[Seat], jobs: Sequence[SubprocessJob], seconds: float
 ) -> list[Measurements | str]:
     """Run a job on each seat at the same time; its result, or the reason why there is none."""
+    options: dict[str, Any] = {"allow_other_workers": False, "pure": False, "retries": 0}
     futures = [
-        client.submit(
-            run_on_device,
-            *(job, seat.slot.device, seconds),
-            workers=[seat.slot.worker],
-            allow_other_workers=False,
-            pure=False,
-            retries=0,
-        )
+        client.submit(run_on_device, job, seat.slot.device, seconds, workers=[seat.slot.worker], **options)
         for seat, job in zip(seats, jobs, strict=True)
     ]
     answers: list[Measurements | str] = []

@@ -17,7 +17,6 @@ LITTLE_SHARED_BYTES = GIB
 NVIDIA = Path("/dev/nvidiactl")
 SHARED_MEMORY = Path("/dev/shm")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-RAPL = Path("/sys/class/powercap")
 
 
 def examine_host(home: Path, leases: Path) -> list[Finding]:
@@ -49,18 +48,11 @@ def _drivers() -> Finding:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return bad("driver", f"NVML does not answer: {error}", "load the driver again, or restart the host")
-    nccl = next(
-        (
-            distribution.version
-            for distribution in metadata.distributions()
-            if distribution.name.startswith("nvidia-nccl")
-        ),
-        None,
-    )
-    if nccl is None:
+    nccl = [package.version for package in metadata.distributions() if package.name.startswith("nvidia-nccl")]
+    if not nccl:
         remedy = "install torch with CUDA by pip, which brings NCCL"
         return doubtful("driver", f"NVIDIA {version}, and no NCCL: several GPUs cannot train together", remedy)
-    return good("driver", f"NVIDIA {version}, NCCL {nccl}")
+    return good("driver", f"NVIDIA {version}, NCCL {nccl[0]}")
 
 
 def _compiler() -> Finding:

@@ -35,12 +35,8 @@ def _python() -> Finding:
 
 
 def _ranges() -> Finding:
-    needed = [Requirement(text) for text in metadata.requires(NAME) or []]
-    needed = [
-        requirement
-        for requirement in needed
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-    ]
+    listed = map(Requirement, metadata.requires(NAME) or [])
+    needed = [each for each in listed if each.marker is None or each.marker.evaluate({"extra": ""})]
     wrong = []
     for requirement in needed:
         version = installed_version(requirement.name)
@@ -71,9 +67,8 @@ def _bad_releases() -> Finding:
     wrong = []
     for name, (releases, why) in BAD_RELEASES.items():
         version = installed_version(name)
-        if version is not None and any(
-            Requirement(f"{name}{release}").specifier.contains(version) for release in releases.split(",")
-        ):
+        specifiers = (Requirement(f"{name}{release}").specifier for release in releases.split(","))
+        if version is not None and any(specifier.contains(version) for specifier in specifiers):
             wrong.append(f"{name} {version} {why}")
     if wrong:
         return bad("bad releases", "; ".join(wrong), "install the locked versions: infra/install")
@@ -84,13 +79,9 @@ def _torchvision() -> Finding:
     version = installed_version("torchvision")
     if version is None:
         return good("torchvision", "absent, as it should be")
-    required = next(
-        (Requirement(text) for text in metadata.requires("torchvision") or [] if text.startswith("torch=")), None
-    )
+    required = [Requirement(text) for text in metadata.requires("torchvision") or [] if text.startswith("torch=")]
     torch = installed_version("torch") or ""
-    if required is not None and required.specifier.contains(torch):
+    if required and required[0].specifier.contains(torch):
         return good("torchvision", f"{version}, for torch {torch}")
-    remedy = "pip uninstall torchvision: nothing here uses it"
-    return bad(
-        "torchvision", f"{version} is not for torch {torch}: lightning and torchmetrics fail at their import", remedy
-    )
+    fault = f"{version} is not for torch {torch}: lightning and torchmetrics fail at their import"
+    return bad("torchvision", fault, "pip uninstall torchvision: nothing here uses it")

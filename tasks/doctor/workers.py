@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from paceline.conf.environment import Environment
 from paceline.conf.plugins import Plugin
+from paceline.tasks.cluster import gpu_workers
 from paceline.tasks.cluster.client import call_workers, connect, workers
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.cluster.user_packages import PackageName, find_differences
@@ -77,9 +78,8 @@ def examine_workers(
     try:
         with connect(address) as client:
             addresses = workers(client)
-            answers, skews = _ask(
-                client, addresses, (str(marker), str(leases), tuple((plugin.kind, plugin.name) for plugin in packages))
-            )
+            requested = tuple((plugin.kind, plugin.name) for plugin in packages)
+            answers, skews = _ask(client, addresses, (str(marker), str(leases), requested))
             reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in addresses]
             lacks = call_workers(client, reached, REACH_SECONDS + ANSWER_SECONDS)
     finally:
@@ -169,9 +169,8 @@ def _ask(
 
 def _number(reports: dict[str, Seen], silent: dict[str, object], num_expected: int) -> Finding:
     gpus = sum(report.num_gpus > 0 for report in reports.values())
-    summary = f"{len(reports)} on {len({report.host for report in reports.values()})} hosts" + (
-        f", {gpus} see GPUs" if gpus else ""
-    )
+    summary = f"{len(reports)} on {len({report.host for report in reports.values()})} hosts"
+    summary += f", {gpus} see GPUs" if gpus else ""
     if silent:
         worker, answer = next(iter(silent.items()))
         why = one_line(answer) if isinstance(answer, BaseException) else "no answer"
@@ -199,13 +198,10 @@ def _contexts(reports: dict[str, Seen]) -> Finding:
         return good("contexts", "no worker holds a CUDA context")
     worker, contexts = max(holders, key=lambda holder: any(holder[1].values()))
     text = f"{len(holders)} workers hold a CUDA context, {worker} on {', '.join(contexts)}"
-    remedy = (
-        "start them with dask worker --preload-nanny paceline.tasks.cluster.gpu_workers in place of dask cuda worker"
-    )
+    remedy = f"start them with dask worker --preload-nanny {gpu_workers.__name__} in place of dask cuda worker"
     if any(contexts.values()):
-        return bad(
-            "contexts", f"{text}, which takes a single process (EXCLUSIVE_PROCESS): no training can start", remedy
-        )
+        text += ", which takes a single process (EXCLUSIVE_PROCESS): no training can start"
+        return bad("contexts", text, remedy)
     return doubtful("contexts", f"{text}: memory that trainings lack", remedy)
 
 
@@ -218,11 +214,7 @@ def _versions(reports: dict[str, Seen]) -> Finding:
         if report.versions.get(name) != versions[name]
     ]
     if other:
-        return bad(
-            "versions",
-            f"{other[0]}" + (f" and {len(other) - 1} more" if other[1:] else ""),
-            "install the lock everywhere",
-        )
+        return bad("versions", _first(other), "install the lock everywhere")
     return good("versions", "the same everywhere")
 
 
@@ -234,10 +226,13 @@ def _packages(reports: dict[str, Seen], packages: Sequence[Plugin], named: Seque
     ]
     if not lacks:
         return good("own on workers", ", ".join(plugin.identity for plugin in packages))
-    is_needed, first = max(lacks, key=lambda lack: lack[0])
-    text = first + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
+    lacks.sort(key=lambda lack: not lack[0])  # those that the run needs come first
     remedy = "install the same everywhere and restart the workers"
-    return (bad if is_needed else doubtful)("own on workers", text, remedy)
+    return (bad if lacks[0][0] else doubtful)("own on workers", _first([lack for _, lack in lacks]), remedy)
+
+
+def _first(faults: Sequence[str]) -> str:
+    return faults[0] + (f" and {len(faults) - 1} more" if faults[1:] else "")
 
 
 def _skew(skews: dict[str, tuple[float, float]]) -> Finding:
@@ -257,10 +252,8 @@ def _home(reports: dict[str, Seen], home: Path) -> Finding:
         what = f"{blind[0]} does not see" if blind else f"{dumb[0]} cannot write to"
         remedy = "mount one file system at that path on every host, writable for this user"
         return bad("shared state", f"{what} PACELINE_HOME={home}", remedy)
-    return good(
-        "shared state",
-        f"{home}: {min(report.free_bytes for report in reports.values()) / GIB:.0f} GiB free, seen by all",
-    )
+    free = min(report.free_bytes for report in reports.values())
+    return good("shared state", f"{home}: {free / GIB:.0f} GiB free, seen by all")
 
 
 def _data(answers: dict[str, object], root: str) -> Finding:
@@ -270,9 +263,8 @@ def _data(answers: dict[str, object], root: str) -> Finding:
         if answer
     ]
     if lacks:
-        text = lacks[0] + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
         remedy = "mount it there, or give the workers the credentials and the way to the store, and restart them"
-        return bad("data on workers", redact(text), remedy)
+        return bad("data on workers", redact(_first(lacks)), remedy)
     return good("data on workers", f"{redact(root)}, reached by all")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
@@ -16,7 +15,7 @@ from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subproce
 from paceline.tasks.records.data import Reads
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future
 
 RETRIES = 2
 Progress = Callable[[int, int], None]
@@ -52,20 +51,18 @@ def predict_parts(
     records: list[PartRecord] = []
     total = sum(len(part.samples) for part in parts)
     done = 0
-    with (
-        connect_to_workers(address, "prediction") as client,
-        closing(iter_results(client, parts, partial(_submit, client, settings))) as completed,
-    ):
-        for record in completed:
-            records.append(record)
-            done += record.num_samples + record.num_rejected
-            if on_progress is not None:
-                on_progress(done, total)
+    with connect_to_workers(address, "prediction") as client:
+
+        def submit(part: Part) -> Future[PartRecord]:
+            return client.submit(predict_part, part, settings, key=_key(str(part.number)), pure=False, retries=RETRIES)
+
+        with closing(iter_results(client, parts, submit)) as completed:
+            for record in completed:
+                records.append(record)
+                done += record.num_samples + record.num_rejected
+                if on_progress is not None:
+                    on_progress(done, total)
     return records
-
-
-def _submit(client: Client, settings: Settings, part: Part) -> Future[PartRecord]:
-    return client.submit(predict_part, part, settings, key=_key(str(part.number)), pure=False, retries=RETRIES)
 
 
 def _key(what: str) -> str:

@@ -8,11 +8,12 @@ Pure: nothing is run here.
 
 from typing import Literal
 
-from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
+from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.measure.records import Measurement
-from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.record import Record
+from paceline.tasks.speedup.study.pairs import as_interval
 from paceline.tasks.train.plan import arm_of
 
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]
@@ -58,13 +59,8 @@ def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
     """The measurement for a sweep."""
     side_by_side = arm_of(plan).model_copy(update={"batch_size": batch_size, "variant": "no_sync"})
     alone = side_by_side.model_copy(update={"num_devices": 1, "variant": "full"})
-    arms: dict[str, Arm] = {
-        ALONE: alone,
-        BESIDE: side_by_side,
-        TOGETHER: side_by_side.model_copy(
-            update={"batch_size": max(1, batch_size // plan.world_size), "variant": "full"}
-        ),
-    }
+    share = {"batch_size": max(1, batch_size // plan.world_size), "variant": "full"}
+    arms = {ALONE: alone, BESIDE: side_by_side, TOGETHER: side_by_side.model_copy(update=share)}
     if plan.accelerator == "cpu" and plan.num_threads < num_cores:
         arms[WHOLE] = alone.model_copy(update={"num_threads": num_cores})
     return Measurement(arms=arms)
@@ -72,21 +68,17 @@ def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
 
 def judge_colocation(probe: ProbeResult) -> Colocation | None:
     """Judge the measurement; None if it was too short."""
-    alone, together = arm_ratio(probe.rounds, ALONE, BESIDE), arm_ratio(probe.rounds, TOGETHER, BESIDE)
+    roles = (ALONE, TOGETHER, WHOLE)
+    alone, together, all_cores = (as_interval(arm_ratio(probe.rounds, role, BESIDE)) for role in roles)
     if alone is None or together is None:
         return None
-    all_cores = arm_ratio(probe.rounds, WHOLE, BESIDE)
     return Colocation(
         num_devices=probe.candidate.num_devices,
-        over_alone=_interval(alone),
-        over_together=_interval(together),
-        over_whole=None if all_cores is None else _interval(all_cores),
+        over_alone=alone,
+        over_together=together,
+        over_whole=all_cores,
         num_rounds=len(probe.rounds),
         seconds=probe.seconds,
         contaminated=probe.validity.contaminated,
         reasons=probe.validity.reasons,
     )
-
-
-def _interval(found: Estimate) -> Interval:
-    return Interval(value=found.value, low=found.low, high=found.high)

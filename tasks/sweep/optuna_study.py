@@ -52,7 +52,6 @@ class TrialStore:
     """Proposes trials, takes their scores, and remembers all of it. For use from several threads."""
 
     def __init__(self, journal: Path, search: Search) -> None:
-        self._search = search
         self._lock = threading.Lock()
         self._distributions = {parameter.setting: _distribution(parameter) for parameter in search.parameters}
         journal.parent.mkdir(parents=True, exist_ok=True)
@@ -61,14 +60,9 @@ class TrialStore:
         exists = STUDY in {study.study_name for study in storage.get_all_studies()}
         num_before = len(storage.get_all_trials(storage.get_study_id_from_name(STUDY))) if exists else 0
         # A sampler restarts its random numbers in each process: the same seed would propose the same again.
-        sampler = _sampler(search, search.seed + num_before)
+        sampler, pruner = _sampler(search, search.seed + num_before), _pruner(search)
         self._study = optuna.create_study(
-            storage=storage,
-            sampler=sampler,
-            pruner=_pruner(search),
-            study_name=STUDY,
-            direction="maximize",
-            load_if_exists=True,
+            storage=storage, sampler=sampler, pruner=pruner, study_name=STUDY, direction="maximize", load_if_exists=True
         )
         self._left = search.num_trials - sum(AGAIN not in trial.user_attrs for trial in self._all())
 
@@ -80,13 +74,9 @@ class TrialStore:
         with self._lock:
             running = [trial for trial in self._all() if trial.state == TrialState.RUNNING]
             retried = {trial.user_attrs.get(AGAIN) for trial in self._all()}
-            failed = [
-                trial
-                for trial in self._all()
-                if trial.state == TrialState.FAIL and not trial.user_attrs.get(FINAL) and trial.number not in retried
-            ]
-            for trial in failed:
-                self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
+            for trial in self._all():
+                if trial.state == TrialState.FAIL and not trial.user_attrs.get(FINAL) and trial.number not in retried:
+                    self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
             num_waiting = sum(trial.state == TrialState.WAITING for trial in self._all())
             retries = [self._ask() for _ in range(num_waiting)]
             resumed = [

@@ -75,11 +75,6 @@ def text_of(value: Scalar) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def grid_size(parameters: Iterable[Parameter]) -> int:
-    """Number of combinations. Raises InputError: they cannot be counted."""
-    return math.prod(len(parameter.all_values()) for parameter in parameters)
-
-
 def most_epochs(config: Config, parameters: Iterable[Parameter]) -> int:
     """Epochs of the longest trial."""
     swept = [parameter.test_values() for parameter in parameters if parameter.setting == "recipe.num_epochs"]
@@ -90,7 +85,7 @@ def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Pa
     """Number of trials: the requested number, at most the size of a grid. Raises InputError: a grid has no end."""
     if not is_grid:
         return NUM_TRIALS if num_trials is None else num_trials
-    size = grid_size(parameters)
+    size = math.prod(len(parameter.all_values()) for parameter in parameters)
     return size if num_trials is None else min(size, num_trials)
 
 

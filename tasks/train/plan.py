@@ -3,10 +3,11 @@
 Each rule states the measurement that supports it.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from paceline.conf.config import Config
-from paceline.conf.execution import CAPTURED, Compile, Loading, MemoryFormat, Precision
+from paceline.conf.execution import CAPTURED, Precision
 from paceline.conf.recipe import FLIPPING
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.execution import Arm, Plan
@@ -16,6 +17,10 @@ from paceline.tasks.train.checkpoint_interval import rule
 
 # Share of a device's memory for a resident data set; the rest is for the model, its activations and the system.
 RESIDENT_MEMORY_FRACTION = 0.25
+EAGER = Choice(
+    value="off",
+    reason="compiling takes 10 s or more, which a short training never wins back; a longer one times it first",
+)
 BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 and TF32 tensor cores
 
 
@@ -25,26 +30,35 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
     Raises:
         InputError: the hardware cannot execute what the configuration demands.
     """
-    reasons: dict[str, Choice] = {}
-    accelerator = _accelerator(config, hardware, reasons)
+    execution, reasons = config.execution, dict[str, Choice]()
+
+    def pick(name: str, rule: Callable[[], Choice]) -> Any:
+        """The configured value, or for `auto` that of a rule, whose reason is recorded."""
+        configured = getattr(execution, name)
+        if configured != "auto":
+            return configured
+        reasons[name] = rule()
+        return reasons[name].value
+
+    accelerator = pick("accelerator", lambda: _accelerator(hardware))
     _check_devices(config, hardware, accelerator)
-    precision = _precision(config, hardware, accelerator, reasons)
-    if config.execution.checkpoint_steps == "auto":
-        reasons["checkpoint_steps"] = rule()
-    device_name = hardware.gpus[0].name if accelerator == "gpu" else hardware.cpu_name
+    is_old = _check_precision(config, hardware, accelerator)
+    precision = pick("precision", lambda: _precision(hardware, accelerator, is_old))
+    pick("checkpoint_steps", rule)
+    micro_batch = pick("micro_batch", lambda: _micro_batch(config))
     plan = Plan(
         accelerator=accelerator,
-        device_name=device_name,
-        world_size=config.execution.world_size,
-        num_threads=_num_threads(config, hardware, accelerator, reasons),
+        device_name=hardware.gpus[0].name if accelerator == "gpu" else hardware.cpu_name,
+        world_size=execution.world_size,
+        num_threads=pick("num_threads", lambda: _num_threads(config, hardware)),
         precision=precision,
-        compile=_compile(config, reasons),
-        memory_format=_memory_format(config, accelerator, precision, reasons),
-        loading=_loading(config, hardware, accelerator, num_train, reasons),
+        compile=pick("compile", lambda: EAGER),
+        memory_format=pick("memory_format", lambda: _memory_format(accelerator, precision)),
+        loading=pick("loading", lambda: _loading(config, hardware, accelerator, num_train)),
         strategy=_strategy(config, precision),
-        gradient_compression=config.execution.gradient_compression,
-        micro_batch=_micro_batch(config, reasons),
-        activation_checkpointing=config.execution.activation_checkpointing == "on",
+        gradient_compression=execution.gradient_compression,
+        micro_batch=None if micro_batch == "off" else micro_batch,
+        activation_checkpointing=execution.activation_checkpointing == "on",
         reasons=reasons,
     )
     _check_graph(plan, hardware)
@@ -83,22 +97,18 @@ def without_graph(plan: Plan, reason: str) -> Plan:
     )
 
 
-def _accelerator(config: Config, hardware: Hardware, reasons: dict[str, Choice]) -> Literal["cpu", "gpu"]:
-    configured = config.execution.accelerator
-    if configured == "auto":
-        chosen: Literal["cpu", "gpu"] = "gpu" if hardware.gpus else "cpu"
-        reason = f"{len(hardware.gpus)} GPUs on {hardware.host}" if hardware.gpus else f"no GPU on {hardware.host}"
-        reasons["accelerator"] = Choice(value=chosen, reason=reason)
-        return chosen
-    if configured == "gpu" and not hardware.gpus:
+def _accelerator(hardware: Hardware) -> Choice:
+    if hardware.gpus:
+        return Choice(value="gpu", reason=f"{len(hardware.gpus)} GPUs on {hardware.host}")
+    return Choice(value="cpu", reason=f"no GPU on {hardware.host}")
+
+
+def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> None:
+    if accelerator == "gpu" and not hardware.gpus:
         raise InputError(
             f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees and torch is built for; "
             "use cpu or auto, install a CUDA build of torch, or fix the driver"
         )
-    return configured
-
-
-def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> None:
     available = len(hardware.gpus) if accelerator == "gpu" else hardware.num_cores
     unit = "GPUs" if accelerator == "gpu" else "CPU cores"
     if config.execution.num_devices > available:
@@ -114,9 +124,8 @@ def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu
         )
 
 
-def _precision(
-    config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]
-) -> Precision:
+def _check_precision(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> bool:
+    """Refuse a precision that the devices do not have; return whether one of the GPUs has no bf16."""
     configured = config.execution.precision
     if configured in ("16-mixed", "tf32") and accelerator == "cpu":
         raise InputError(
@@ -129,15 +138,12 @@ def _precision(
         raise InputError(
             f"execution.precision={configured}: {old[0]} has no {kind} arithmetic; use 16-mixed or 32-true"
         )
-    if configured != "auto":
-        return configured
-    reasons["precision"] = _auto_precision(hardware, accelerator, bool(old))
-    return reasons["precision"].value  # type: ignore[return-value]
+    return bool(old)
 
 
-def _auto_precision(hardware: Hardware, accelerator: Literal["cpu", "gpu"], old_gpu: bool) -> Choice:
+def _precision(hardware: Hardware, accelerator: Literal["cpu", "gpu"], is_old: bool) -> Choice:
     if accelerator == "gpu":
-        if old_gpu:
+        if is_old:
             return Choice(value="16-mixed", reason="a GPU before compute capability 8.0: fp16 tensor cores, no bf16")
         return Choice(value="bf16-mixed", reason="the GPU multiplies bf16 on tensor cores")
     if hardware.cpu_bf16:
@@ -158,36 +164,16 @@ def _strategy(config: Config, precision: Precision) -> Literal["single", "ddp", 
     return "fsdp"
 
 
-def _micro_batch(config: Config, reasons: dict[str, Choice]) -> int | None:
-    configured = config.execution.micro_batch
-    if configured == "auto":
-        sharded = config.execution.strategy == "fsdp"
-        reason = "sharded weights are gathered for each pass" if sharded else "as long as the device's memory suffices"
-        reasons["micro_batch"] = Choice(value="off", reason=f"a rank's share of a batch in one pass: {reason}")
-    return configured if isinstance(configured, int) else None
+def _micro_batch(config: Config) -> Choice:
+    sharded = config.execution.strategy == "fsdp"
+    reason = "sharded weights are gathered for each pass" if sharded else "as long as the device's memory suffices"
+    return Choice(value="off", reason=f"a rank's share of a batch in one pass: {reason}")
 
 
-def _memory_format(
-    config: Config, accelerator: Literal["cpu", "gpu"], precision: Precision, reasons: dict[str, Choice]
-) -> MemoryFormat:
-    configured = config.execution.memory_format
-    if configured != "auto":
-        return configured
+def _memory_format(accelerator: Literal["cpu", "gpu"], precision: Precision) -> Choice:
     if accelerator == "gpu" and precision in ("32-true", "64-true"):
-        choice = Choice(value="contiguous", reason="full-precision GPU convolutions gain nothing from channels last")
-    else:
-        choice = Choice(value="channels_last", reason="convolutions read pixels with all channels together")
-    reasons["memory_format"] = choice
-    return choice.value  # type: ignore[return-value]
-
-
-def _compile(config: Config, reasons: dict[str, Choice]) -> Compile:
-    configured = config.execution.compile
-    if configured != "auto":
-        return configured
-    reason = "compiling takes 10 s or more, which a short training never wins back; a longer one times it first"
-    reasons["compile"] = Choice(value="off", reason=reason)
-    return "off"
+        return Choice(value="contiguous", reason="full-precision GPU convolutions gain nothing from channels last")
+    return Choice(value="channels_last", reason="convolutions read pixels with all channels together")
 
 
 def _check_graph(plan: Plan, hardware: Hardware) -> None:
@@ -202,28 +188,20 @@ def _check_graph(plan: Plan, hardware: Hardware) -> None:
     )
 
 
-def _loading(
-    config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], num_train: int, reasons: dict[str, Choice]
-) -> Loading:
-    configured = config.execution.loading
-    if configured != "auto":
-        return configured
+def _loading(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], num_train: int) -> Choice:
     if config.recipe.vary.crop_scale is not None and config.stored_size[0] > config.data.image_size:
         reason = "random crops are cut out of stored photographs, on all cores of the host"
-        reasons["loading"] = Choice(value="streaming", reason=reason)
-        return "streaming"
+        return Choice(value="streaming", reason=reason)
     memory, place, ranks = hardware.memory_bytes, "device memory", config.execution.num_devices
     if accelerator == "gpu":  # ranks take free GPUs first: the fullest of those that they would take
         free = sorted(gpu.memory_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in hardware.gpus)
         memory, place, ranks = free[-config.execution.num_devices], "free device memory", 1
     need = resident_bytes(config, num_train) * ranks  # ranks of a host share its memory
     limit = int(memory * RESIDENT_MEMORY_FRACTION)
-    fits = need <= limit
-    reasons["loading"] = Choice(
-        value="resident" if fits else "streaming",
+    return Choice(
+        value="resident" if need <= limit else "streaming",
         reason=f"the set takes {need / 2**20:,.0f} MiB of the {limit / 2**20:,.0f} MiB it may use in {place}",
     )
-    return "resident" if fits else "streaming"
 
 
 def resident_bytes(config: Config, num_train: int) -> int:
@@ -234,14 +212,7 @@ def resident_bytes(config: Config, num_train: int) -> int:
     return num_train * side * side * config.data.num_channels * copies
 
 
-def _num_threads(
-    config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]
-) -> int:
-    configured = config.execution.num_threads
-    if configured != "auto":
-        return configured
-    threads = max(1, hardware.num_cores // config.execution.num_devices)
-    reasons["num_threads"] = Choice(
-        value=threads, reason=f"{hardware.num_cores} cores over {config.execution.num_devices} ranks of a host"
-    )
-    return threads
+def _num_threads(config: Config, hardware: Hardware) -> Choice:
+    ranks = config.execution.num_devices
+    threads = max(1, hardware.num_cores // ranks)
+    return Choice(value=threads, reason=f"{hardware.num_cores} cores over {ranks} ranks of a host")

@@ -329,6 +329,7 @@ def _specs(
     lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
     if lost is not None:
         raise LostError(f"a worker does not answer: {lost}")
+    directories = [job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" for placement in placements]
     strategy = "single" if len(placements) == 1 else job.plan.strategy
     plan = job.plan.model_copy(update={"world_size": len(placements), "strategy": strategy})
     return [
@@ -338,7 +339,7 @@ def _specs(
             prepared=job.prepared.normalised_for(model_facts(job.config.model.name)),
             pretrained=job.pretrained,
             run_id=job.run_id,
-            directory=str(job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}"),
+            directory=str(directory),
             checkpoint_directory=str(job.checkpoints),
             resume_from=str(resume_from) if resume_from else None,
             rank=placement.rank,
@@ -357,13 +358,9 @@ def _specs(
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             packages=tuple(package.identity for package in job.config.packages),
-            compile_cache=str(
-                job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" / "compiled"
-                if job.cold_compile
-                else Path(job.home) / "compiled"
-            ),
+            compile_cache=str((directory if job.cold_compile else Path(job.home)) / "compiled"),
         )
-        for placement, interface in zip(placements, interfaces, strict=True)
+        for placement, interface, directory in zip(placements, interfaces, directories, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.tasks import deadline
 from paceline.tasks.cluster.client import call_workers, workers
@@ -91,16 +91,9 @@ class RankGroup:
             held.append(placement)
 
     def _submit(self, claim: DeviceClaim, worker: str) -> Future[RankOutcome]:
+        where: dict[str, Any] = {"workers": [worker], "allow_other_workers": False, "pure": False, "retries": 0}
         try:
-            return self._client.submit(
-                supervise,
-                claim.model_dump_json(),
-                workers=[worker],
-                allow_other_workers=False,
-                pure=False,
-                retries=0,
-                key=claim.key,
-            )
+            return self._client.submit(supervise, claim.model_dump_json(), key=claim.key, **where)
         except Exception as error:
             raise LostError(f"the connection to the Dask scheduler is closed: {_describe(error)}") from error
 
@@ -112,9 +105,8 @@ class RankGroup:
             (placement.worker, send_spec, (self._keys[placement.rank], spec.model_dump_json()))
             for placement, spec in zip(self._placements, specs, strict=True)
         ]
-        for placement, answer in zip(
-            self._placements, call_workers(self._client, requests, ANSWER_SECONDS), strict=True
-        ):
+        answers = call_workers(self._client, requests, ANSWER_SECONDS)
+        for placement, answer in zip(self._placements, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise LostError(f"{_describe_worker(placement)} cannot be reached to start: {_describe(answer)}")
 
@@ -142,11 +134,10 @@ class RankGroup:
 
     def end(self) -> None:
         """Cancel the remaining ranks, and wait until no host that answers has one of the run."""
-        futures = list(self._futures.values())
         if len(self._outcomes) == len(self._placements):
             return
         try:
-            self._client.cancel(futures, force=True)
+            self._client.cancel(list(self._futures.values()), force=True)
         except Exception:  # noqa: BLE001  the scheduler is gone, and supervisors notice; the group's own error matters
             return
         give_up = time.monotonic() + ABORT_SECONDS
@@ -229,16 +220,7 @@ class RankGroup:
             time.sleep(POLL_SECONDS)
         # A killed rank has no time: it ended before those that noticed.
         first = min(causes or failed, key=lambda outcome: outcome.failed_at or 0.0)
-        return RankError(
-            f"rank {first.rank} failed: {first.error}",
-            first.rank,
-            first.traceback,
-            final=first.final,
-            too_many=first.too_many,
-            oom_stage=first.oom_stage,
-            oom_arm=first.oom_arm,
-            failed_capture=first.failed_capture,
-        )
+        return RankError(f"rank {first.rank} failed: {first.error}", first.rank, first.traceback, **first.causes)
 
     def _check_futures(self) -> None:
         for rank, future in self._futures.items():

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from pydantic import Field
 
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import LostError
@@ -47,16 +48,8 @@ class RankOutcome(Record):
     """Content of result.json; None if the rank failed."""
     error: str | None
     """Last line of the rank's error; None if it raised none."""
-    final: bool = False
-    """The error is deliberate: the rank would raise it again."""
-    too_many: int | None = None
-    """Samples of the micro-batch that ran out of memory."""
-    oom_stage: str | None = None
-    """Work before the training that ran out of memory."""
-    oom_arm: str | None = None
-    """Label of its arm that did."""
-    failed_capture: str | None = None
-    """Why recording a CUDA graph failed."""
+    causes: dict[str, Any] = Field(default_factory=dict)
+    """What the rank knows of its error, as keyword arguments of `RankError`."""
     traceback: str
     """The rank's traceback, else the end of its log."""
     failed_at: float | None
@@ -265,11 +258,7 @@ def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_second
         returncode=returncode,
         result=result,
         error=None if result is not None else message,
-        final=bool(error.get("final")),
-        too_many=error.get("too_many"),
-        oom_stage=error.get("oom_stage"),
-        oom_arm=error.get("oom_arm"),
-        failed_capture=error.get("failed_capture"),
+        causes=error.get("causes", {}),
         traceback=error.get("traceback") or log[-LOG_TAIL_CHARACTERS:],
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,

@@ -163,11 +163,13 @@ def main(spec_path: str) -> int:
             "message": redact(f"{type(error).__name__}: {error}"),
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),
-            "final": isinstance(error, PacelineError),
-            "too_many": oom_sample_count(error),
-            "oom_stage": error.stage if isinstance(error, MeasureMemoryError) else None,
-            "oom_arm": error.arm if isinstance(error, MeasureMemoryError) else None,
-            "failed_capture": str(error) if isinstance(error, CaptureError) else None,
+            "causes": {
+                "final": isinstance(error, PacelineError),
+                "too_many": oom_sample_count(error),
+                "oom_stage": error.stage if isinstance(error, MeasureMemoryError) else None,
+                "oom_arm": error.arm if isinstance(error, MeasureMemoryError) else None,
+                "failed_capture": str(error) if isinstance(error, CaptureError) else None,
+            },
         }
         heartbeat.final_error(facts)
         with suppress(OSError):  # the disk of the log may be full

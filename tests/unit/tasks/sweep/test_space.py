@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.conf.load import load
-from paceline.tasks.sweep.space import grid_size, num_proposals, parse_parameters, text_of
+from paceline.tasks.sweep.space import num_proposals, parse_parameters, text_of
 from tests.support.refusals import refused
 
 FORMS = ["log(a,b)", "lin(a,b)", "int(a,b[,step])", "x,y,z"]
@@ -80,14 +80,14 @@ def test_a_sweep_varies_something_and_nothing_twice():
 
 def test_a_grid_has_a_number_and_a_range_has_none():
     parameters = parse_parameters(["model.width=int(8,32,8)", "recipe.optimizer=[sgd,adamw]"])
-    assert grid_size(parameters) == 8
+    assert num_proposals(None, True, parameters) == 8
     assert num_proposals(None, True, parameters) == 8
     assert num_proposals(5, True, parameters) == 5
     assert num_proposals(50, True, parameters) == 8
     assert num_proposals(50, False, parameters) == 50
     assert num_proposals(None, False, parameters) == 20
     with refused("--param", "--sampler", "grid", "tpe"):
-        grid_size(parse_parameters(["recipe.learning_rate=log(1e-3,1)"]))
+        num_proposals(None, True, parse_parameters(["recipe.learning_rate=log(1e-3,1)"]))
 
 
 def test_numbers_with_an_exponent_are_numbers_in_a_list_too():
