@@ -21,13 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.tasks.data.loading.batch import (
-    columns_before_flip,
-    gather_windows,
-    pad,
-    window_numbers,
-    windows,
-)
+from paceline.tasks.data.loading.batch import columns_before_flip, gather_windows, pad, window_numbers, windows
 from paceline.tasks.data.loading.pinned_ring import Array
 from paceline.tasks.data.loading.sampling import Shuffle
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader

@@ -10,10 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -32,7 +31,7 @@ from paceline.tasks.files import is_full
 from paceline.tasks.records.data import PreparedSet, Reads
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future
 
 RETRIES = 2
 
@@ -135,7 +134,14 @@ def run_chunks(
         for worker, number in threads.items():
             hosts[host_of(worker)] += number
         sharing = [hosts[host_of(reader)] for reader in readers]
-        with closing(iter_results(client, portions, partial(_submit, client, readers, sharing))) as results:
+
+        def submit(portion: TaskChunks) -> Future[list[ShardRecord]]:
+            """Send a portion to the worker whose rank will read its shards; one with nothing to do may steal it."""
+            key, where = f"prepare-{portion.key}-{uuid4().hex}", [readers[portion.reader]]
+            options: dict[str, Any] = {"workers": where, "allow_other_workers": True, "pure": False, "retries": RETRIES}
+            return client.submit(write_shards, portion.chunks, sharing[portion.reader], key=key, **options)
+
+        with closing(iter_results(client, portions, submit)) as results:
             for record in chain.from_iterable(results):
                 spool.add(record)
                 records.append(record.model_copy(update={"rejected": ()}))
@@ -144,20 +150,6 @@ def run_chunks(
                 if on_progress is not None:
                     on_progress(done, cutter.listing.num_samples)
     return records
-
-
-def _submit(client: Client, readers: list[str], sharing: list[int], portion: TaskChunks) -> Future[list[ShardRecord]]:
-    """Send a portion to the worker whose rank will read its shards; one with nothing to do may steal it."""
-    return client.submit(
-        write_shards,
-        portion.chunks,
-        sharing[portion.reader],
-        key=f"prepare-{portion.key}-{uuid4().hex}",
-        pure=False,
-        retries=RETRIES,
-        workers=[readers[portion.reader]],
-        allow_other_workers=True,
-    )
 
 
 def _exceeds_limit(data: Data, listing: SampleListing, num_rejected: int) -> bool:

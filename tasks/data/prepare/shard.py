@@ -164,6 +164,7 @@ def _write(chunk: Chunk, decoded: Pixels | Photographs, reads: Reads) -> ShardRe
         counts = np.bincount(arrays["images"][..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
     else:
         counts = np.bincount(labels_N, minlength=len(chunk.class_names))
+    rejected = chunk.samples.take(np.array([*reasons], dtype=int))
     return ShardRecord(
         split=chunk.split,
         number=chunk.number,
@@ -173,9 +174,7 @@ def _write(chunk: Chunk, decoded: Pixels | Photographs, reads: Reads) -> ShardRe
         moments=decoded.sums.moments() if isinstance(decoded, Photographs) else moments.of_images(arrays["images"]),
         rejected=tuple(
             Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
-            for sample, reason in zip(
-                chunk.samples.take(np.array([*reasons], dtype=int)), reasons.values(), strict=True
-            )
+            for sample, reason in zip(rejected, reasons.values(), strict=True)
         ),
         reads=reads,
     )

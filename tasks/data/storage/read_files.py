@@ -157,11 +157,9 @@ class _S3Reader:
             fetched = dict(zip(missing, _name_host(fetching.result), strict=True))
             self._store({keys[place]: result.content for place, result in fetched.items()})
             sizes = [len(result.content) for result in fetched.values() if isinstance(result.content, bytes)]
-            num_sent = sum(result.num_sent for result in fetched.values())
+            num_retries = sum(result.num_sent - 1 for result in fetched.values())
             num_fetched, num_cached = len(fetched), len(cached) - len(missing)
-            _count(
-                num_cached=num_cached, num_fetched=num_fetched, num_bytes=sum(sizes), num_retries=num_sent - num_fetched
-            )
+            _count(num_cached=num_cached, num_fetched=num_fetched, num_bytes=sum(sizes), num_retries=num_retries)
             return [fetched[place].content if content is None else content for place, content in enumerate(cached)]
 
         return contents

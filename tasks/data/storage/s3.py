@@ -22,50 +22,33 @@ DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState", "
 CHANGED = frozenset({"PreconditionFailed", "412"})
 
 
-_MEANINGS: tuple[tuple[Set[str], type[InputError], str], ...] = (
-    (
-        {"NoSuchBucket"},
-        InputError,
-        "the store has no bucket {bucket}; name an existing one, or correct AWS_ENDPOINT_URL",
-    ),
+_MEANINGS: tuple[tuple[Set[str], str], ...] = (
+    ({"NoSuchBucket"}, "the store has no bucket {bucket}; name an existing one, or correct AWS_ENDPOINT_URL"),
     (
         DENIED,
-        InputError,
         "the store denies this user access ({code}); allow s3:ListBucket and s3:GetObject there, or name another "
         "AWS_PROFILE",
     ),
     (
         {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
         | {"TokenRefreshRequired", "RequestTimeTooSkewed", "RequestExpired"},
-        InputError,
         "the store does not accept the credentials ({code}); renew those of AWS_PROFILE or of the environment, and "
         "look at the clock",
     ),
     (
         {"PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"},
-        InputError,
         "the bucket is not in this region ({code}); set AWS_REGION to the one where it lies",
     ),
     (
         {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"},
-        InputError,
         "there are no credentials ({reason}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a "
         "public bucket FSSPEC_S3_ANON=true",
     ),
-    (
-        {"ProfileNotFound", "ConfigParseError", "ConfigNotFound"},
-        InputError,
-        "{reason}; correct AWS_PROFILE or ~/.aws/config",
-    ),
-    ({"ValueError", "ParamValidationError"}, InputError, "{reason}; correct the root or AWS_ENDPOINT_URL"),
-    (
-        {"ConnectionError", "HTTPClientError"},
-        SourceError,
-        "the store cannot be reached ({reason}); start it, or correct AWS_ENDPOINT_URL",
-    ),
+    ({"ProfileNotFound", "ConfigParseError", "ConfigNotFound"}, "{reason}; correct AWS_PROFILE or ~/.aws/config"),
+    ({"ValueError", "ParamValidationError"}, "{reason}; correct the root or AWS_ENDPOINT_URL"),
 )
-"""Codes of the store or classes of botocore, the error of Paceline, and its message; the first that fits."""
-_OTHERWISE = frozenset[str](), SourceError, "the store does not answer ({reason}); correct the address or the access"
+"""Codes of the store or classes of botocore, and the message of the InputError; the first that fits."""
+_UNREACHABLE = frozenset({"ConnectionError", "HTTPClientError"})
 
 
 class Wanted(NamedTuple):
@@ -124,9 +107,15 @@ def refusal(root: str, error: Exception) -> InputError:
     """The error of a store as an `InputError` with a fix."""
     code = code_of(error)
     names = {code} if code else {parent.__name__ for parent in type(error).__mro__}
-    _, kind, text = next((meaning for meaning in _MEANINGS if meaning[0] & names), _OTHERWISE)
-    bucket = root.partition("://")[2].partition("/")[0]
-    return kind(f"data.root={root}: {text.format(bucket=bucket, code=code, reason=one_line(error).rstrip('.'))}")
+    reason, bucket = one_line(error).rstrip("."), root.partition("://")[2].partition("/")[0]
+    for codes, text in _MEANINGS:
+        if codes & names:
+            return InputError(f"data.root={root}: {text.format(bucket=bucket, code=code, reason=reason)}")
+    if names & _UNREACHABLE:
+        fault = f"the store cannot be reached ({reason}); start it, or correct AWS_ENDPOINT_URL"
+    else:
+        fault = f"the store does not answer ({reason}); correct the address or the access"
+    return SourceError(f"data.root={root}: {fault}")
 
 
 def is_of_store(error: Exception) -> bool:

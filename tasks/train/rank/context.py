@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from paceline.tasks.data.loading.batch import Normalise
-from paceline.tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
+from paceline.tasks.data.loading.evaluation import EvaluationLoader
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.split_reader import open_split
@@ -159,30 +159,22 @@ class RankContext:
 
     def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
         """Read this rank's share of a split in large batches."""
-        prepared = self.spec.prepared
-        height, width, _ = prepared.image_shape
+        height, width, _ = self.spec.prepared.image_shape
         views = self.config.model.test_views
         fitting = EVALUATION_PIXELS // (height * width * views)
         if self.device.type == "cuda":
             # A pass of the training keeps its activations for the gradients and fits: without gradients as many fit.
             fitting = max(fitting, (self.spec.plan.micro_batch or self.config.recipe.batch_size) // views)
-        return evaluation_batches(
-            split,
-            prepared.mean,
-            prepared.std,
-            min(MAX_EVALUATION_BATCH, max(1, fitting)),
-            self.spec.rank,
-            self.spec.world_size,
-            self.device,
-            self.evaluates_channels_last,
-            self.task.draws,
-        )
+        batch_size = min(MAX_EVALUATION_BATCH, max(1, fitting))
+        return self._evaluation_loader(split).batches(batch_size, self.spec.rank, self.spec.world_size)
 
     def samples(self, split: Split, indices_N: Int64s) -> Batch:
         """Some samples of a split, as they are evaluated."""
-        prepared = self.spec.prepared
-        normalise = Normalise(prepared.mean, prepared.std, split.image_shape).to(self.device)
-        return evaluation_batch(split, indices_N, normalise, self.device, self.evaluates_channels_last, self.task.draws)
+        return self._evaluation_loader(split).batch(indices_N)
+
+    def _evaluation_loader(self, split: Split) -> EvaluationLoader:
+        mean, std = self.spec.prepared.mean, self.spec.prepared.std
+        return EvaluationLoader(split, mean, std, self.device, self.evaluates_channels_last, self.task.draws)
 
     @property
     def evaluates_channels_last(self) -> bool:

@@ -9,7 +9,7 @@ from PIL import Image
 from torch.nn import functional
 
 from paceline.conf.load import load
-from paceline.tasks.data.loading.evaluation import evaluation_batches
+from paceline.tasks.data.loading.evaluation import EvaluationLoader
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.split_reader import open_split
@@ -126,7 +126,7 @@ def accuracy(config, prepared, seed):
     network.eval()
     split = open_split(prepared, "test")
     with torch.no_grad():
-        batches = evaluation_batches(split, prepared.mean, prepared.std, 200, 0, 1, CPU, False)
+        batches = EvaluationLoader(split, prepared.mean, prepared.std, CPU, False).batches(200)
         right = [(network(batch.images_NCHW)[0].argmax(1) == batch.labels_N).float() for _, batch in batches]
     return float(torch.cat(right).mean())
 

@@ -16,7 +16,7 @@ from paceline.conf.execution import Loading
 from paceline.conf.recipe import FLIPPING, Augment
 from paceline.tasks.data.loading import resident
 from paceline.tasks.data.loading.batch import Normalise, gather_windows, pad, window_numbers, windows
-from paceline.tasks.data.loading.evaluation import evaluation_batches
+from paceline.tasks.data.loading.evaluation import EvaluationLoader
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order
 from paceline.tasks.data.loading.step_schedule import StepSchedule
@@ -321,7 +321,7 @@ def test_evaluation_covers_each_sample_once(tmp_path: Path, world: int, num: int
     normalise = Normalise(MEAN, STD, split.image_shape)
     seen = []
     for rank in range(world):
-        for indices, batch in evaluation_batches(split, MEAN, STD, 7, rank, world, CPU, True):
+        for indices, batch in EvaluationLoader(split, MEAN, STD, CPU, True).batches(7, rank, world):
             assert len(indices) == len(batch.images_NCHW) <= 7
             assert np.array_equal(batch.labels_N.numpy(), split.labels_N[indices])
             pixels = torch.from_numpy(split.gather(indices))
@@ -332,7 +332,7 @@ def test_evaluation_covers_each_sample_once(tmp_path: Path, world: int, num: int
 
 def test_evaluation_of_an_empty_split_yields_nothing(tmp_path: Path) -> None:
     split = make_split(tmp_path, sizes=(0,))
-    assert list(evaluation_batches(split, MEAN, STD, 7, 0, 1, CPU, False)) == []
+    assert list(EvaluationLoader(split, MEAN, STD, CPU, False).batches(7)) == []
 
 
 def test_gather_across_shards(split: Split) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from paceline.conf.augmentation import Vary
 from paceline.conf.data import Data
 from paceline.tasks.data.loading.augmentation import crops
-from paceline.tasks.data.loading.evaluation import evaluation_batches
+from paceline.tasks.data.loading.evaluation import EvaluationLoader
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.photo_split import scale
 from paceline.tasks.data.loading.sampling import BatchPlan
@@ -146,7 +146,7 @@ def test_evaluation_sees_the_scaled_middle_as_squares_have_it(sets):
     means = {}
     for name, prepared in sets.items():
         split = open_split(prepared, "test")
-        ((_, batch),) = evaluation_batches(split, (0.0,) * 3, (1.0,) * 3, 100, 0, 1, CPU, False)
+        ((_, batch),) = EvaluationLoader(split, (0.0,) * 3, (1.0,) * 3, CPU, False).batches(100)
         assert batch.images_NCHW.shape == (split.num_samples, 3, SIZE, SIZE)
         means[name] = batch.images_NCHW
     for name in ("photo-raw", "photo-jpeg", "square-jpeg"):
