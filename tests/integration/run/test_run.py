@@ -272,7 +272,7 @@ def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, numb
     wait_for_checkpoint(process)
     process.send_signal(number)
     finished = end()
-    psutil.wait_procs(finished.left, timeout=15)
+    psutil.wait_procs(finished.left, timeout=60)
     assert not [orphan for orphan in finished.left if orphan.is_running()]
     left = unfinished_run()
     assert left.info.status == ("KILLED" if number == signal.SIGTERM else "RUNNING"), "kill -9 leaves no last word"
@@ -329,7 +329,7 @@ def test_a_run_that_is_killed_while_it_starts_leaves_no_process(start, tmp_path,
     process, end = start("run", "digits", *ENDLESS, mark=mark, **environment)
     until(lambda: begun(mark), "start", seconds=60, every=0.05)
     process.kill()
-    _, alive = psutil.wait_procs(end().left, timeout=15)
+    _, alive = psutil.wait_procs(end().left, timeout=60)
     assert alive == []
 
 

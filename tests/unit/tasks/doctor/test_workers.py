@@ -1,7 +1,7 @@
 """What the doctor asks of workers about the data, without any."""
 
 import asyncio
-import time
+import threading
 
 import pytest
 
@@ -11,8 +11,9 @@ from paceline.tasks.doctor import workers
 
 
 def test_a_dead_mount_keeps_a_thread_waiting_and_not_the_worker(monkeypatch):
+    mounted_again = threading.Event()
     monkeypatch.setattr(workers, "REACH_SECONDS", 0.2)
-    monkeypatch.setattr(workers, "_lacks", lambda _: time.sleep(1.0) or "")
+    monkeypatch.setattr(workers, "_lacks", lambda _: mounted_again.wait(60) and "")
 
     async def ticks_meanwhile():
         asked = asyncio.create_task(workers.lacks_data("/dead"))
@@ -20,6 +21,7 @@ def test_a_dead_mount_keeps_a_thread_waiting_and_not_the_worker(monkeypatch):
         while not asked.done():
             await asyncio.sleep(0.01)
             ticks += 1
+        mounted_again.set()  # the end of the loop waits for the thread
         return asked.result(), ticks
 
     said, ticks = asyncio.run(ticks_meanwhile())

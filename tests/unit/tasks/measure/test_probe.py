@@ -222,7 +222,7 @@ def test_impossible_times_are_refused(steps):
 
 def test_all_ranks_decide_alike_although_their_clocks_differ():
     num_ranks = 3
-    barrier = threading.Barrier(num_ranks, timeout=20)
+    barrier = threading.Barrier(num_ranks, timeout=60)
     voice, results = [0.0], [None] * num_ranks
 
     def agree_of(rank):

@@ -22,7 +22,7 @@ def test_the_cores_of_a_host_are_shared_by_its_tasks(tmp_path, monkeypatch, num_
     def decode_together(*arguments):
         if len(seen) < num_threads:
             seen.add(threading.get_ident())
-            together.wait(timeout=10)  # breaks if fewer threads decode
+            together.wait(timeout=60)  # breaks if fewer threads decode
         return decode(*arguments)
 
     monkeypatch.setattr(transform, "decode", decode_together)

@@ -105,4 +105,4 @@ def test_it_ends_with_its_worker(environment, number):
     worker.send_signal(number)
     worker.wait()
     worker.stdout.close()
-    assert psutil.wait_procs([standby], timeout=10)[1] == []
+    assert psutil.wait_procs([standby], timeout=60)[1] == []
