@@ -39,6 +39,12 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
+def find_yaml(directory: Path, name: str) -> Path | None:
+    """The file of a shipped name, or of any path; None without one."""
+    paths = (directory / f"{name}.yaml", Path(name))
+    return next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  which takes any text
+
+
 def load(preset: str, overrides: list[str] | None = None) -> Config:
     """Read a preset by name or path and apply `key=value` overrides; raise ConfigError with the first problem."""
     tree = _read_preset(preset)
@@ -90,10 +96,8 @@ def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 
 def _read_preset(preset: str) -> dict[str, Any]:
-    path = PRESETS / f"{preset}.yaml"
-    if not os.path.isfile(path):  # noqa: PTH113  which takes any text, however long
-        path = Path(preset)
-    if not os.path.isfile(path):  # noqa: PTH113
+    path = find_yaml(PRESETS, preset)
+    if path is None:
         near = suggest(preset, preset_names())
         raise ConfigError(
             f"no preset or file is called {preset}",
@@ -233,9 +237,8 @@ def _refusal(refusal: ValidationError, *, options: bool) -> ConfigError:
         return ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
     if options and "." not in key:
         key = _OPTIONS.get(key, f"--{key.replace('_', '-')}")
-    fault, hint = hints.describe_refusal(
-        key, [error for error in errors if _key_of(error["loc"]) == _key_of(first["loc"])]
-    )
+    of_key = [error for error in errors if _key_of(error["loc"]) == _key_of(first["loc"])]
+    fault, hint = hints.describe_refusal(key, of_key)
     return ConfigError(fault, hint=hint, setting=key)
 
 

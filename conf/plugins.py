@@ -215,13 +215,10 @@ def find(kind: Kind, name: str) -> Plugin:
         try:
             version = metadata.version("timm")
         except metadata.PackageNotFoundError:
-            message = (
-                f"model.name={name} needs the package timm, which is not installed; use pip install 'paceline[timm]'"
-            )
-            raise PluginError(message) from None
-        return Plugin(
-            kind=kind, name=name, entry="timm:create_model", package="timm", version=version, code=_code_of("timm")
-        )
+            fault = f"model.name={name} needs the package timm, which is not installed"
+            raise PluginError(f"{fault}; use pip install 'paceline[timm]'") from None
+        entry, code = "timm:create_model", _code_of("timm")
+        return Plugin(kind=kind, name=name, entry=entry, package="timm", version=version, code=code)
     plugins = find_all(kind)
     offers = [plugin for plugin in plugins if plugin.name == name]
     if not offers:

@@ -1,6 +1,5 @@
 """Plans of studies: what to compare on which preset, by name or as a YAML file."""
 
-import os
 from pathlib import Path
 from typing import Self
 
@@ -9,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.conf.credentials import Text
 from paceline.conf.hints import did_you_mean, fault_and_hint, suggest
-from paceline.conf.load import ConfigError, validate_as
+from paceline.conf.load import ConfigError, find_yaml, validate_as
 from paceline.conf.section import Section
 
 PLANS = Path(__file__).parent / "plans"
@@ -64,10 +63,8 @@ def plan_names() -> list[str]:
 
 def load_plan(name: str) -> StudyPlan:
     """Read a plan by name or path; raise ConfigError if there is no such plan."""
-    path = PLANS / f"{name}.yaml"
-    if not os.path.isfile(path):  # noqa: PTH113  which takes any text, however long
-        path = Path(name)
-    if not os.path.isfile(path):  # noqa: PTH113
+    path = find_yaml(PLANS, name)
+    if path is None:
         near = did_you_mean(suggest(name, plan_names()), f"choices: {', '.join(plan_names())}, or a YAML file")
         raise ConfigError(f"--plan {name} is not a plan or a file", hint=near, setting="--plan")
     try:

@@ -37,13 +37,8 @@ def progress_bar(title: str) -> Iterator[Advance]:
     if _hidden.get() or not sys.stderr.isatty():
         yield lambda done, total, note: None
         return
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    title_column, note_column = TextColumn("[bold]{task.description}"), TextColumn("{task.fields[note]}")
+    columns = (title_column, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), note_column)
     with Progress(*columns, console=Console(stderr=True)) as progress:
         bar = progress.add_task(title, total=None, note="")
         yield lambda done, total, note: progress.update(bar, completed=done, total=total, note=note)

@@ -44,14 +44,13 @@ def quiet_flow(environment: Environment) -> Iterator[None]:
         yield
         return
     url = api.url(settings.get_current_settings().server.ephemeral.startup_timeout_seconds)
-    with settings.temporary_settings(
-        {
-            settings.PREFECT_API_URL: url,
-            settings.PREFECT_API_AUTH_STRING: api.auth,
-            settings.PREFECT_UI_URL: "",  # there is none
-            settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
-        }
-    ):
+    changes = {
+        settings.PREFECT_API_URL: url,
+        settings.PREFECT_API_AUTH_STRING: api.auth,
+        settings.PREFECT_UI_URL: "",  # there is none
+        settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+    }
+    with settings.temporary_settings(changes):
         yield
 
 

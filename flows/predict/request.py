@@ -144,14 +144,8 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
         class_names: tuple[str, ...] | None = facts.class_names if task == "classify" else ()
         if request.layer is not None:
             class_names = None  # a layer's output is valid for any classes
-        images = in_folder(
-            request.source,
-            class_names,
-            facts.signal,
-            num_frames=facts.num_frames,
-            leave_masks=task == "segment",
-            fit=facts.fit or "scale",
-        )
+        form: dict[str, Any] = {"num_frames": facts.num_frames, "fit": facts.fit or "scale"}
+        images = in_folder(request.source, class_names, facts.signal, leave_masks=task == "segment", **form)
     _check_fits(request, facts, images)
     # Not validated together: a network trains only on data of its task, but predicts any images.
     return config.model_copy(update={"data": data, "model": facts.model}), images

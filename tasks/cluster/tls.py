@@ -64,19 +64,18 @@ def choose_tls(settings: Cluster) -> Choice:
     if settings.tls != "auto":
         return Choice(value=settings.tls, reason="set by the user")
     if settings.is_this_host:
-        return Choice(
-            value=OWN, reason="other users of this host reach its loopback; the certificate is this run's alone"
-        )
+        reason = "other users of this host reach its loopback; the certificate is this run's alone"
+        return Choice(value=OWN, reason=reason)
     return Choice(value="on", reason=f"kind {settings.kind} reaches beyond this host")
 
 
 def _choose_by_address(asked: str, address: str) -> Choice:
     if address.startswith(SCHEME):
         return Choice(value="on", reason="the address begins with tls://")
-    if asked == "off" or is_loopback(address):
-        return Choice(
-            value="off", reason="set by the user" if asked == "off" else "the scheduler is on this host's loopback"
-        )
+    if asked == "off":
+        return Choice(value="off", reason="set by the user")
+    if is_loopback(address):
+        return Choice(value="off", reason="the scheduler is on this host's loopback")
     raise InputError(
         f"cluster.address={address} is beyond this host and without TLS, so everybody can run code there; start "
         "scheduler and workers with the files of infra/certificates and join tls://, or accept it with cluster.tls=off"

@@ -140,14 +140,10 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
     assert job.measurement is not None
     logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
     result = measure_group(job, address)
-    logger.info(
-        "Measured %d rounds in %.1f s (%s)",
-        len(result.probe.rounds),
-        result.probe.seconds,
-        result.probe.stopped_because,
-    )
-    if result.probe.validity.contaminated:
-        logger.warning("Contaminated: %s", "; ".join(result.probe.validity.reasons))
+    probe = result.probe
+    logger.info("Measured %d rounds in %.1f s (%s)", len(probe.rounds), probe.seconds, probe.stopped_because)
+    if probe.validity.contaminated:
+        logger.warning("Contaminated: %s", "; ".join(probe.validity.reasons))
     return result
 
 

@@ -42,11 +42,8 @@ BATCHES = (*TRAIN_BATCHES, "test_batch")
 _ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
 _FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 _ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
+    *(("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")),
+    *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")),
 }
 
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]

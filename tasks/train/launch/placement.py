@@ -161,10 +161,8 @@ def _candidates(
             }
         else:
             devices |= {worker: f"cpu {worker}" for worker in host_workers}
-    owners = call_workers(
-        client, [(worker, is_device_in_use, (device,)) for worker, device in devices.items()], ANSWER_SECONDS
-    )
-    busy = dict(zip(devices, owners, strict=True))
+    requests = [(worker, is_device_in_use, (device,)) for worker, device in devices.items()]
+    busy = dict(zip(devices, call_workers(client, requests, ANSWER_SECONDS), strict=True))
     return [
         WorkerSlot(
             worker=worker,
@@ -227,9 +225,8 @@ def reserve(choose: Callable[[frozenset[Device]], list[Placement]]) -> Iterator[
     """Choose placements, and reserve their devices until the end of the body."""
     with _reservation_lock:
         placements = choose(frozenset(_reserved))
-        mine = {
-            (placement.host, placement.device) for placement in placements
-        } - _reserved  # a shared device stays reserved by the first group
+        chosen = {(placement.host, placement.device) for placement in placements}
+        mine = chosen - _reserved  # a shared device stays reserved by the first group
         _reserved.update(mine)
     try:
         yield placements

@@ -153,15 +153,10 @@ class RankGroup:
     def _claim_statuses(self) -> list[ClaimStatus]:
         """The status of each claim; `queued` for those that are not made yet or do not answer."""
         self._check_workers()
-        made = [
-            placement
-            for placement in self._placements
-            if placement.rank in self._futures and not self._futures[placement.rank].done()
-        ]
+        waited_for = {rank for rank, future in self._futures.items() if not future.done()}
+        made = [placement for placement in self._placements if placement.rank in waited_for]
         expected = ("running",) if self._is_started else ("queued", "waiting", "held", "running")
-        requests = [
-            (placement.worker, claim_status, (self._keys[placement.rank], placement.device)) for placement in made
-        ]
+        requests = [(each.worker, claim_status, (self._keys[each.rank], each.device)) for each in made]
         answers = call_workers(self._client, requests, ANSWER_SECONDS)
         statuses = [ClaimStatus(state="queued") for _ in self._placements]
         for placement, answer in zip(made, answers, strict=True):
