@@ -49,6 +49,9 @@ class Data(Section):
     """Form of stored images. `raw`: pixels; `jpeg`: each image is encoded once and decoded in each epoch, which takes
     about a tenth of the space; `auto`: `jpeg` where the pixels exceed a quarter of the host's memory and the host
     decodes fast enough."""
+    trust_directory_times: bool = False
+    """Reuse the listing of local folders in which no name has changed since the last run, by their modification times;
+    a file that was overwritten in place is then not noticed. For many files on a slow file system."""
     jpeg_quality: Annotated[int, Field(ge=50, le=100)] = 90
     """Quality of `storage=jpeg`, in steps of libjpeg."""
     num_frames: Annotated[int, Field(ge=2, le=MAX_FRAMES)] = NUM_FRAMES

@@ -18,6 +18,7 @@ FIELDS_ADDED_LATER = {
     ("data", "stored_size"),
     ("data", "storage"),
     ("data", "jpeg_quality"),
+    ("data", "trust_directory_times"),
     ("model", "pretrained"),
     ("model", "freeze"),
     ("recipe", "backbone_rate"),

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
 from paceline.tasks.data.partitions import Disjoint, has_workers, list_partitions
 from paceline.tasks.data.samples import Samples, SamplesBuilder
 from paceline.tasks.data.storage import cache, s3
+from paceline.tasks.data.storage.listed_folders import ListedFolders
 from paceline.tasks.errors import InputError, one_line
 
 IMAGE_SUFFIXES = frozenset(
@@ -84,6 +85,9 @@ class _TreeBuilder:
         else:
             self.ignored[suffix or "(none)"] += 1
 
+    def build(self) -> Tree:
+        return Tree(self.files.build(), tuple(self.folders), self.ignored)
+
     def number(self, folder: str) -> int:
         existing = self.folders.get(folder)
         if existing is None:
@@ -99,7 +103,7 @@ def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> S
     InputError if the root or its layout is wrong.
     """
     root = str(data.root)
-    tree = tree or read_tree(root, kind.suffixes)
+    tree = tree or read_tree(root, kind.suffixes, data.trust_directory_times)
     top = {folder for folder in tree.folders if "/" not in folder}
     if "test" in top and "train" not in top:
         raise InputError(f"data.root={root}: has test/ but no train/; name the training folder train/")
@@ -183,8 +187,10 @@ def _class_names(
     return tuple(sorted(train))
 
 
-def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
+def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES, trust_times: bool = False) -> Tree:
     """Read everything below a root; files with one of the suffixes are samples.
+
+    `trust_times`: reuse the listing of local folders whose times are those of the last listing.
 
     InputError if the root is missing, a file, empty, or holds something unreadable.
     """
@@ -195,24 +201,36 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
         raise InputError(f"data.root={root}: is a file; give the folder that holds the class folders")
     # Of a remote store one long listing is quicker than many short ones, unless workers share them.
     in_partitions = is_local(filesystem) or has_workers()
-    tree = (_read_partitions(root, suffixes) if in_partitions else None) or _read_below(root, suffixes, "")[0]
+    read = partial(_read_below, root, suffixes, trust_times)
+    tree = (_read_partitions(root, suffixes, read) if in_partitions else None) or read("")[0]
     if not tree.files and not tree.ignored:
         raise InputError(f"data.root={root}: is empty; give the folder that holds the class folders")
     return tree
 
 
-def _read_below(root: str, suffixes: frozenset[str], top: str) -> tuple[Tree, list[str]]:
+def _read_below(root: str, suffixes: frozenset[str], trust_times: bool, top: str) -> tuple[Tree, list[str]]:
     """The tree below one folder, with its folders on this disk as they are without links."""
     filesystem, path = open_root(root)
     tree, visited = _TreeBuilder(suffixes), set[str]()
-    if is_local(filesystem):
-        _walk_local(root, path, tree, top, visited)
-    else:
+    if not is_local(filesystem):
         _walk_remote(root, filesystem, path, tree, top)
-    return Tree(tree.files.build(), tuple(tree.folders), tree.ignored), sorted(visited)
+        return tree.build(), []
+    listed = ListedFolders(path, suffixes, top) if trust_times else None
+    if listed and (known := listed.read()):
+        for folder in known.folders:
+            tree.number(folder)
+        for file in known.files:
+            tree.files.add(*file)
+        tree.ignored.update(known.ignored)
+        return tree.build(), known.real_folders
+    _walk_local(root, path, tree, top, visited)
+    built = tree.build()
+    if listed:
+        listed.write(built.files, built.folders, built.ignored, sorted(visited))
+    return built, sorted(visited)
 
 
-def _read_partitions(root: str, suffixes: frozenset[str]) -> Tree | None:
+def _read_partitions(root: str, suffixes: frozenset[str], read: Callable[[str], tuple[Tree, list[str]]]) -> Tree | None:
     """The tree by its class folders, which workers read; None where there are less than two, or images next to them.
 
     Samples come in the same order as from one process.
@@ -234,7 +252,7 @@ def _read_partitions(root: str, suffixes: frozenset[str]) -> Tree | None:
 
     def samples() -> Iterator[Samples]:
         """The samples of one partition after the other, so that no more than one need be in memory."""
-        listed = list_partitions(partial(_read_below, root, suffixes), [name[:-1] for name in partitions])
+        listed = list_partitions(read, [name[:-1] for name in partitions])
         numbers = {folder: number for number, folder in enumerate(folders)}
         for name, (tree, real) in zip(partitions, listed, strict=True):
             disjoint.add(name, real)

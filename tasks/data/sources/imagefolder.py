@@ -23,7 +23,7 @@ FILE_NAME, LABEL = "file_name", "label"
 def list_samples(data: Data) -> SampleListing:
     """List the images that tables name; InputError if a table and its images do not match."""
     root = str(data.root)
-    tree = folder.read_tree(root, folder.IMAGE_SUFFIXES | {CSV})
+    tree = folder.read_tree(root, folder.IMAGE_SUFFIXES | {CSV}, data.trust_directory_times)
     tables = [path for path in tree.files.paths if path.rpartition("/")[2] == METADATA]
     if not tables:
         raise InputError(

@@ -23,7 +23,7 @@ MASK_SUFFIXES = (".png", ".tif", ".tiff", ".bmp", ".gif")
 def list_samples(data: Data) -> SampleListing:
     """List images that have a mask."""
     root = str(data.root)
-    tree = folder.read_tree(root)
+    tree = folder.read_tree(root, trust_times=data.trust_directory_times)
     class_names = _class_names(root)
     images, masks = _by_place(tree.files, IMAGES), _by_place(tree.files, MASKS)
     suffixes = sorted({folder.suffix_of(sample.path) for sample in masks.values()})
