@@ -17,8 +17,9 @@ from typing import Literal, Protocol
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
-from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
+from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, ROUNDS_PER_LOOK, arm_ratio, planned_looks
 from paceline.tasks.measure.step_times import StepTimes
+from paceline.tasks.measure.warm_up import num_warm_up
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import Block, ProbeResult, Validity
 
@@ -77,6 +78,7 @@ class _Link:
 class _Attempt:
     """The measured blocks of one beginning; `seconds` is rank 0's."""
 
+    warm_up: tuple[tuple[Block, ...], ...]
     rounds: tuple[tuple[Block, ...], ...]
     reason: StopReason
     seconds: float
@@ -126,6 +128,7 @@ def run_probe(
         arithmetic={role: runner.arithmetic for role, runner in runners.items() if runner.arithmetic is not None},
         others={role: runner.arm for role, runner in runners.items() if role not in {"baseline", "candidate"}},
         diverged=tuple(role for role, runner in runners.items() if agree(float(runner.has_diverged()))),
+        warm_up=attempt.warm_up,
         rounds=attempt.rounds,
         seconds=agree(clock() - started),
         stopped_because=attempt.reason,
@@ -190,17 +193,32 @@ def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> in
 
 
 def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup, link: _Link) -> _Attempt:
+    """Rounds until it is time to stop, from values that are equal on all ranks.
+
+    The looks are planned after the first palindrome and are after complete ones: `paired_ratio` has the coverage under
+    exactly this rule. Rounds of the warm-up count for the limits and for nothing else.
+    """
     roles = tuple(runners)
     rounds: list[tuple[Block, ...]] = []
+    looks = range(0)
     link.steps.start_attempt()
     started = link.clock()
     while True:
         order = order_of_round(roles, len(rounds))
         rounds.append(tuple(_block(role, runners[role], num_steps, link) for role in order))
         elapsed = link.agree(link.clock() - started)
-        reason = _stop_reason(rounds, elapsed, settings)
+        if len(rounds) == ROUNDS_PER_LOOK:
+            affordable = int(settings.max_seconds * len(rounds) / max(elapsed, 1e-9))
+            looks = planned_looks(min(settings.num_blocks, affordable))
+        reason = _limit_reached(len(rounds), elapsed, settings)
+        if reason is None and len(rounds) % ROUNDS_PER_LOOK:
+            continue
+        num_dropped = num_warm_up(rounds)
+        counted = rounds[num_dropped:]
+        if len(counted) in looks and _is_narrow(counted, settings):
+            reason = "interval narrow enough"
         if reason:
-            return _Attempt(tuple(rounds), reason, elapsed)
+            return _Attempt(tuple(rounds[:num_dropped]), tuple(counted), reason, elapsed)
 
 
 def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
@@ -213,21 +231,18 @@ def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
     return order[::-1] if number % 2 else order
 
 
-def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: Speedup) -> StopReason | None:
-    """Reason to stop now, from values that are equal on all ranks; None to continue.
+def _is_narrow(rounds: Sequence[tuple[Block, ...]], settings: Speedup) -> bool:
+    compared = {block.arm for block in rounds[0]} - {"candidate"}
+    judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
+    ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
+    widths = [math.inf if ratio is None or ratio.half_width is None else ratio.half_width for ratio in ratios]
+    return max(widths) <= settings.target_half_width
 
-    Looks at the intervals only after complete palindromes: `paired_ratio` has the coverage under exactly this rule.
-    """
-    if len(rounds) >= MIN_ROUNDS_TO_STOP and len(rounds) % ROUNDS_PER_LOOK == 0:
-        compared = {block.arm for block in rounds[0]} - {"candidate"}
-        judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
-        ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
-        widths = [math.inf if ratio is None or ratio.half_width is None else ratio.half_width for ratio in ratios]
-        if max(widths) <= settings.target_half_width:
-            return "interval narrow enough"
-    if len(rounds) >= settings.num_blocks:
+
+def _limit_reached(num_rounds: int, elapsed: float, settings: Speedup) -> StopReason | None:
+    if num_rounds >= settings.num_blocks:
         return "all blocks done"
-    if elapsed + elapsed / len(rounds) > settings.max_seconds:  # the next round would end too late
+    if elapsed + elapsed / num_rounds > settings.max_seconds:  # the next round would end too late
         return "time is up"
     return None
 

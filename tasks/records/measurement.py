@@ -71,6 +71,8 @@ class ProbeResult(Record):
     """Arithmetic of each arm on GPUs, keyed as `Block.arm`; empty on CPUs and where not recorded."""
     rounds: tuple[tuple[Block, ...], ...]
     """One inner tuple per round: one block of each arm, in the order they ran."""
+    warm_up: tuple[tuple[Block, ...], ...] = ()
+    """Rounds before these in which the process was still warming up, as a change of all arms' times showed."""
     seconds: float
     stopped_because: Literal["interval narrow enough", "time is up", "all blocks done"]
     validity: Validity = Validity()

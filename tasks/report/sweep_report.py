@@ -53,7 +53,7 @@ def _colocation_notes(result: SweepResult) -> Iterator[str]:
         "one model per device": f"One model per device: {best} times the samples of one model on all devices.",
         "one model on all devices": f"One model on all devices is better here: one per device has {best} times its "
         "samples; run the trials with --at-once 1.",
-        "no certain difference": f"One model per device, or one on all: no certain difference ({best}).",
+        "no certain difference": f"One model per device, or one on all: no measurable difference ({best}).",
     }[colocation.layout]
     if colocation.contaminated:
         yield f"It was measured while others used the machine ({'; '.join(colocation.reasons)}): do not trust it."

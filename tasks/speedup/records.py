@@ -31,6 +31,12 @@ class SpeedupResult(Record):
     where some steps take much longer than others."""
     autocorrelation: float | None = None
     """Lag-1 autocorrelation of the rounds' ratios; above 0 it has widened the interval."""
+    num_warm_up: int = 0
+    """Paired rounds that were left out of both arms as warm-up."""
+    carry_over: float | None = None
+    """Share by which the ratio is too high because what ran before an arm changes its time; negative for too low."""
+    carry_over_p: float | None = None
+    """p-value of `carry_over`; from 0.01 down the interval is widened by it."""
     num_blocks: int = 0
     """Paired rounds behind the ratio; 0 where it was divided by other runs."""
     significant: bool | None = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.tasks.formatting import enumerate_words
+from paceline.tasks.measure.carry_over import CarryOver, allow_for, carry_over
 from paceline.tasks.measure.paired_ratio import (
     Estimate,
     arm_ratio,
@@ -87,6 +88,8 @@ def speedup_result(
     if probe is None or inside is None:
         why = (train and train.no_probe) or "the run had no probe"
         return SpeedupResult(verdict=f"not measured: {why}", cause="not measured")
+    order_effect = carry_over(probe.rounds, "baseline", "candidate")
+    inside = allow_for(inside, order_effect)
     borrowed = across_starts(inside, earlier)
     ratio = borrowed or inside
     validity = probe.validity
@@ -113,7 +116,7 @@ def speedup_result(
         num_starts=min(len(earlier), MAX_STARTS) if borrowed else 0,
     )
     cause, typical = _cause(facts), typical_ratio(probe.rounds)
-    notes = _typical_step(inside, typical)
+    notes = _conduct(len(probe.warm_up), order_effect) + _typical_step(inside, typical)
     if diverged := [role for role in ("baseline", "candidate") if role in probe.diverged]:
         notes += f" The loss of the {' and the '.join(diverged)} diverged, so the ratio is not that of trainings."
     return SpeedupResult(
@@ -128,6 +131,9 @@ def speedup_result(
         typical_low=typical.low if typical else None,
         typical_high=typical.high if typical else None,
         autocorrelation=ratio_autocorrelation(probe.rounds),
+        num_warm_up=len(probe.warm_up),
+        carry_over=order_effect.bias if order_effect else None,
+        carry_over_p=order_effect.p_value if order_effect else None,
         num_blocks=len(probe.rounds),
         significant=ratio.significant,
         efficiency=facts.efficiency.value if facts.efficiency else None,
@@ -210,6 +216,17 @@ def _amount(cause: Cause, facts: _Facts) -> str:
     if ratio.significant is False:
         return f"No measurable difference to {against}: {format_ratio(ratio.value)} times as fast"
     return f"{format_ratio(ratio.value)} times as fast as {against}"
+
+
+def _conduct(num_warm_up: int, order_effect: CarryOver | None) -> str:
+    """Warm-up and carry-over of the probe, where there were any."""
+    text = f" The first {num_warm_up} rounds were warm-up and do not count." if num_warm_up else ""
+    if order_effect is None or not order_effect.significant:
+        return text
+    return (
+        f"{text} The time of an arm depends on the arm before it (p = {order_effect.p_value:.2g}): the ratio may be "
+        f"{abs(order_effect.bias):.1%} too {'high' if order_effect.bias > 0 else 'low'}; the interval allows for it."
+    )
 
 
 def _typical_step(ratio: Estimate, typical: Estimate | None) -> str:

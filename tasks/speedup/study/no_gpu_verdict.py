@@ -179,6 +179,6 @@ def _doubts(result: NoGpuResult) -> Iterator[str]:
         interval_is_missing(way.num_pairs) for way in ways if way.name != SCRATCH
     ):
         yield (
-            f"Ratios of fewer than {MIN_INTERVAL_ROUNDS} repeats have no interval: repeat {MIN_INTERVAL_ROUNDS} times "
-            "or more to know how certain they are."
+            f"Ratios of fewer than {MIN_INTERVAL_ROUNDS} repeats have no 95 % interval: repeat {MIN_INTERVAL_ROUNDS} "
+            "times or more for one."
         )

@@ -59,7 +59,7 @@ MAX_STEP_RATIO = 2.0  # an arm whose first steps take more than this times the c
 PROBE_SHARE = 0.6  # part of the remaining time for one probe
 COLD_COMPILE_SECONDS = 60.0  # assumed before the first compilation; 14 to 46 s were measured on CPUs
 AGAIN_FACTOR = 4.0  # a search with this many times the budget of the earlier one is worth repeating
-MAX_ROUNDS = 40
+MAX_ROUNDS = 24
 MAX_REASON = 300  # characters of a compiler's error
 HALF_WIDTH = 0.01  # relative half-width of an interval at which a probe of a search stops
 

@@ -9,68 +9,29 @@ from scipy import stats
 
 from paceline.tasks.measure.paired_ratio import (
     FIXED_CONFIDENCE,
-    INNER_CONFIDENCE,
-    MIN_ROUNDS_TO_STOP,
-    ROUNDS_PER_LOOK,
     autocorrelation,
     estimate_ratio,
     input_share,
     location_interval,
+    look_confidence,
     parallel_efficiency,
+    planned_looks,
     signed_rank_depth,
     speedup_ratio,
     typical_ratio,
 )
 from paceline.tasks.records.measurement import Block
+from tests.support.noise import NOISE, autoregressive, log_ratios_of
 from tests.support.reports import make_probe
+from tests.support.spent_error import spent_error
 
 NUM_TRIALS = 4000
 MAX_ROUNDS = 24
 
 
-def _normal(rng, shape, deviation):
-    return rng.normal(0, deviation, shape)
-
-
-def _autocorrelated(rng, shape, correlation=0.5, deviation=0.03):
-    noise = _normal(rng, shape, deviation)
-    for block in range(1, shape[1]):
-        noise[:, block] = correlation * noise[:, block - 1] + np.sqrt(1 - correlation**2) * noise[:, block]
-    return noise
-
-
-def _bursts(rng, shape):
-    """Slowness of 30 to 100 % that begins in 8 % of the blocks and lasts three on average."""
-    slowness, left, size = np.zeros(shape), np.zeros(shape[0], int), np.zeros(shape[0])
-    for block in range(shape[1]):
-        begins = (left == 0) & (rng.random(shape[0]) < 0.08)
-        left = np.where(begins, rng.geometric(1 / 3, shape[0]), left)
-        size = np.where(begins, np.log1p(rng.uniform(0.3, 1.0, shape[0])), size)
-        slowness[:, block] = np.where(left > 0, size, 0)
-        left = np.maximum(left - 1, 0)
-    return _normal(rng, shape, 0.01) + slowness
-
-
-# Logarithm of a block's time beside the true one, in the order in which the blocks run.
-NOISE = {
-    "gaussian": lambda rng, shape: _normal(rng, shape, 0.02),
-    "student 2": lambda rng, shape: 0.02 * rng.standard_t(2, shape),
-    "student 3": lambda rng, shape: 0.02 * rng.standard_t(3, shape),
-    "lognormal": lambda rng, shape: 0.03 * np.exp(rng.normal(0, 1, shape)),
-    "drift": lambda rng, shape: _normal(rng, shape, 0.015) + np.linspace(0, 0.3, shape[1]),
-    "walk": lambda rng, shape: _normal(rng, shape, 0.01) + np.cumsum(_normal(rng, shape, 0.015), axis=1),
-    "autocorrelated": _autocorrelated,
-    "bursts": _bursts,
-}
-
-
 def _simulate(kind, num_rounds, seed):
     """Log-ratios of identical arms, trials x rounds, from blocks in the probe's order A B | B A | ..."""
-    noise = NOISE[kind](np.random.default_rng(seed), (NUM_TRIALS, 2 * num_rounds))
-    pairs = noise.reshape(NUM_TRIALS, num_rounds, 2)
-    log_ratios = pairs[:, :, 0] - pairs[:, :, 1]
-    log_ratios[:, 1::2] *= -1
-    return log_ratios
+    return log_ratios_of(NOISE[kind](np.random.default_rng(seed), (NUM_TRIALS, 2 * num_rounds)))
 
 
 def _covers(log_ratios):
@@ -81,7 +42,7 @@ def _covers(log_ratios):
 def _stopped_early(log_ratios, target):
     """Whether the interval covers at the moment when the probe would stop."""
     covered, going = np.zeros(len(log_ratios), bool), np.ones(len(log_ratios), bool)
-    for num_rounds in range(MIN_ROUNDS_TO_STOP, MAX_ROUNDS + 1, ROUNDS_PER_LOOK):
+    for num_rounds in planned_looks(MAX_ROUNDS):
         location, low, high = location_interval(log_ratios[:, :num_rounds])
         narrow = (np.exp(high - location) - np.exp(low - location)) / 2 <= target
         stops = going & (narrow | (num_rounds == MAX_ROUNDS))
@@ -120,13 +81,14 @@ def test_interval_is_not_wide_for_nothing():
 
 @pytest.mark.parametrize("num_rounds", range(6, 16))
 def test_signed_rank_depth_is_exact(num_rounds):
-    depth = signed_rank_depth(num_rounds, INNER_CONFIDENCE)
+    confidence = look_confidence(num_rounds)
+    depth = signed_rank_depth(num_rounds, confidence)
     signs = np.array(np.meshgrid(*[[0, 1]] * min(num_rounds, 12))).reshape(min(num_rounds, 12), -1)
     if num_rounds <= 12:
         sums = (signs * np.arange(1, num_rounds + 1)[:, None]).sum(axis=0)
-        assert (sums <= depth - 1).mean() <= (1 - INNER_CONFIDENCE) / 2 or depth == 1
-        assert (sums <= depth).mean() > (1 - INNER_CONFIDENCE) / 2
-    assert depth >= signed_rank_depth(num_rounds - 1, INNER_CONFIDENCE)
+        assert (sums <= depth - 1).mean() <= (1 - confidence) / 2 or depth == 1
+        assert (sums <= depth).mean() > (1 - confidence) / 2
+    assert depth >= signed_rank_depth(num_rounds - 1, confidence)
 
 
 # In 16 bits nothing is so near nought that one of exp(x) and exp(-x) rounds to 1.
@@ -217,20 +179,13 @@ def test_a_probe_from_before_the_typical_step_was_recorded_has_none():
     assert typical_ratio([(_block("baseline", 2.0), _block("candidate", 1.0))] * 8) is None
 
 
-def autoregressive(rng, number, correlation, spread=0.03):
-    values = [rng.normal(0, spread)]
-    for _ in range(number - 1):
-        values.append(correlation * values[-1] + rng.normal(0, spread * np.sqrt(1 - correlation**2)))
-    return np.array(values)
-
-
 @pytest.mark.parametrize(("correlation", "least"), [(0.0, 0.95), (0.25, 0.93), (0.35, 0.92)])
 def test_autocorrelation_of_the_ratio_widens_the_interval_under_early_stopping(correlation, least):
     """A short form of the table in `paired_ratio.py`; without the widening 92 and 88 % are covered."""
     rng, trials, covered = np.random.default_rng(26), 300, 0
     for _ in range(trials):
-        values = autoregressive(rng, 24, correlation)
-        for number in range(MIN_ROUNDS_TO_STOP, 25, 2):
+        values = autoregressive(rng, (1, 24), correlation)[0]
+        for number in planned_looks(24):
             found = estimate_ratio(values[:number])
             if found.half_width <= 0.02:
                 break
@@ -241,7 +196,7 @@ def test_autocorrelation_of_the_ratio_widens_the_interval_under_early_stopping(c
 def test_autocorrelation_is_estimated_without_bias():
     rng = np.random.default_rng(3)
     for truth in (0.0, 0.3):
-        found = np.mean([autocorrelation(autoregressive(rng, 16, truth)) for _ in range(1000)])
+        found = np.mean([autocorrelation(autoregressive(rng, (1, 16), truth)[0]) for _ in range(1000)])
         assert found == pytest.approx(truth, abs=0.05)
     assert autocorrelation(np.zeros(7)) is None
     assert autocorrelation(np.zeros(9)) == 0.0
@@ -253,3 +208,18 @@ def test_repeats_of_a_study_are_not_widened():
     location, low, high = np.exp(location_interval(values, FIXED_CONFIDENCE))
     assert (study.value, study.low, study.high) == pytest.approx((location, low, high))
     assert estimate_ratio(values).half_width > 2 * study.half_width
+
+
+def test_all_looks_together_spend_the_declared_error():
+    """All of it, to 24 rounds: tests/benchmarks/simulate_intervals.py."""
+    assert spent_error(planned_looks(24), 8) == pytest.approx(4 / 256)
+    assert spent_error(planned_looks(24), 18) == pytest.approx(0.0388, abs=1e-4)
+    assert all(spent_error(planned_looks(24), last) < 0.05 for last in (9, 13, 17))
+
+
+@pytest.mark.parametrize("max_rounds", [3, 8, 12, 24, 40, 100, 1000])
+def test_looks_lie_in_the_last_two_thirds_of_the_plan_after_complete_palindromes(max_rounds):
+    looks = planned_looks(max_rounds)
+    assert all(look % 2 == 0 and max(8, max_rounds / 3) <= look <= max_rounds for look in looks)
+    assert len(looks) <= 9
+    assert (max_rounds < 8) == (len(looks) == 0)

@@ -21,7 +21,7 @@ from tests.support.reports import CANDIDATE, CLASSES, limited, make_probe, make_
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}
 QUESTIONS = [
-    "How much faster, and is that certain?",
+    "How much faster, at 95 % confidence?",
     "Compared with what?",
     "Where did the time go?",
     "What limits it?",

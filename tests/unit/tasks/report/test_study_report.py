@@ -15,7 +15,7 @@ from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile,
 from tests.support.studies import PRECISION, arms_of, result_of, training
 
 QUESTIONS = [
-    "How much faster, and is that certain?",
+    "How much faster, at 95 % confidence?",
     "Compared with what?",
     "Where did the time go?",
     "What limits it?",

@@ -239,6 +239,26 @@ def test_the_typical_step_stands_next_to_the_ratio_where_the_two_differ():
     assert (alike.typical_ratio, "typical" in alike.verdict) == (None, False)
 
 
+def test_warm_up_and_carry_over_are_reported_and_the_interval_allows_for_them():
+    probe = make_probe(1.02, noise=0.003)
+    plain = speedup_result(probe)
+    assert (plain.num_warm_up, plain.carry_over_p > 0.01, "depends on" in plain.verdict) == (0, True, False)
+    rounds = [list(blocks) for blocks in probe.rounds]
+    for number, blocks in enumerate(rounds):
+        blocks.sort(key=lambda block: block.arm, reverse=bool(number % 2))
+        if number % 2:  # the baseline runs second
+            slow = blocks[1].seconds_per_sample * 1.05
+            blocks[1] = blocks[1].model_copy(update={"seconds_per_sample": slow})
+    found = speedup_result(probe.model_copy(update={"rounds": tuple(map(tuple, rounds)), "warm_up": tuple(rounds[:2])}))
+    assert (found.num_warm_up, found.num_blocks) == (2, 12)
+    assert found.carry_over == pytest.approx(0.025, abs=0.005)
+    assert found.carry_over_p < 0.01
+    assert "The first 2 rounds were warm-up and do not count." in found.verdict
+    assert "the ratio may be 2." in found.verdict
+    assert "too high; the interval allows for it" in found.verdict
+    assert found.low < 1.02 < found.high
+
+
 def test_an_interval_is_of_one_process_until_earlier_starts_show_how_starts_differ():
     probe = make_probe(1.03, noise=0.005)
     alone = speedup_result(probe, earlier=(1.01, 1.05, 1.03))

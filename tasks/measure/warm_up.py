@@ -1,0 +1,52 @@
+"""Rounds of a probe that belong to the warm-up: the part before a change point in the time of all arms together.
+
+After the first steps a process may still become faster for seconds: clock rates, caches, allocators. Barrett et al.
+("Virtual Machine Warmup Blows Hot and Cold", 2017) find change points by PELT, which needs hundreds of values. For the
+6 to 24 rounds of a probe it is the likelihood-ratio test for one shift of the mean at an unknown place (Worsley, "On
+the Likelihood Ratio Test for a Shift in Location of Normal Populations", 1979), by Bonferroni over the places, again on
+what is left. Three rules come on top: only a fall counts, it must be one of 1 % or more, and a straight line must not
+explain the times as well, as a drift falls on all arms alike and needs no trimming.
+
+It does not bias the ratio. The value of a round is the mean of the logarithms of its arms' times, which does not change
+when two arms swap theirs. Given these values, the signs of the rounds' log-ratios are as random as before, and the
+signed-rank interval of the rounds that are left has its level.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from paceline.tasks.measure.paired_ratio import ROUNDS_PER_LOOK
+from paceline.tasks.records.measurement import Block
+
+LEVEL = 0.01  # chance to drop rounds of a machine that is steady
+MIN_FALL = 0.01  # of the logarithm of the times; less cannot shift the ratio by more
+
+
+def num_warm_up(rounds: Sequence[Sequence[Block]]) -> int:
+    """Number of leading rounds to leave out for all arms alike: complete palindromes, 0 for none."""
+    slowness = np.array([np.mean([math.log(block.seconds_per_sample) for block in blocks]) for blocks in rounds])
+    dropped = 0
+    while length := fall(slowness[dropped:]):
+        dropped += length
+    return dropped
+
+
+def fall(values: npt.NDArray[np.float64]) -> int:
+    """Number of values before the likeliest fall of their mean; 0 without a significant one."""
+    count = len(values)
+    splits = range(ROUNDS_PER_LOOK, count - 1, ROUNDS_PER_LOOK)
+    if not splits:
+        return 0
+    squares = [split * values[:split].var() + (count - split) * values[split:].var() for split in splits]
+    best = int(np.argmin(squares))
+    split, square = splits[best], squares[best]
+    size = values[:split].mean() - values[split:].mean()
+    line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
+    if size < MIN_FALL or square > np.sum((values - line) ** 2):
+        return 0
+    error = math.sqrt(square / (count - 2) * (1 / split + 1 / (count - split)))
+    return split if len(splits) * stats.t.sf(size / max(error, 1e-12), count - 2) <= LEVEL else 0
