@@ -29,11 +29,17 @@ class SimulatedProbe:
         step_seconds: By role.
         spikes: Share of a role's steps that take three times as long.
         alike: Autocorrelation of the noise from block to block.
+        slow_seconds: Time from the start in which all steps take half as long again.
+        carried: Share by which the baseline's steps take longer after another arm.
         validities: What the watch sees, attempt by attempt.
     """
 
-    def __init__(self, step_seconds, *, noise=0.02, spikes=None, alike=0.0, num_devices=1, validities=(QUIET,), seed=0):
+    def __init__(
+        self, step_seconds, *, noise=0.02, spikes=None, alike=0.0, slow_seconds=0.0, carried=0.0, num_devices=1,
+        validities=(QUIET,), seed=0,
+    ):  # fmt: skip
         self.random, self.now, self.level = np.random.default_rng(seed), 0.0, 0.0
+        self.slow_seconds, self.carried, self.last = slow_seconds, carried, "baseline"
         self.noise, self.alike, self.spikes = noise, alike, spikes or {}
         self.validities = list(validities)
         several = CANDIDATE.model_copy(update={"num_devices": num_devices})
@@ -49,6 +55,9 @@ class SimulatedProbe:
             self.level = self.alike * self.level + self.random.normal(0, self.noise)
             factors = np.exp(self.level + self.random.normal(0, self.noise, num_steps))
             factors[self.random.random(num_steps) < self.spikes.get(role, 0.0)] *= 3
+            factors *= 1.5 if self.now < self.slow_seconds else 1.0
+            factors *= 1 + self.carried if role == "baseline" != self.last else 1.0
+            self.last = role
             steps = (seconds * factors).tolist()
             self.now += sum(steps)
             return steps

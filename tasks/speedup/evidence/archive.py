@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import InputError, RunError
-from paceline.tasks.measure import paired_ratio, probe, validity
+from paceline.tasks.measure import carry_over, paired_ratio, probe, validity, warm_up
 from paceline.tasks.names import Artifact
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact_tree
@@ -30,7 +30,7 @@ from paceline.tasks.speedup.limit_share import limit_share
 
 FOLDER = "evidence/"  # in the archive
 PLAN = "analysis_plan.json"
-RULES = (probe, paired_ratio, validity, between_starts, diagnosis, recompute)
+RULES = (probe, paired_ratio, warm_up, carry_over, validity, between_starts, diagnosis, recompute)
 """Modules that schedule the blocks, choose what counts, and turn times into figures."""
 WRITE_AGAIN = "write it again with: paceline evidence RUN_ID -o FILE"
 

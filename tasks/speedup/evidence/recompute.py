@@ -7,7 +7,8 @@ those of the summary, 1 if some differ, and 2 if a file has changed or the evide
 
 The estimators are written a second time here. A round is one block of every arm. Ratio: Hodges-Lehmann location of the
 rounds' log-ratios with the exact signed-rank interval (Hollander, Wolfe and Chicken, 3.2 and 3.3), widened by the lag-1
-autocorrelation, and by the variance between starts where there are enough of them.
+autocorrelation, by a significant carry-over, and by the variance between starts where there are enough of them. Rounds
+before a change point in the time of all arms are warm-up and do not count.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ import numpy as np
 VERSION = 1
 SUMS, FACTS, SUMMARY, STEPS = "SHA256SUMS", "evidence.json", "summary.json", "steps.npz"
 TOLERANCE = 1e-9  # relative
-CONFIDENCE, INNER_CONFIDENCE = 0.95, 0.98  # the inner one pays for stopping early
+CONFIDENCE, FIRST_CONFIDENCE, LATER_CONFIDENCE = 0.95, 0.98, 0.9865  # those of looks; the later from 10 rounds on
+LATER_LOOKS = 10
+SIGNIFICANT, MIN_FALL = 0.01, 0.01  # of warm-up and carry-over
 MIN_INTERVAL_ROUNDS, MIN_ROUNDS, MIN_AUTOCORRELATION_ROUNDS = 3, 6, 8
 MIN_STEPS_TO_DROP_FIRST = 3
 MAX_AUTOCORRELATION = 0.8
@@ -80,11 +83,18 @@ def differences(figures: Figures, printed: Figures) -> list[str]:
 def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     """The figures of the summary, by their paths in its JSON; None for what cannot be known from these data."""
     samples, devices = facts["samples_per_step"], facts["num_devices"]
-    total, typical = block_seconds(steps)  # of a step
+    total, typical, places = block_seconds(steps)  # of a step
+    slowness = np.mean([np.log(seconds / samples[arm]) for arm, seconds in total.items()], axis=0)
+    num_warm_up = warm_up(slowness)
+    total, typical, places = (
+        {arm: column[num_warm_up:] for arm, column in one.items()} for one in (total, typical, places)
+    )
     rates = {arm: samples[arm] / float(np.median(seconds)) for arm, seconds in total.items()}
     per_sample = {arm: np.log(seconds / samples[arm]) for arm, seconds in total.items()}
     ratio = per_sample["baseline"] - per_sample["candidate"]
-    inside = estimate(ratio)
+    is_last = places["baseline"] > places["candidate"]
+    bias, p_value = carry_over(per_sample["baseline"] + per_sample["candidate"], is_last)
+    inside = allow_for(estimate(ratio), bias, p_value)
     value, low, high = across_starts(inside, facts["earlier"])
     efficiency: Estimate = (None, None, None)
     if "single" in total:
@@ -95,6 +105,9 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
         **_named("speedup.process_{}", "low high", inside[1:]),
         **_named("speedup.typical_{}", "ratio low high", estimate(steady)),
         "speedup.autocorrelation": autocorrelation(ratio),
+        "speedup.num_warm_up": num_warm_up,
+        "speedup.carry_over": bias,
+        "speedup.carry_over_p": p_value,
         "speedup.num_blocks": ratio.size,
         "speedup.num_starts": min(len(facts["earlier"]), MAX_STARTS) if borrows(inside, facts["earlier"]) else 0,
         "speedup.significant": None if low is None else low > 1 or high < 1,
@@ -124,23 +137,67 @@ def _named(pattern: str, names: str, values: tuple[Any, ...]) -> Figures:
     return {pattern.format(name): value for name, value in zip(names.split(" "), values, strict=True)}
 
 
-def block_seconds(steps: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Mean and median seconds of a step in each block of the last attempt, by arm; rounds in their order.
+def block_seconds(steps: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Mean and median seconds of a step in each block of the last attempt, and its place in the round; by arm.
 
     The first of three or more steps, in which caches are filled again, is left out of the mean.
     """
     blocks: dict[str, list[Any]] = {}
+    places: dict[str, list[int]] = {}
     first_steps = np.flatnonzero(steps["step"] == 0)
     for first, seconds in zip(first_steps, np.split(steps["seconds"], first_steps[1:]), strict=True):
         if steps["attempt"][first] == steps["attempt"][-1]:
-            blocks.setdefault(str(steps["arms"][steps["arm"][first]]), []).append(seconds)
+            arm = str(steps["arms"][steps["arm"][first]])
+            blocks.setdefault(arm, []).append(seconds)
+            places.setdefault(arm, []).append(int(steps["position"][first]))
     return (
         {
             arm: np.array([np.mean(each[each.size >= MIN_STEPS_TO_DROP_FIRST :]) for each in blocks[arm]])
             for arm in blocks
         },
         {arm: np.array([np.median(each) for each in blocks[arm]]) for arm in blocks},
+        {arm: np.array(places[arm]) for arm in blocks},
     )
+
+
+def warm_up(slowness: Any) -> int:
+    """Number of rounds before the last change point; the likelihood-ratio test of one fall, again on what is left."""
+    dropped = 0
+    while True:
+        values = slowness[dropped:]
+        count = values.size
+        splits = range(2, count - 1, 2)
+        if not splits:
+            return dropped
+        squares = [at * values[:at].var() + (count - at) * values[at:].var() for at in splits]
+        split, square = min(zip(splits, squares, strict=True), key=lambda one: one[1])
+        fall = values[:split].mean() - values[split:].mean()
+        line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
+        error = math.sqrt(square / (count - 2) * (1 / split + 1 / (count - split)))
+        p_value = len(splits) * t_tails(fall / max(error, 1e-12), count - 2) / 2
+        if fall < MIN_FALL or square > np.sum((values - line) ** 2) or p_value > SIGNIFICANT:
+            return dropped
+        dropped += split
+
+
+def carry_over(sums: Any, is_last: Any) -> tuple[float | None, float | None]:
+    """Relative bias of the ratio by the order of the arms, and its p-value: an alternation of the arms' sum."""
+    count = sums.size
+    if count < MIN_ROUNDS or is_last.all() or not is_last.any():
+        return None, None
+    design = np.column_stack([is_last - 0.5, np.ones(count), np.arange(count)])
+    inverse = np.linalg.inv(design.T @ design)
+    found = inverse @ design.T @ sums
+    error = math.sqrt(float(np.sum((sums - design @ found) ** 2)) / (count - 3) * inverse[0, 0])
+    return math.expm1(found[0] / 2), t_tails(abs(float(found[0])) / max(1e-9, error), count - 3)
+
+
+def allow_for(inside: Estimate, bias: float | None, p_value: float | None) -> Estimate:
+    """Widen the interval by a significant carry-over."""
+    value, low, high = inside
+    if low is None or bias is None or p_value is None or p_value > SIGNIFICANT:
+        return inside
+    return value, min(low, low / (1 + bias)), max(high, high / (1 + bias))
 
 
 def estimate(log_ratios: Any) -> Estimate:
@@ -160,14 +217,15 @@ def location_interval(values: Any) -> Estimate:
     first, second = np.triu_indices(count)
     averages = np.sort((values[first] + values[second]) / 2)
     location = float(np.median(averages))
+    confidence = FIRST_CONFIDENCE if count < LATER_LOOKS else LATER_CONFIDENCE
     if count < MIN_ROUNDS:
-        reach = t_quantile((1 + INNER_CONFIDENCE) / 2, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+        reach = t_quantile((1 + confidence) / 2, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
         centre = float(np.mean(values))
         return location, min(centre - reach, location), max(centre + reach, location)
     ways = np.ones(1)  # number of ways to each signed-rank sum
     for rank in range(1, count + 1):
         ways = np.pad(ways, (0, rank)) + np.pad(ways, (rank, 0))
-    depth = max(1, int(np.searchsorted(np.cumsum(ways / 2.0**count), (1 - INNER_CONFIDENCE) / 2, side="right")))
+    depth = max(1, int(np.searchsorted(np.cumsum(ways / 2.0**count), (1 - confidence) / 2, side="right")))
     return location, float(averages[depth - 1]), float(averages[-depth])
 
 
@@ -200,21 +258,27 @@ def across_starts(inside: Estimate, earlier: list[float]) -> Estimate:
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """Quantile above the median of Student's t (Abramowitz and Stegun, 26.7.3 and 26.7.4), by bisection."""
-
-    def within(angle: float) -> float:  # P(|t| < sqrt(degrees) tan(angle))
-        sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
-        term = total = cosine if odd else 1.0
-        for number in range(2 + odd, degrees - 1, 2):
-            term *= cosine**2 * (number - 1) / number
-            total += term
-        return 2 / math.pi * (angle + (sine * total if degrees > 1 else 0.0)) if odd else sine * total
-
+    """Quantile above the median of Student's t, by bisection."""
     low, high = 0.0, math.pi / 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) < 2 * probability - 1 else (low, middle)
+        low, high = (middle, high) if _within(middle, degrees) < 2 * probability - 1 else (low, middle)
     return math.sqrt(degrees) * math.tan(low)
+
+
+def t_tails(value: float, degrees: int) -> float:
+    """P(|t| > value), value not below 0."""
+    return max(0.0, 1 - _within(math.atan(value / math.sqrt(degrees)), degrees))
+
+
+def _within(angle: float, degrees: int) -> float:
+    """P(|t| < sqrt(degrees) tan(angle)) of Student's t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    sine, cosine, odd = math.sin(angle), math.cos(angle), degrees % 2
+    term = total = cosine if odd else 1.0
+    for number in range(2 + odd, degrees - 1, 2):
+        term *= cosine**2 * (number - 1) / number
+        total += term
+    return 2 / math.pi * (angle + (sine * total if degrees > 1 else 0.0)) if odd else sine * total
 
 
 def main(arguments: list[str]) -> int:

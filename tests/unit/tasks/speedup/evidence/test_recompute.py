@@ -27,6 +27,8 @@ CASES = {
     **{f"{number} rounds": (TWO_ARMS, {}, {"num_blocks": number}, {}) for number in (3, 4, 5, 6, 7, 8, 24, 60)},
     **{f"{number} steps": (TWO_ARMS, {}, {"steps_per_block": number}, {}) for number in (1, 2, 3)},
     "alike": (TWO_ARMS, {"alike": 0.9}, {"num_blocks": 24}, {}),
+    "warm-up": (TWO_ARMS, {"slow_seconds": 3.0}, {"num_blocks": 16}, {}),
+    "carry-over": (TWO_ARMS, {"carried": 0.2, "noise": 0.005}, {"num_blocks": 16}, {}),
     "spikes": (TWO_ARMS, {"spikes": {"baseline": 0.3}}, {"steps_per_block": 9}, {}),
     "slower": ({"baseline": 0.06, "candidate": 0.1}, {}, {}, {}),
     "equal": ({"baseline": 0.1, "candidate": 0.1}, {"noise": 0.0}, {}, {}),
@@ -97,8 +99,22 @@ def test_kinds_of_results_are_all_there():
     shares = {name for name in known if ".shares." in name and not name.endswith((".1", ".2"))}
     always = {"speedup.num_blocks", "speedup.ratio", "speedup.typical_ratio", *shares}
     always |= {f"speedup.{arm}_samples_per_second" for arm in ("baseline", "candidate")}
-    assert {name for name, values in known.items() if values == {True}} == always | {"speedup.num_starts"}
+    assert {name for name, values in known.items() if values == {True}} == always | {
+        "speedup.num_starts",
+        "speedup.num_warm_up",
+    }
     assert [name for name, values in known.items() if values == {False}] == []
+
+
+def test_warm_up_and_carry_over_are_recomputed_where_they_occur():
+    dropped, carried = (
+        evidence_of(*SimulatedProbe(TWO_ARMS, **machine).measure(num_blocks=16))[0]["speedup"]
+        for machine in ({"slow_seconds": 3.0}, {"carried": 0.2, "noise": 0.005})
+    )
+    assert (dropped["num_warm_up"] > 0, dropped["num_blocks"]) == (True, 16 - dropped["num_warm_up"])
+    assert carried["carry_over"] == pytest.approx(0.095, abs=0.015)
+    assert carried["carry_over_p"] < 0.01
+    assert carried["process_low"] < 0.1 / 0.06 < carried["ratio"]
 
 
 def test_a_figure_that_was_not_measured_is_noticed():
