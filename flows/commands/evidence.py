@@ -19,16 +19,16 @@ def main(options: Namespace) -> None:
     from paceline.tasks.files import write_durably
     from paceline.tasks.speedup.evidence.archive import check
 
+    option = "--check" if options.check else "--output"
     file: Path = options.check or options.output or Path(f"{options.run}.tar")
-    try:
-        content = file.read_bytes() if options.check else find_evidence(Environment(), options.run)
-        figures = check(content, str(options.check or f"the evidence of run {options.run}"))
-        if options.run:
-            write_durably(file, content)
-    except OSError as error:
-        option = "--check" if options.check else "--output"
-        raise InputError(f"{option} {file}: {error.strerror}", hint="name a file that you may use") from error
     with json_stream(options.json) as stream:
+        try:
+            content = file.read_bytes() if options.check else find_evidence(Environment(), options.run)
+            figures = check(content, str(options.check or f"the evidence of run {options.run}"))
+            if options.run:
+                write_durably(file, content)
+        except OSError as error:
+            raise InputError(f"{option} {file}: {error.strerror}", hint="name a file that you may use") from error
         digest = hashlib.sha256(content).hexdigest()
         if options.check:
             say_pairs([(name, "null" if value is None else f"{value:.6g}") for name, value in figures.items()])

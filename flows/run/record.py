@@ -1,6 +1,5 @@
 """Records a run: the summary of `--json`, and everything in MLflow."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +8,24 @@ from prefect import get_run_logger
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.report_artifacts import log_report
 from paceline.flows.run.outcome import Outcome, Verdicts
-from paceline.tasks.errors import RunError
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.training import TrainResult
-from paceline.tasks.redact import redact, redact_tree
+from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.amortisation import break_even_steps
-from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files, find_steps, pack
+from paceline.tasks.speedup.evidence.archive import (
+    PLAN,
+    analysis_plan,
+    evidence_files,
+    find_steps,
+    json_bytes,
+    pack,
+)
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.track import run as tracking
@@ -105,18 +110,13 @@ def _log_evidence(outcome: Outcome, handle: RunHandle, summary: dict[str, Any], 
         "contaminated": bool(speedup.contaminated) or outcome.is_disturbed,
         "reasons": [reason for validity in validities if validity for reason in validity.reasons],
         "earlier": outcome.earlier,
-        "world_size": trained.world_size,
     }
-    published = {name: value for name, value in environment.items() if name not in ("diff", "hosts")}
-    published["settings"] = outcome.config.model_dump(mode="json")
-    documents = {
-        PLAN: analysis_plan(outcome.config.speedup),
-        Artifact.ENVIRONMENT: json.dumps(redact_tree(published), indent=1).encode(),
-    }
+    environment = environment | {"diff": None, "hosts": None, "settings": outcome.config.model_dump(mode="json")}
+    documents = {PLAN: analysis_plan(outcome.config.speedup), Artifact.ENVIRONMENT: json_bytes(environment)}
     try:
         files = evidence_files(raw, trained, facts, summary | {"rows": summary_table(summary)}, documents)
-    except RunError as error:
-        get_run_logger().warning("%s", error)
+    except Exception as error:  # noqa: BLE001  a finished run is worth more than its evidence
+        get_run_logger().warning("No evidence is stored: %s", error)
         return
     write_durably(directory / Artifact.EVIDENCE, pack(files))
     tracking.log_document(handle, Artifact.EVIDENCE, directory / Artifact.EVIDENCE)

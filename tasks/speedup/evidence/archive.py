@@ -39,7 +39,12 @@ WRITE_AGAIN = "write it again with: paceline evidence RUN_ID -o FILE"
 def analysis_plan(settings: Speedup) -> bytes:
     """The settings of the probe, and the SHA-256 of each module of `RULES`, as this process has loaded it."""
     sums = {one.__name__: hashlib.sha256(Path(one.__file__ or "").read_bytes()).hexdigest() for one in RULES}
-    return json.dumps({"settings": settings.model_dump(mode="json"), "rules": sums}, indent=1).encode()
+    return json_bytes({"settings": settings.model_dump(mode="json"), "rules": sums})
+
+
+def json_bytes(tree: Any) -> bytes:
+    """A document of the archive, without credentials."""
+    return json.dumps(redact_tree(tree), indent=1).encode()
 
 
 def find_steps(directory: Path, digest: str | None) -> bytes | None:
@@ -91,7 +96,7 @@ def evidence_files(
     recomputed = recompute.recompute(steps | windows, facts)
     figures = {name: _at(summary, name) for name in recomputed}
     if differ := recompute.differences(recomputed, figures):
-        raise RunError(f"no evidence is stored: the step times give other figures for {', '.join(differ)}")
+        raise RunError(f"the step times give other figures for {', '.join(differ)}")
     columns = io.BytesIO()
     np.savez_compressed(columns, allow_pickle=False, **steps, **windows)
     arms = steps.pop("arms")
@@ -100,8 +105,8 @@ def evidence_files(
         recompute.STEPS: columns.getvalue(),
         Artifact.STEPS: _parquet(steps, facts),
         Artifact.WINDOWS: _parquet({name.removeprefix("window_"): column for name, column in windows.items()}, facts),
-        recompute.FACTS: json.dumps(redact_tree(facts), indent=1).encode(),
-        recompute.SUMMARY: json.dumps(redact_tree({"figures": figures, "rows": summary["rows"]}), indent=1).encode(),
+        recompute.FACTS: json_bytes(facts),
+        recompute.SUMMARY: json_bytes({"figures": figures, "rows": summary["rows"]}),
         "recompute.py": Path(recompute.__file__).read_bytes(),
     }
     return files | {recompute.SUMS: recompute.sums_of(files)}
@@ -116,7 +121,7 @@ def _at(summary: dict[str, Any], path: str) -> float | None:
 
 def _parquet(columns: Mapping[str, Any], facts: Mapping[str, Any]) -> bytes:
     content = io.BytesIO()
-    table = pa.table(columns).replace_schema_metadata({"paceline": json.dumps(redact_tree(facts))})
+    table = pa.table(columns).replace_schema_metadata({"paceline": json_bytes(facts)})
     parquet.write_table(table, content, compression="zstd")
     return content.getvalue()
 
