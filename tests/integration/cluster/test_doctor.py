@@ -1,7 +1,9 @@
 """The doctor examines real servers, certificates and workers, and finds what has been made wrong."""
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,19 +100,31 @@ def test_devices_and_links_are_measured_and_compared_with_the_last_time(paceline
     assert {f"device/{host}/cpu-0/32-true", f"device/{host}/cpu-1/memory"} <= runs[0].metrics.keys()
 
 
-def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_the_same(doctor, tmp_path):
+IMPATIENT = """
+import sys
+from paceline.flows.cli import main
+from paceline.tasks.cluster import client
+client.CONNECT_SECONDS = 1
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_the_same(tmp_path):
     made = subprocess.run([ROOT / "infra" / "certificates", tmp_path / "tls", "5"], check=False, capture_output=True)
     assert made.returncode == 0, made.stderr
     (tmp_path / "file").touch()
-    status, found, stderr = doctor(
-        "cluster.kind=address",
-        "cluster.address=tls://127.0.0.1:1",
-        PACELINE_TLS=str(tmp_path / "tls"),
-        PACELINE_LEASES=str(tmp_path / "file" / "leases"),
-        MLFLOW_TRACKING_URI="http://user:secret@127.0.0.1:9",
-        PREFECT_API_URL="http://127.0.0.1:9/api",
-    )
-    assert status == 1, stderr
+    environment = os.environ | {
+        "PACELINE_TLS": str(tmp_path / "tls"),
+        "PACELINE_LEASES": str(tmp_path / "file" / "leases"),
+        "MLFLOW_TRACKING_URI": "http://user:secret@127.0.0.1:9",
+        "PREFECT_API_URL": "http://127.0.0.1:9/api",
+    }
+    arguments = ["doctor", "cluster.kind=address", "cluster.address=tls://127.0.0.1:1", "--json"]
+    command = [sys.executable, "-c", IMPATIENT, *arguments]
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    stderr = done.stderr
+    assert done.returncode == 1, stderr
+    found = {finding["check"]: finding for finding in json.loads(done.stdout.splitlines()[-1])["findings"]}
     wrong = {name for name, finding in found.items() if finding["status"] == "error"}
     assert wrong == {"leases", "mlflow", "prefect", "workers"}
     assert found["certificates"]["status"] == "warning"

@@ -96,7 +96,7 @@ def test_a_run_that_succeeds_leaves_none(done, home):
     client = MlflowClient(f"sqlite:///{home}/mlflow.db")
     names = {file.path for file in client.list_artifacts(done["run_id"])}
     assert {"report.html", "summary.json", "config.yaml", "environment.json", "logs"} <= names
-    assert check_files(home, settled_prefect()) > 20
+    assert check_files(home) > 20  # the next test reads what Prefect's server has kept of both runs
 
 
 def test_a_rank_that_logs_and_fails_with_them_leaves_none(call, home, prefect_url, done):

@@ -176,7 +176,8 @@ def test_a_prefect_server_that_is_away(refused, monkeypatch):
     refused("PREFECT_API_URL", arguments=["run", "digits"])
 
 
-def test_a_dask_scheduler_that_is_away(refused):
+def test_a_dask_scheduler_that_is_away(refused, monkeypatch):
+    monkeypatch.setattr("paceline.tasks.cluster.client.CONNECT_SECONDS", 1)
     address = f"cluster.address=tcp://127.0.0.1:{free_port()}"
     refused("cluster.address", address, arguments=["run", "digits", "cluster.kind=address", address])
 

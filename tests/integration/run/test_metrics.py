@@ -62,8 +62,7 @@ def test_they_come_while_the_training_goes_on(run_id, attempt, tmp_path):
 @pytest.fixture
 def away(run_id, monkeypatch):
     """A store that takes nothing, and little patience."""
-    for name in ("CLOSE_SECONDS", "LAST_SECONDS"):
-        monkeypatch.setattr(metrics, name, 3.0)
+    monkeypatch.setattr(metrics, "CLOSE_SECONDS", 0.5)
     return f"sqlite:////proc/{run_id}/mlflow.db"
 
 
@@ -72,6 +71,7 @@ def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_
 ):
     with upload_metrics(tmp_path, away, run_id):
         attempt(0, 1, 2)
+        until(lambda: caplog.messages, "warning")
     assert [record.name for record in caplog.records] == [metrics.__name__]
     upload_left(Environment().tracking_uri, run_id)
     assert steps(run_id) == [1, 2]
@@ -81,12 +81,14 @@ def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_
     assert len(caplog.messages) == 1
 
 
-def test_where_the_rest_lies_is_logged_when_it_is_given_up(run_id, attempt, tmp_path, away, caplog):
+def test_where_the_rest_lies_is_logged_when_it_is_given_up(run_id, attempt, tmp_path, away, caplog, monkeypatch):
     attempt(0, 1)
     with pytest.raises(InterruptedError), upload_metrics(tmp_path, away, run_id):
         raise InterruptedError
+    monkeypatch.setattr(metrics, "LAST_SECONDS", 0.5)
     upload_left(away, run_id)
-    assert f"{tmp_path}/attempt-*/rank-0/metrics.jsonl" in caplog.messages[-1]
+    monkeypatch.setattr(metrics, "CLOSE_SECONDS", 60.0)
+    assert f"{tmp_path}/attempt-*/rank-0/metrics.jsonl" in caplog.text
     upload_rest(tmp_path, Environment().tracking_uri, run_id)
     assert steps(run_id) == [1], "by another flow"
 
