@@ -51,6 +51,7 @@ class Given(Hidden):
 """
 
 
+@pytest.mark.slow
 def test_a_run_shows_how_near_it_came_to_the_limit_of_its_device(call):
     summary = call("run", "digits", *SMALL, "speedup.max_seconds=2")
     train, speedup = summary["train"], summary["speedup"]

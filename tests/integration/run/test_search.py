@@ -30,7 +30,9 @@ def bf16_job(make_job, *overrides):
     return job
 
 
-@pytest.mark.parametrize(("slow", "precision"), [("bf16", "32-true"), ("fp32", "bf16-mixed")])
+@pytest.mark.parametrize(
+    ("slow", "precision"), [("bf16", "32-true"), pytest.param("fp32", "bf16-mixed", marks=pytest.mark.slow)]
+)
 def test_a_short_training_computes_in_what_is_faster_here(make_job, cluster_address, slow, precision):
     job = bf16_job(make_job, "speedup.baseline=none")
     with planted(cluster_address, "input=0", SLOW_ARITHMETIC=f"{slow}={SLOW_SAMPLE}"):
