@@ -5,7 +5,7 @@ import json
 from importlib import metadata
 
 from paceline.conf.data import Data
-from paceline.tasks.data.decode.transform import TRANSFORM_VERSION
+from paceline.tasks.data.decode.transform import PHOTOGRAPH_VERSION, TRANSFORM_VERSION
 from paceline.tasks.data.listing import Listing, SampleListing
 from paceline.tasks.data.sources import registry
 
@@ -33,6 +33,10 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
     }
     if data.keeps_aspect:
         inputs["stored_size"] = data.stored_side
+        inputs["photographs"] = [
+            PHOTOGRAPH_VERSION,
+            metadata.version("torch").split("+")[0],
+        ]  # whose kernels scale them
     if data.storage == "jpeg":
         inputs["jpeg"] = data.jpeg_quality
     if origin.fit != "scale":

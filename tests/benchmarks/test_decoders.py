@@ -47,7 +47,7 @@ def scale_of(width, height, size):
 
 
 def by_pillow(content, size):
-    quick, transform._decode_small_jpeg = transform._decode_small_jpeg, lambda content, size: None
+    quick, transform._decode_small_jpeg = transform._decode_small_jpeg, lambda content, size, fit: None
     try:
         return transform.decode(content, size)
     finally:

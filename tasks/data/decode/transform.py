@@ -1,6 +1,7 @@
 """Decodes image files and masks to uint8 pixels, and scales or crops them.
 
-`TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the key of prepared sets.
+`TRANSFORM_VERSION` or `PHOTOGRAPH_VERSION` must grow with every change of a pixel: they are part of the key of prepared
+sets.
 """
 
 import io
@@ -11,10 +12,12 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from paceline.tasks.data.decode.byte_scaling import scale_bytes
 from paceline.tasks.data.samples import Extent
 from paceline.tasks.errors import one_line
 
 TRANSFORM_VERSION = 1
+PHOTOGRAPH_VERSION = 2  # the same for images that keep their aspect ratio
 MAX_PIXELS = 178_956_970
 """Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
 MAX_ASPECT = 4
@@ -65,6 +68,8 @@ def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArra
                     image.draft(None, (2 * image_size, 2 * image_size))
                 ImageOps.exif_transpose(image, in_place=True)  # else what is upright already is copied
                 picture = to_rgb(image)
+            if fit == "side":
+                return _scale_shorter_side(np.asarray(picture), image_size)
             return _fit(picture, image_size, fit)
     except DecodeError:
         raise
@@ -94,6 +99,8 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
         )
     except ValueError:  # strict: also where libjpeg merely warns
         return None
+    if fit == "side":
+        return _scale_shorter_side(pixels_HWC, image_size)
     if pixels_HWC.shape[:2] == (image_size, image_size):
         return pixels_HWC
     return _fit(Image.fromarray(pixels_HWC), image_size, fit)
@@ -122,16 +129,20 @@ def _fit(
         )
     if fit == "whole" or picture.size == size:
         return np.asarray(picture)
-    if fit == "side":
-        short = min(picture.size)
-        width, height = (min(side, MAX_ASPECT * short) for side in picture.size)
-        left, top = (picture.width - width) / 2, (picture.height - height) / 2
-        scaled = (round(width * image_size / short), round(height * image_size / short))
-        return np.asarray(picture.resize(scaled, method, box=(left, top, left + width, top + height)))
     if fit == "crop":
         left, top = ((side - image_size) // 2 for side in picture.size)
         return np.asarray(picture.crop((left, top, left + image_size, top + image_size)))
     return np.asarray(ImageOps.fit(picture, size, method=method))
+
+
+def _scale_shorter_side(pixels_HWC: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
+    """Scale a photograph's shorter side to `image_size`, bicubically; change of a pixel: raise `PHOTOGRAPH_VERSION`."""
+    height, width = pixels_HWC.shape[:2]
+    short = min(height, width)
+    tall, wide = (min(side, MAX_ASPECT * short) for side in (height, width))
+    top, left = (height - tall) // 2, (width - wide) // 2
+    size = (round(tall * image_size / short), round(wide * image_size / short))
+    return scale_bytes(pixels_HWC[top : top + tall, left : left + wide], size, "bicubic")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -201,6 +212,8 @@ def resize(image: npt.NDArray[np.uint8], image_size: int, fit: Extent = "scale")
     pixels_HWC = image if image.ndim > 2 else image[..., np.newaxis]  # noqa: PLR2004
     if fit == "whole" or pixels_HWC.shape[:2] == (image_size, image_size):
         return pixels_HWC
+    if fit == "side":
+        return _scale_shorter_side(pixels_HWC, image_size)
     channels = pixels_HWC.shape[2]
     fitted = _fit(Image.fromarray(pixels_HWC[..., 0] if channels == 1 else pixels_HWC), image_size, fit)
     return fitted.reshape(*fitted.shape[:2], channels)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import simplejpeg
 import torch
-from torch.nn import functional
 
+from paceline.tasks.data.decode.byte_scaling import scale_bytes
 from paceline.tasks.data.prepare.photographs import COLOUR_SPACES
 from paceline.tasks.data.split import Split
 from paceline.tasks.errors import RunError, one_line
@@ -109,7 +109,7 @@ class PhotoSplit(Split):
             tall, wide = (max(1, length // factor) for length in box[2:])
         else:
             row, column, tall, wide = box
-        return scale(pixels_HWC[row : row + tall, column : column + wide], self.image_shape[0])
+        return scale_bytes(pixels_HWC[row : row + tall, column : column + wide], self.image_shape[:2], "bilinear")
 
     def _decode(self, shard: int, number: int, shortest: int = 0) -> tuple[npt.NDArray[np.uint8], int]:
         """The stored image, at the fraction of its size where twice the size of the result remains of `shortest`."""
@@ -149,18 +149,6 @@ class PhotoSplit(Split):
     def _first_byte(self, shard: int, number: int) -> int:
         shapes_N3 = self.shapes[shard]
         return int(shapes_N3[number, 0]) if number < len(shapes_N3) else self.images[shard].size
-
-
-def scale(pixels_HWC: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """Scale pixels to (size, size, C), bilinearly and antialiased; those of the size stay."""
-    if pixels_HWC.shape[:2] == (size, size):
-        return pixels_HWC
-    # In torch's vectorised kernel for bytes, which takes a third of Pillow's time. numpy makes the copy that it needs:
-    # torch would start threads for that.
-    pixels_1CHW = torch.from_numpy(np.require(pixels_HWC, requirements=["C", "W"])).permute(2, 0, 1)[None]
-    scaled_1CHW = functional.interpolate(pixels_1CHW, (size, size), mode="bilinear", antialias=True)
-    scaled_HWC: npt.NDArray[np.uint8] = scaled_1CHW[0].permute(1, 2, 0).numpy()
-    return scaled_HWC
 
 
 @cache

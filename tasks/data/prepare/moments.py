@@ -18,6 +18,7 @@ from paceline.tasks.records.record import Record
 
 _IMAGES_AT_ONCE = 256
 _ROWS_AT_ONCE = 2**16  # sums of so many squares of bytes are below 2**32
+_VALUES_AT_ONCE = 2**16  # as 32 bits they stay in a core's cache
 FULL_SCALE = 255.0
 
 
@@ -69,9 +70,13 @@ def sum_pixels(images_NHWC: npt.NDArray[np.uint8]) -> PixelSums:
     """Sums over the pixels of images (N, H, W, C), or of one, with at most `_ROWS_AT_ONCE` rows together."""
     channels = images_NHWC.shape[-1]
     # Row by row: a reduction whose inner axis is 3 long runs at a tenth of the speed. 32 bits hold the sums.
-    rows = images_NHWC.reshape(-1, images_NHWC.shape[-2] * channels).astype(np.uint32)
-    sums = rows.sum(axis=0, dtype=np.uint32)
-    squares = np.multiply(rows, rows, out=rows).sum(axis=0, dtype=np.uint32)
+    rows = images_NHWC.reshape(-1, images_NHWC.shape[-2] * channels)
+    sums, squares = np.zeros((2, rows.shape[1]), dtype=np.uint32)
+    step = max(1, _VALUES_AT_ONCE // rows.shape[1])
+    for first in range(0, len(rows), step):
+        part = rows[first : first + step].astype(np.uint32)
+        sums += part.sum(axis=0, dtype=np.uint32)
+        squares += np.multiply(part, part, out=part).sum(axis=0, dtype=np.uint32)
     sums_C, squares_C = (row.reshape(-1, channels).sum(axis=0, dtype=np.int64) for row in (sums, squares))
     return PixelSums(images_NHWC.size // channels, sums_C, squares_C)
 

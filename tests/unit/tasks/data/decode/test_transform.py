@@ -255,3 +255,12 @@ def test_the_shorter_side_is_scaled_and_of_panoramas_the_middle(size: tuple[int,
     assert found.shape == (*shape, 3)
     assert abs(int(found[:, : shape[1] // 2].mean()) - 255 + int(found[:, shape[1] // 2 :].mean())) < 3, "centred"
     np.testing.assert_array_equal(resize(pixels, 30, "side"), found)
+
+
+@pytest.mark.parametrize("shape", [(375, 500, 3), (500, 375, 3), (40, 60, 1), (20, 30, 3)])
+def test_scaled_bytes_are_pillows_to_within_rounding(shape: tuple[int, int, int]) -> None:
+    pixels = np.random.default_rng(5).integers(0, 256, shape, dtype=np.uint8)
+    found = resize(pixels, 30, "side")
+    picture = Image.fromarray(pixels[..., 0] if shape[2] == 1 else pixels)
+    expected = np.asarray(picture.resize(found.shape[1::-1], Image.Resampling.BICUBIC)).reshape(found.shape)
+    assert np.abs(found.astype(int) - expected).max() <= 1

@@ -9,10 +9,10 @@ from PIL import Image
 
 from paceline.conf.augmentation import Vary
 from paceline.conf.data import Data
+from paceline.tasks.data.decode.byte_scaling import scale_bytes
 from paceline.tasks.data.loading.augmentation import crops
 from paceline.tasks.data.loading.evaluation import EvaluationLoader
 from paceline.tasks.data.loading.loader import make_loader
-from paceline.tasks.data.loading.photo_split import scale
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.loading.train_loader import LoaderConfig
@@ -161,7 +161,7 @@ def test_pixels_far_above_the_size_are_decoded_at_a_fraction(root, tmp_path):
     assert [split._decode(0, 0, shortest)[1] for shortest in (15, 31, 32, 63, 64)] == [1, 1, 2, 2, 4]
     half = split._decode(0, 0, 32)[0]
     assert half.shape[:2] == tuple(-(-split.sizes_N2[0] // 2))
-    small, full = split.image(0), scale(stored(split, 0), 8)
+    small, full = split.image(0), scale_bytes(stored(split, 0), (8, 8), "bilinear")
     assert small.shape == full.shape
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.conf.data import Data
 from paceline.conf.load import load
+from paceline.tasks.data import key
 from paceline.tasks.data.key import preparation_key
 from paceline.tasks.data.listing import Origin, SampleListing
 from paceline.tasks.data.prepare import storage
@@ -61,6 +62,14 @@ def test_settings_that_change_nothing_leave_workloads_and_keys_as_they_were():
     photos = [PHOTOS.model_copy(update=update) for update in ({}, {"storage": "jpeg"}, {"stored_size": 300})]
     better = photos[1].model_copy(update={"jpeg_quality": 95})
     assert len({preparation_key(listing(), data) for data in (*photos, better)} | keys) == 5
+
+
+def test_photographs_that_were_scaled_in_another_way_are_prepared_again(monkeypatch):
+    square = load("folder", ["data.root=x"]).stored_data
+    before = [preparation_key(listing(), data) for data in (PHOTOS, square)]
+    monkeypatch.setattr(key, "PHOTOGRAPH_VERSION", 1)
+    after = [preparation_key(listing(), data) for data in (PHOTOS, square)]
+    assert (before[0] != after[0], before[1] == after[1]) == (True, True)
 
 
 @pytest.mark.parametrize(
