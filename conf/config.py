@@ -46,7 +46,11 @@ class Speedup(Section):
     """The probe stops early once the relative half-width of the 95 % interval is below this."""
     diagnose: bool = False
     """Measure what limits the step with further arms of the probe: on input that is there already, without exchange of
-    gradients, on one device at the same batch, and at half the batch."""
+    gradients, on one device at the same batch, without updating the weights, and at half the batch."""
+    factors: Literal["auto", "ladder", "off"] = "auto"
+    """Factor card. `ladder`: measure every combination of loading, layout and precision with further arms of the probe,
+    as time allows, and show Shapley values. `off`: show one factor at a time, as far as it was measured anyway. `auto`:
+    a ladder with `speedup.diagnose` where the networks of its arms fit into a tenth of the free memory."""
     price_per_device_hour: Annotated[float, Field(ge=0)] | None = None
     """Price of one device for one hour, in any currency; gives the cost per epoch."""
 

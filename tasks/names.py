@@ -114,6 +114,7 @@ class Metric:
     EFFICIENCY = "speedup/efficiency"
     OF_LIMIT = "speedup/of_limit"
     OF_BANDWIDTH = "speedup/of_bandwidth"
+    INTERACTION = "speedup/interaction"
     END_TO_END_SPEEDUP = "speedup/end_to_end_ratio"
     PREDICTION_SPEEDUP = "speedup/prediction_ratio"
     TARGET_SPEEDUP = "speedup/target_ratio"
@@ -186,6 +187,11 @@ class Metric:
     def step_share(name: str) -> str:
         """A share of the candidate's step time."""
         return f"speedup/share_{name}"
+
+    @staticmethod
+    def factor(name: str) -> str:
+        """A factor between the baseline and the run: by how much it multiplies the throughput."""
+        return f"speedup/factor_{name}"
 
     @staticmethod
     def device(host: str, device: str, figure: str) -> str:

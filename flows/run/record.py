@@ -17,7 +17,6 @@ from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
 from paceline.tasks.report.summary import summary_table
-from paceline.tasks.speedup.amortisation import break_even_steps
 from paceline.tasks.speedup.evidence.archive import (
     PLAN,
     analysis_plan,
@@ -27,7 +26,7 @@ from paceline.tasks.speedup.evidence.archive import (
     pack,
 )
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare
-from paceline.tasks.speedup.steady_state import steady_rate
+from paceline.tasks.speedup.steady_state import break_even_steps, steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
 from paceline.tasks.track.registry import describe_model
@@ -159,6 +158,9 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
     }
     metrics |= {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
+    if speedup.factors is not None:
+        metrics |= {Metric.factor(one.factor): one.ratio for one in speedup.factors.factors}
+        metrics[Metric.INTERACTION] = speedup.factors.interaction and speedup.factors.interaction.value
     metrics |= compile_metrics(trained)
     metrics |= outcome.prepared.reads.metrics
     return metrics | {Metric.test(f"top_{k}_accuracy"): value for k, value in evaluated.top_k.items()}

@@ -20,7 +20,7 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, ROUNDS_PER_LOOK, arm_ratio, planned_looks
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.warm_up import num_warm_up
-from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.execution import LADDER_PREFIX, Arm
 from paceline.tasks.records.measurement import Block, ProbeResult, Validity
 
 StopReason = Literal["interval narrow enough", "time is up", "all blocks done"]
@@ -57,6 +57,8 @@ class ArmRunner:
     samples_per_step: int  # over all the arm's devices
     has_diverged: Callable[[], bool] = lambda: False  # whether its last loss is not a finite number
     arithmetic: str | None = None  # on GPUs
+    gather: Callable[[float], Sequence[float]] | None = None
+    """Collects the ranks' seconds of an arm in which they do not wait for each other; called by all of them."""
 
 
 class Watch(Protocol):
@@ -232,7 +234,8 @@ def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
 
 
 def _is_narrow(rounds: Sequence[tuple[Block, ...]], settings: Speedup) -> bool:
-    compared = {block.arm for block in rounds[0]} - {"candidate"}
+    roles = {block.arm for block in rounds[0] if not block.arm.startswith(LADDER_PREFIX)}  # those as time allows
+    compared = roles - {"candidate"}
     judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
     ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
     widths = [math.inf if ratio is None or ratio.half_width is None else ratio.half_width for ratio in ratios]
@@ -252,7 +255,8 @@ def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
     steps = runner.run(num_steps)
     link.steps.add(role, started, steps)
     counted = steps[1:] if len(steps) >= MIN_STEPS_TO_DROP_FIRST else steps
-    seconds = _agree_on_seconds(role, plain_statistics.fmean(counted) if counted else 0.0, link)
+    own = plain_statistics.fmean(counted) if counted else 0.0
+    seconds = _agree_on_seconds(role, own, link)
     typical = _agree_on_seconds(role, plain_statistics.median(steps) if steps else 0.0, link)
     samples = runner.samples_per_step
     return Block(
@@ -260,6 +264,7 @@ def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
         seconds_per_sample=seconds / samples,
         typical_seconds_per_sample=typical / samples,
         num_steps=num_steps,
+        rank_seconds=tuple(runner.gather(own)) if runner.gather else (),
     )
 
 

@@ -21,6 +21,9 @@ class Block(Record):
     typical_seconds_per_sample: float | None = None
     """Median over the steps of the block; None where not recorded."""
     num_steps: int
+    rank_seconds: tuple[float, ...] = ()
+    """Mean step seconds of each rank by its own clock, of arms in which the ranks do not wait for each other; empty
+    otherwise."""
 
 
 class Validity(Record):
@@ -62,7 +65,7 @@ class ProbeResult(Record):
     samples_per_step: dict[str, int] = Field(default_factory=dict)
     """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
     others: dict[str, Arm] = Field(default_factory=dict)
-    """Further arms of the same rounds, keyed as `Block.arm`: `single`, `synthetic_input`, `no_sync`, `half_batch`."""
+    """Further arms of the same rounds, keyed as `Block.arm`, such as `single`, `half_batch`, `with loading`."""
     diverged: tuple[str, ...] = ()
     """Arms whose last loss is not a finite number, keyed as `Block.arm`: their steps are not those of a training."""
     left_out: dict[str, str] = Field(default_factory=dict)

@@ -15,10 +15,10 @@ from paceline.tasks.report.run_charts import budget_items, draw_speed
 from paceline.tasks.report.summary import prediction_text
 from paceline.tasks.scores import class_scores, quality_facts
 from paceline.tasks.speedup.advice import next_steps
-from paceline.tasks.speedup.amortisation import break_even_steps
 from paceline.tasks.speedup.data_sheet import sheet_of
 from paceline.tasks.speedup.limit_share import LimitShare, format_flops, format_share
 from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.speedup.steady_state import break_even_steps
 from paceline.tasks.speedup.verdict import format_ratio
 
 MAX_CLASSES = 20  # classes that are listed; of more, the worst

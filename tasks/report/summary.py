@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.tasks.formatting import format_seconds
+from paceline.tasks.formatting import format_interval, format_seconds
 from paceline.tasks.records.data import Pretrained
 from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
 from paceline.tasks.speedup.limit_share import format_flops, format_share
+from paceline.tasks.speedup.records import FactorCard
 
 NUM_BUDGET_ITEMS = 4
 MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly always among the first five
@@ -24,6 +25,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("weights", Pretrained.model_validate(pretrained).summary if pretrained else ""),
         ("quality", _quality(evaluate)),
         ("speedup", str(speedup.get("verdict") or "")),
+        ("factors", _factors(speedup.get("factors"))),
         ("limit", _limit(speedup, train, summary.get("execution") or {})),
         ("efficiency", _efficiency(speedup, train)),
         ("prediction", prediction_text(summary.get("prediction"))),
@@ -69,6 +71,19 @@ def _limit(speedup: Mapping[str, Any], train: Mapping[str, Any], execution: Mapp
     if limit["contaminated"]:
         parts.append("the machine was busy when its limit was measured")
     return ", ".join(parts)
+
+
+def _factors(card: Mapping[str, Any] | None) -> str:
+    if not card:
+        return ""
+    found = FactorCard.model_validate(card)
+    texts = [
+        f"{one.factor} "
+        + ("not measured" if one.ratio is None else f"{format_interval(one.ratio, one.low, one.high)} x")
+        for one in found.factors
+        if one.basis != "unchanged"
+    ]
+    return f"{', '.join(texts)} ({found.method})" if texts else ""
 
 
 def _efficiency(speedup: Mapping[str, Any], train: Mapping[str, Any]) -> str:

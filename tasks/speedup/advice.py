@@ -53,6 +53,12 @@ def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[st
         f"`recipe.batch_size={config.recipe.batch_size * 2}`; or use fewer devices.",
         "contention": "The devices share memory, caches or clock: use fewer, each with more threads, such as "
         f"`execution.num_devices={max(1, plan.world_size // 2)}`, or more hosts by `execution.num_nodes`.",
+        "slow rank": "One rank is slower than the others: look at its host and device, or share the batches by speed: "
+        "`execution.worker_load=measured`.",
+        "update-bound": "More samples per step make updates rarer: "
+        f"`recipe.batch_size={config.recipe.batch_size * 2}`; or use an optimizer with less state.",
+        "memory-bound": "Memory traffic is the limit: `execution.compile=step` may fuse operators, and "
+        "`execution.precision=bf16-mixed` moves fewer bytes.",
         "too small": "Starting took longer than training: measure what pays on a longer one, such as "
         f"`recipe.num_epochs={config.recipe.num_epochs * 10}`, or run small ones like this as they are.",
         "compile not amortised": "Compiling cost more than it saved: `execution.compile=off` for trainings of this "

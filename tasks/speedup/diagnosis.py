@@ -1,7 +1,10 @@
-"""What limits a step, from arms that leave one thing out each: input, exchange of gradients, company, half the batch.
+"""What limits a step, from arms that leave one thing out each: input, exchange, company, update, half the batch.
 
 Every share is a sum of step times over the candidate's step time, taken round by round so that the machine's drift
 cancels, and located with the estimator of the ratio. The arms count only where their batches make them comparable.
+
+The step time on rank 0 is split into parts. Without exchange each rank takes its own time: what the slowest rank takes
+above the median of the others is `imbalance`, for which all wait; what a step takes above the slowest rank is exchange.
 """
 
 from collections.abc import Mapping
@@ -13,7 +16,9 @@ import numpy as np
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
 from paceline.tasks.records.measurement import ProbeResult
 
-Bottleneck = Literal["data-bound", "communication-bound", "contention", "launch-bound", "compute-bound"]
+Bottleneck = Literal[
+    "data-bound", "communication-bound", "slow rank", "contention", "update-bound", "launch-bound", "compute-bound"
+]
 
 ALONE = ("alone", "single")
 """Arms of one device. Under strong scaling the arm that measures the efficiency has the whole batch."""
@@ -23,14 +28,18 @@ times as fast: less hardly pays for a change, and the few percent by which cache
 CAUSES: dict[str, Bottleneck] = {
     "input": "data-bound",
     "communication": "communication-bound",
+    "imbalance": "slow rank",
     "contention": "contention",
+    "update": "update-bound",
     "overhead": "launch-bound",
 }
 _TEXTS = {
     "input": "Waiting for input takes {share} of a step: measured against the same step on a batch that is there.",
     "communication": "Exchanging gradients takes {share} of a step: measured against the same ranks without exchange.",
+    "imbalance": "The others wait for rank {slowest} for {share} of a step: measured without exchange.",
     "contention": "The devices slow each other by {share} of a step, exchange apart: measured against one alone.",
-    "overhead": "A step costs {share} of its time however small its batch: measured with half the batch.",
+    "update": "Updating the weights takes {share} of a step: measured against the same step without it.",
+    "overhead": "Launching, and what else does not shrink with the batch, takes {share}: measured with half the batch.",
     "compute": "The rest, {share}, grows with the batch: arithmetic and memory traffic.",
 }
 
@@ -40,12 +49,14 @@ class Diagnosis:
     """Shares of the candidate's step time."""
 
     shares: dict[str, Estimate]
-    """`input`, `communication`, `contention`, `overhead` as far as measured, and `compute`, the remainder; each from 0
-    to 1, with its 95 % interval."""
+    """`input`, `communication`, `imbalance`, `contention`, `update`, `overhead` as far as measured, and `compute`, the
+    remainder; each from 0 to 1, with its 95 % interval."""
     sentences: tuple[str, ...]  # one for each share, the largest first
     cause: Bottleneck | None
     """The largest share, among those whose interval lies above `MIN_SHARE` and the remainder; None with too few rounds
     for intervals."""
+    slowest: int | None = None
+    """The rank that takes longest without exchange; None where the ranks' times are not recorded."""
 
     @property
     def intervals(self) -> dict[str, tuple[float, float | None, float | None]]:
@@ -68,8 +79,8 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     """Shares of a step of the candidate.
 
     Args:
-        probe: With any of the arms `synthetic_input`, `no_sync`, `half_batch`; `alone` or `single` with `no_sync`
-            shows contention when its batch per device is the candidate's.
+        probe: With any of the arms `synthetic_input`, `no_sync`, `no_update`, `half_batch`; `alone` or `single` with
+            `no_sync` shows contention when its batch per device is the candidate's.
 
     Returns:
         None when the probe has none of these arms.
@@ -77,16 +88,14 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     terms = share_terms(probe)
     if not terms:
         return None
-    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
-    times = {
-        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[0]
-    }
+    times, slowest = _step_times(probe), slowest_rank(probe)
     shares = {name: _share(times, weights) for name, weights in terms.items()}
     largest_first = sorted(shares, key=lambda name: (name == "compute", -shares[name].value))
     return Diagnosis(
         shares=shares,
-        sentences=tuple(_TEXTS[name].format(share=_percent(shares[name])) for name in largest_first),
+        sentences=tuple(_TEXTS[name].format(share=_percent(shares[name]), slowest=slowest) for name in largest_first),
         cause=_cause(shares),
+        slowest=slowest,
     )
 
 
@@ -96,27 +105,63 @@ def share_terms(probe: ProbeResult) -> dict[str, dict[str, float]]:
     return weights | {"compute": _difference({"candidate": 1.0}, *weights.values())} if weights else {}
 
 
+def slowest_rank(probe: ProbeResult) -> int | None:
+    """The rank that takes longest without exchange; None where the ranks' times are not recorded."""
+    seconds = [block.rank_seconds for blocks in probe.rounds for block in blocks if block.arm == "no_sync"]
+    if not seconds or min(map(len, seconds)) < 2:  # noqa: PLR2004
+        return None
+    return int(np.median(seconds, axis=0).argmax())
+
+
+def rank_times(probe: ProbeResult) -> dict[str, list[float]]:
+    """Of each arm without exchange the step seconds of the slowest rank, and the median of the others', by round."""
+    slowest, times = slowest_rank(probe), dict[str, list[float]]()
+    for block in (block for blocks in probe.rounds for block in blocks if block.rank_seconds and slowest is not None):
+        others = [seconds for rank, seconds in enumerate(block.rank_seconds) if rank != slowest]
+        times.setdefault(f"{block.arm} of the slowest", []).append(block.rank_seconds[slowest or 0])
+        times.setdefault(f"{block.arm} of others", []).append(float(np.median(others)))
+    return times
+
+
+def _step_times(probe: ProbeResult) -> dict[str, Floats]:
+    """Step seconds of each arm in each round, and those of `rank_times`."""
+    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
+    times = {
+        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[0]
+    }
+    return times | {role: np.array(seconds) for role, seconds in rank_times(probe).items()}
+
+
 def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:
     """For each share, what of which arm's step time it is made of.
 
-    With a step time of a + b n for n samples, two batches give a = (k T(n/k) - T(n)) / (k - 1). The exchange of
-    gradients does not grow with the batch either, so that it is in `a` and is taken out where it was measured.
+    With a step time of a + b n for n samples, two batches give a = (k T(n/k) - T(n)) / (k - 1). Neither the exchange of
+    gradients nor the update grows with the batch, so that both are in `a` and are taken out where they were measured.
+    Where half the batch was timed without exchange, `a` is that of the ranks that are not the slowest.
     """
     samples, devices, further = probe.samples_per_step, probe.candidate.num_devices, probe.others
+    knows_ranks = slowest_rank(probe) is not None
     weights: dict[str, dict[str, float]] = {}
     if "synthetic_input" in further:
         weights["input"] = {"candidate": 1.0, "synthetic_input": -1.0}
     if "no_sync" in further:
-        weights["communication"] = {"candidate": 1.0, "no_sync": -1.0}
+        weights["communication"] = {"candidate": 1.0, "no_sync of the slowest" if knows_ranks else "no_sync": -1.0}
+        if knows_ranks:
+            weights["imbalance"] = {"no_sync of the slowest": 1.0, "no_sync of others": -1.0}
         single = next(
             (role for role in ALONE if role in further and samples[role] * devices == samples["no_sync"]), None
         )
         if single is not None:
             weights["contention"] = {"no_sync": 1.0, single: -1.0}
+    if "no_update" in further:
+        weights["update"] = {"candidate": 1.0, "no_update": -1.0}
     if "half_batch" in further and samples["half_batch"] < samples["candidate"]:
         factor = samples["candidate"] / samples["half_batch"]
-        constant = {"half_batch": factor / (factor - 1), "candidate": -1 / (factor - 1)}
-        weights["overhead"] = _difference(constant, weights.get("communication", {}))
+        half, full, exchange = "half_batch", "candidate", weights.get("communication", {})
+        if further["half_batch"].variant == "no_sync" and knows_ranks:
+            half, full, exchange = "half_batch of others", "no_sync of others", {}
+        constant = {half: factor / (factor - 1), full: -1 / (factor - 1)}
+        weights["overhead"] = _difference(constant, exchange, weights.get("update", {}))
     return weights
 
 

@@ -4,8 +4,40 @@ from typing import Literal
 
 from pydantic import Field
 
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.records.record import Record
+
+Basis = Literal["mean over the orders", "added alone", "added last", "in the search", "unchanged", "not measured"]
+
+
+class Factor(Record):
+    """One factor between the baseline and a run."""
+
+    factor: str
+    """Key of `FACTORS`."""
+    before: str | int | None
+    after: str | int | None
+    """Value of the setting in the baseline and in the run; None for the default."""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """Throughput with the factor over that without it, with its 95 % interval; None where not measured singly."""
+    basis: Basis
+    """How it was measured: as a mean over the orders of a ladder, added to the baseline alone, added to the run's other
+    factors, or in `auto`'s search before the training, where it alone changed."""
+
+
+class FactorCard(Record):
+    """What each factor between the baseline and a run is worth."""
+
+    method: str
+    """`Shapley value over N orders`, whose ratios multiply to that of the run, or `one at a time`."""
+    factors: tuple[Factor, ...]
+    """In the order from naive to the run, unchanged ones too."""
+    interaction: Interval | None = None
+    """Ratio of loading, layout and precision together over the product of what each gives alone; None where an arm for
+    it is missing."""
 
 
 class SpeedupResult(Record):
@@ -48,6 +80,8 @@ class SpeedupResult(Record):
     verdict: str = "not measured"
     """One sentence with the cause."""
     cause: str | None = None
+    bottleneck: str | None = None
+    """What limits the step, whatever the cause: its largest measured share, or inferred without a diagnosis."""
     baseline: str | None = None
     """What the run was divided by, in words."""
     candidate: str | None = None
@@ -67,6 +101,8 @@ class SpeedupResult(Record):
     and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
     diagnosis: tuple[str, ...] = ()
     """One sentence for each share, the largest first."""
+    factors: FactorCard | None = None
+    """What each factor is worth; None where the ratio is not of a probe."""
     of_limit: float | None = None
     """Floating-point operations per second of one device in a training step, over what the same device did in a matrix
     product of the same precision."""

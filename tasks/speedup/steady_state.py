@@ -1,8 +1,13 @@
-"""The steady state of a training: what is left when start-up, compile and warm-up are over."""
+"""The steady state of a training, after start-up and warm-up, and whether it is long enough to pay for them."""
 
 import statistics
+from dataclasses import dataclass
 
+from paceline.tasks.measure.paired_ratio import arm_ratio
+from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.training import TrainResult
+
+MIN_WINDOWS = 3  # fewest windows that separate the first window from the usual ones: the median needs two others
 
 
 def steady_rate(trained: TrainResult) -> float | None:
@@ -23,3 +28,88 @@ def steady_rate(trained: TrainResult) -> float | None:
     if not rates or trained.samples_per_epoch is None:
         return None
     return statistics.median(rates) * trained.samples_per_epoch / steps_per_epoch
+
+
+@dataclass(frozen=True)
+class TooSmall:
+    """A training that is over before its start-up is paid for."""
+
+    startup_seconds: float  # before the first step, and compile and warm-up in it
+    training_seconds: float  # the rest of the fit
+
+
+@dataclass(frozen=True)
+class NotAmortised:
+    """A compilation that costs more than it saves."""
+
+    cost_seconds: float
+    saved_seconds: float  # over all of this training's steps; the upper end of its interval where there is one
+
+
+def too_small(train: TrainResult | None) -> TooSmall | None:
+    """A training shorter than what comes before it: even steps of no length would not halve the run.
+
+    Returns:
+        None when it is long enough, or the start-up is not known.
+    """
+    if train is None or train.startup_seconds is None:
+        return None
+    warm_up = warm_up_seconds(train) or 0.0
+    startup, training = train.startup_seconds + warm_up, train.seconds - warm_up
+    return TooSmall(startup, training) if training < startup else None
+
+
+def not_amortised(probe: ProbeResult, train: TrainResult | None) -> NotAmortised | None:
+    """A compilation that this training is too short for.
+
+    Returns:
+        None when it pays, when nothing was compiled, or when no arm shows what a step takes without.
+    """
+    eager = _eager_role(probe)
+    if train is None or eager is None or len(train.windows) < MIN_WINDOWS:
+        return None
+    # Compiled in the probe before, whose code the training found cached.
+    cost = train.compile.seconds if train.compile else warm_up_seconds(train) or 0.0
+    ratio = arm_ratio(probe.rounds, eager, "candidate")
+    if ratio is None or ratio.high is None:
+        return None
+    # In doubt for the compilation: the upper end of the saving.
+    saved = max(0.0, ratio.high - 1) * usual_step_seconds(train) * (train.num_steps - train.first_step)
+    return NotAmortised(cost, saved) if cost > saved else None
+
+
+def break_even_steps(train: TrainResult) -> float | None:
+    """Steps after which compiling has won back what it took: its seconds over what a step saves.
+
+    Returns:
+        None when nothing was compiled, when no arm shows what a step takes without, or when none is saved.
+    """
+    if train.compile is None or train.probe is None or (eager := _eager_role(train.probe)) is None:
+        return None
+    compiled = arm_ratio(train.probe.rounds, eager, "candidate")
+    if compiled is None or compiled.value <= 1 or len(train.windows) < MIN_WINDOWS:
+        return None
+    return train.compile.seconds / ((compiled.value - 1) * usual_step_seconds(train))
+
+
+def warm_up_seconds(train: TrainResult) -> float | None:
+    """Extra time of the first window of steps: compile, autotuning, cold caches. None if unknown."""
+    if len(train.windows) < MIN_WINDOWS:
+        return None
+    _, num_steps, seconds = train.windows[0]
+    return max(0.0, seconds - num_steps * usual_step_seconds(train))
+
+
+def usual_step_seconds(train: TrainResult) -> float:
+    """Median over the windows after the first."""
+    return statistics.median(seconds / num_steps for _, num_steps, seconds in train.windows[1:])
+
+
+def _eager_role(probe: ProbeResult) -> str | None:
+    """The arm that differs from the compiled candidate in nothing but compilation."""
+    if probe.candidate.compile == "off":
+        return None
+    twin = probe.candidate.model_copy(update={"compile": "off"})
+    if probe.baseline == twin:
+        return "baseline"
+    return "uncompiled" if probe.others.get("uncompiled") == twin else None

@@ -5,7 +5,6 @@ The cause follows from what was measured. "compute-bound" without a diagnosis is
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,21 +13,21 @@ from paceline.tasks.formatting import enumerate_words
 from paceline.tasks.measure.carry_over import CarryOver, allow_for, carry_over
 from paceline.tasks.measure.paired_ratio import (
     Estimate,
-    arm_ratio,
     parallel_efficiency,
     ratio_autocorrelation,
     speedup_ratio,
     typical_ratio,
 )
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records.execution import Arm
-from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
-from paceline.tasks.records.training import TrainResult
-from paceline.tasks.speedup.amortisation import NotAmortised, TooSmall, not_amortised, too_small
+from paceline.tasks.records.execution import FACTORS, Arm
+from paceline.tasks.records.measurement import ProbeResult, Validity
+from paceline.tasks.records.training import STEP_ITEMS, TrainResult
 from paceline.tasks.speedup.between_starts import MAX_STARTS, across_starts
-from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
+from paceline.tasks.speedup.diagnosis import MIN_SHARE, Diagnosis, diagnose
+from paceline.tasks.speedup.factor_card import ONE_AT_A_TIME, factor_card
 from paceline.tasks.speedup.limit_share import LimitShare, format_share, limit_share
-from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.speedup.records import Factor, FactorCard, SpeedupResult
+from paceline.tasks.speedup.steady_state import NotAmortised, TooSmall, not_amortised, too_small
 
 Cause = Literal[
     "not measured",
@@ -41,18 +40,20 @@ Cause = Literal[
     "compile not amortised",
     "data-bound",
     "communication-bound",
+    "slow rank",
     "contention",
+    "update-bound",
     "launch-bound",
+    "memory-bound",
     "compute-bound",
 ]
 
 MAX_DATA_WAIT_FRACTION = 0.2  # above this share of the steps' time spent waiting for data a run is data-bound
 MIN_EFFICIENCY = 0.9  # below this parallel efficiency, with several devices, a run is communication-bound
+MIN_UPDATE_FRACTION = 0.5  # from this share of the steps' time in the update of the weights a run is update-bound
 MIN_COARSE = 2.0  # from this ratio on one decimal is enough
 MIN_STEP_SECONDS = 0.005
-"""Below this a step is launch-bound: calling some hundred operators one by one from Python takes 1 to 2 ms of it."""
-
-SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")  # settings that a search can time alone
+"""Below this a step is probably launch-bound: calling some hundred operators one by one from Python takes 1 to 2 ms."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,12 @@ class _Facts:
     efficiency: Estimate | None
     step_seconds: float
     data_wait_fraction: float | None
+    update_fraction: float | None
     validity: Validity
     diagnosis: Diagnosis | None
     too_small: TooSmall | None
     not_amortised: NotAmortised | None
-    gains: dict[str, Estimate]  # what settings gain that were timed alone
+    card: FactorCard
     share: LimitShare
     num_starts: int  # that the variance between starts is borrowed from
 
@@ -95,11 +97,6 @@ def speedup_result(
     validity = probe.validity
     if validity.num_cores is None and num_cores is not None:
         validity = judge(validity.model_copy(update={"num_cores": num_cores}))
-    search = train.search if train else None
-    gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
-    compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
-    if compiling:
-        gains["compile"] = compiling
     num_samples = probe.samples_per_step.get("candidate", probe.batch_size * probe.candidate.num_devices)
     facts = _Facts(
         probe=probe,
@@ -107,11 +104,12 @@ def speedup_result(
         efficiency=parallel_efficiency(probe.rounds, probe.candidate.num_devices),
         step_seconds=probe.seconds_per_sample("candidate") * num_samples,
         data_wait_fraction=train.data_wait_fraction if train else None,
+        update_fraction=_update_fraction(train) if train else None,
         validity=validity,
         diagnosis=diagnose(probe),
         too_small=too_small(train),
         not_amortised=not_amortised(probe, train),
-        gains=gains,
+        card=factor_card(probe, train.search if train else None),
         share=limit_share(train) if train else LimitShare(),
         num_starts=min(len(earlier), MAX_STARTS) if borrowed else 0,
     )
@@ -142,6 +140,7 @@ def speedup_result(
         verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}.{notes}",
         diverged=probe.diverged,
         cause=cause,
+        bottleneck=_limit(facts),
         baseline=probe.baseline.label,
         candidate=probe.candidate.label,
         baseline_arithmetic=probe.arithmetic.get("baseline"),
@@ -152,28 +151,8 @@ def speedup_result(
         validity=facts.validity,
         shares=facts.diagnosis.intervals if facts.diagnosis else {},
         diagnosis=facts.diagnosis.sentences if facts.diagnosis else (),
+        factors=facts.card,
     )
-
-
-def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
-    """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
-
-    Returns:
-        By setting: throughput with the candidate's value over throughput with the baseline's.
-    """
-    gains: dict[str, Estimate] = {}
-    for probe in search.probes if not search.validity.contaminated else ():
-        for role, arm in ({"baseline": probe.baseline} | probe.others).items():
-            differing = [name for name in SINGLY if getattr(arm, name) != getattr(probe.candidate, name)]
-            if len(differing) != 1:
-                continue
-            (name,) = differing
-            for (slow, before), (fast, after) in itertools.permutations([("candidate", probe.candidate), (role, arm)]):
-                gain = arm_ratio(probe.rounds, slow, fast)
-                ends = getattr(before, name), getattr(after, name)
-                if gain is not None and ends == (getattr(baseline, name), getattr(candidate, name)):
-                    gains[name] = gain
-    return gains
 
 
 def _cause(facts: _Facts) -> Cause:
@@ -196,13 +175,28 @@ def _cause(facts: _Facts) -> Cause:
     return next((cause for cause, applies in checks if applies), _limit(facts))
 
 
+def _update_fraction(train: TrainResult) -> float | None:
+    """Share of the steps' time that updates the weights; None on GPUs, where the host's time is not the device's."""
+    seconds = {name: train.time_budget.get(name, 0.0) for name in (*STEP_ITEMS, "data_wait")}
+    if "device" in train.time_budget or train.data_wait_fraction is None or not sum(seconds.values()):
+        return None
+    return seconds["optimizer"] / sum(seconds.values())
+
+
 def _limit(facts: _Facts) -> Cause:
-    if facts.diagnosis and facts.diagnosis.cause:
-        return facts.diagnosis.cause
+    cause = facts.diagnosis.cause if facts.diagnosis and facts.diagnosis.cause else _inferred_limit(facts)
+    has_share = facts.share.bound == "memory" and not facts.share.contaminated
+    is_memory = cause == "compute-bound" and has_share and (facts.share.of_bandwidth or 0.0) > MIN_SHARE
+    return "memory-bound" if is_memory else cause
+
+
+def _inferred_limit(facts: _Facts) -> Cause:
     if (facts.data_wait_fraction or 0.0) > MAX_DATA_WAIT_FRACTION:
         return "data-bound"
     if facts.probe.candidate.num_devices > 1 and facts.efficiency and facts.efficiency.value < MIN_EFFICIENCY:
         return "communication-bound"
+    if (facts.update_fraction or 0.0) > MIN_UPDATE_FRACTION:
+        return "update-bound"
     if facts.step_seconds < MIN_STEP_SECONDS and facts.probe.candidate.compile in ("off", "step"):  # no graph
         return "launch-bound"
     return "compute-bound"
@@ -277,28 +271,34 @@ def _explanation(cause: Cause, facts: _Facts) -> str:
 
 
 def _effect(facts: _Facts) -> str:
-    """Effect of the candidate's settings; a single setting gets the credit only if it was timed alone."""
-    baseline, candidate = facts.probe.baseline, facts.probe.candidate
-    if facts.ratio.significant is None or baseline == candidate:
+    """Effect of the candidate's settings; of several, each gets the credit or the blame that was measured."""
+    parts = _differences(facts.probe.baseline, facts.probe.candidate)
+    if facts.ratio.significant is None or facts.probe.baseline == facts.probe.candidate:
         return ""
-    parts = _differences(baseline, candidate)
-    alone = len(parts) == 1
-    what = enumerate_words(list(parts.values())) + ("" if alone else " together")
-    if not facts.ratio.significant:
-        effect = f"{what} make{'s' if alone else ''} no difference here"
-    elif facts.ratio.value > 1:
-        effect = f"{what} pay{'s' if alone else ''}"
-    else:
-        effect = f"slower with {what}"
-    singly = [f"{parts[name]} {_gain(gain)}" for name, gain in facts.gains.items() if name in parts]
-    return f"{effect}, alone {enumerate_words(singly)}; " if singly and not alone else f"{effect}; "
+    if len(parts) == 1:
+        (what,) = parts.values()
+        if not facts.ratio.significant:
+            return f"{what} makes no difference here; "
+        return f"{what} pays; " if facts.ratio.value > 1 else f"slower with {what}; "
+    words = {
+        factor: enumerate_words([parts[name] for name in fields if name in parts])
+        for factor, fields in FACTORS.items()
+        if any(name in parts for name in fields)
+    }
+    measured = [one for one in facts.card.factors if one.factor in words and one.ratio is not None]
+    singly = enumerate_words([f"{words.pop(one.factor)} {_gain(one)}" for one in measured]) if measured else ""
+    method = "Shapley values" if facts.card.method != ONE_AT_A_TIME else "measured singly"
+    rest = enumerate_words(list(words.values())) if words else ""
+    texts = [f"{method}: {singly}; " if singly else "", f"not measured singly: {rest}; " if rest else ""]
+    return "".join(texts)
 
 
-def _gain(gain: Estimate) -> str:
-    if gain.low is None or gain.high is None:
-        return f"{format_ratio(gain.value)} x"
-    low, high = (format_ratio(end, gain.value) for end in (gain.low, gain.high))
-    return f"{format_ratio(gain.value)} x [{low}, {high}]"
+def _gain(factor: Factor) -> str:
+    assert factor.ratio is not None
+    if factor.low is None or factor.high is None:
+        return f"{format_ratio(factor.ratio)} x"
+    low, high = (format_ratio(end, factor.ratio) for end in (factor.low, factor.high))
+    return f"{format_ratio(factor.ratio)} x [{low}, {high}]"
 
 
 def _limit_text(cause: Cause, facts: _Facts) -> str:
@@ -313,12 +313,17 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
     limit = _limit(facts)
     share = facts.diagnosis.share_of(limit) if facts.diagnosis else None
     if facts.diagnosis and share:
-        lesser = [_LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause)) for cause in facts.diagnosis.lesser]
-        measured = _MEASURED_TEXT[limit].format(share=share, of_limit=_of_limit_text(facts.share))
+        slowest = facts.diagnosis.slowest
+        lesser = [
+            _LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause), slowest=slowest)
+            for cause in facts.diagnosis.lesser
+        ]
+        measured = _MEASURED_TEXT[limit].format(share=share, of_limit=_of_limit_text(facts.share), slowest=slowest)
         return ", ".join([measured, *lesser])
     is_partial = limit == "compute-bound" and facts.data_wait_fraction is None
     return _LIMIT_TEXT["compute-bound, waits unknown" if is_partial else limit].format(
         data_wait=facts.data_wait_fraction or 0.0,
+        update=facts.update_fraction or 0.0,
         efficiency=facts.efficiency.value if facts.efficiency else 0.0,
         num_devices=facts.probe.candidate.num_devices,
         milliseconds=facts.step_seconds * 1000,
@@ -345,7 +350,9 @@ _LIMIT_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, {data_wait:.0%} of its steps' time went into waiting for data",
     "communication-bound": "the ranks hold each other up (communication, or hardware that they share), "
     "efficiency {efficiency:.2f} on {num_devices} devices",
-    "launch-bound": "the step is launch-bound, its {milliseconds:.1f} ms are mostly the framework's overhead",
+    "update-bound": "the step is update-bound, {update:.0%} of its time went into updating the weights",
+    "launch-bound": "the step is probably launch-bound, with {milliseconds:.1f} ms (inferred; --diagnose measures it)",
+    "memory-bound": "the step is probably memory-bound{of_limit} (inferred; --diagnose measures its waits)",
     "compute-bound": "the step is probably compute-bound{of_limit}, as no data, communication or launch bottleneck "
     "showed (inferred; --diagnose measures it)",
     "compute-bound, waits unknown": "the step is probably compute-bound{of_limit}, as no communication or launch "
@@ -354,15 +361,20 @@ _LIMIT_TEXT: dict[str, str] = {
 _MEASURED_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, waiting for input takes {share} of a step",
     "communication-bound": "the run is communication-bound, exchanging gradients takes {share} of a step",
+    "slow rank": "rank {slowest} is slower than the others, which wait for it for {share} of a step",
     "contention": "the devices are in contention for what they share, which takes {share} of a step",
+    "update-bound": "the step is update-bound, updating the weights takes {share} of it",
     "launch-bound": "the step is launch-bound, {share} of it do not shrink with the batch",
+    "memory-bound": "the step is memory-bound{of_limit}, {share} of it are arithmetic and memory traffic",
     "compute-bound": "the step is compute-bound{of_limit}, {share} of it are arithmetic and memory traffic",
 }
 
 _LESSER_TEXT: dict[str, str] = {
     "data-bound": "waiting for input takes {share}",
     "communication-bound": "exchanging gradients takes {share}",
+    "slow rank": "waiting for rank {slowest} takes {share}",
     "contention": "contention of the devices takes {share}",
+    "update-bound": "updating the weights takes {share}",
     "launch-bound": "{share} do not shrink with the batch",
 }
 
@@ -404,4 +416,4 @@ def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
     if candidate.loading != baseline.loading:
         parts["loading"] = f"{candidate.loading} loading"
     unnamed = {name: words for name, words in _UNNAMED.items() if getattr(candidate, name) != getattr(baseline, name)}
-    return parts or unnamed or {"": "the same execution"}
+    return parts | unnamed or {"": "the same execution"}

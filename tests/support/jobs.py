@@ -77,7 +77,7 @@ def planted(address, plant, **more):
     with connect(address) as client:
         before = next(iter(client.run(os.environ.get, "PYTHONPATH").values()))
         path = os.pathsep.join(filter(None, [PLANTED, before]))
-        client.run(set_environment, {"PYTHONPATH": path, "PLANT": plant} | more if plant else {})
+        client.run(set_environment, {"PYTHONPATH": path, "PLANT": plant} | more if plant or more else {})
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ import torch
 from torch import distributed
 
 from paceline.conf.execution import CAPTURED, Compression
+from paceline.tasks.data.loading.resident import free_bytes
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import MeasureMemoryError
@@ -18,7 +19,7 @@ from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.out_of_memory import is_out_of_memory
-from paceline.tasks.records.execution import BASELINE, Arm, arithmetic_of
+from paceline.tasks.records.execution import BASELINE, Arm, Variant, arithmetic_of, comparable_arm, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
@@ -39,6 +40,8 @@ MAX_LOAD_DIFFERENCE = 0.05
 """Ranks whose speeds differ by less get even shares: noise must not make the steps of equal devices unequal."""
 MIN_ALL_REDUCES = 10
 MAX_ALL_REDUCES = 60
+BYTES_PER_WEIGHT = 16  # of a copy of the network with gradients and the state of Adam
+LADDER_MEMORY_SHARE = 0.1  # largest share of the free memory for the copies of a ladder that nobody asked for
 ALL_REDUCE_SHARE = 0.5  # largest part of the probe's time limit for all messages together
 
 
@@ -143,7 +146,8 @@ class ArmBenchmark:
             step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
         run = self._on_threads(arm, stack.enter_context(closing(step)).run)
         arithmetic = arithmetic_of(arm.precision, context.spec.plan.accelerator)
-        return ArmRunner(arm, run, samples, step.has_diverged, arithmetic)
+        gather = group.all_gather if arm.variant == "no_sync" and arm.num_devices > 1 else None
+        return ArmRunner(arm, run, samples, step.has_diverged, arithmetic, gather)
 
     def _on_threads(self, arm: Arm, run: StepRunner) -> StepRunner:
         def steps(number: int) -> Sequence[float]:
@@ -178,12 +182,14 @@ def _name_arm(arm: Arm) -> Iterator[None]:
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
     """The further arms that show what limits a candidate: one of its devices, too, with its own batch."""
     change = candidate.model_copy
-    arms = {"synthetic_input": change(update={"variant": "synthetic_input"})}
+    arms = {name: change(update={"variant": name}) for name in ("synthetic_input", "no_update")}
+    apart: Variant = "full"
     if candidate.num_devices > 1:
-        arms["no_sync"] = change(update={"variant": "no_sync"})
+        apart = "no_sync"
+        arms["no_sync"] = change(update={"variant": apart})
         arms["alone"] = change(update={"num_devices": 1, "batch_size": batch_size})
-    if batch_size > 1:
-        arms["half_batch"] = change(update={"batch_size": batch_size // 2})
+    if batch_size > 1:  # a rank that waits for a slower one would show the slower one's
+        arms["half_batch"] = change(update={"batch_size": batch_size // 2, "variant": apart})
     return arms
 
 
@@ -245,6 +251,10 @@ def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> Pro
         arms |= diagnostic_arms(arm, batch_size)
         if batch_size == context.config.batch_size_over(1):  # weak scaling: the same as the arm `single`
             arms.pop("alone", None)
+    there = {comparable_arm(one) for one in arms.values()}
+    ladder = {role: one for role, one in ladder_arms(arms["baseline"], arm).items() if one not in there}
+    if _wants_ladder(context, len(ladder)):
+        arms |= ladder
     bench = ArmBenchmark(context)
     left_out = bench.left_out(arms)
     context.no_probe = left_out.get("baseline", left_out.get("candidate"))
@@ -254,6 +264,16 @@ def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> Pro
     if context.writes:
         write_atomically(context.directory / PROBE_FILE, probe.model_dump_json())
     return probe
+
+
+def _wants_ladder(context: RankContext, num_arms: int) -> bool:
+    """Whether to measure each combination of factors: with `auto` in a diagnosis, where the networks are small."""
+    settings = context.config.speedup
+    if settings.factors != "auto":
+        return settings.factors == "ladder"
+    num_bytes = num_arms * BYTES_PER_WEIGHT * sum(weights.numel() for weights in context.network.parameters())
+    fits = num_bytes <= LADDER_MEMORY_SHARE * free_bytes(context.device)
+    return settings.diagnose and bool(group.broadcast(float(fits)))
 
 
 def measure(context: RankContext) -> MeasureResult:

@@ -49,6 +49,7 @@ class TrainStep:
         self._context = forward_context(execution.precision, device, is_captured=execution.compile in CAPTURED)
         self._enter = enter
         self._micro_batch = execution.micro_batch
+        self._updates = not (isinstance(execution, Arm) and execution.variant == "no_update")
         self._alone: Callable[[], AbstractContextManager[object]] = getattr(loss_of, "no_sync", nullcontext)
         self.num_passes = 0
         """Number of passes through the network."""
@@ -71,9 +72,10 @@ class TrainStep:
         losses.append(self._pass(last))
         self._enter("optimizer")
         try:
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-            if self._average is not None:
+            if self._updates:
+                self._scaler.step(self._optimizer)
+                self._scaler.update()
+            if self._updates and self._average is not None:
                 self._average.update()
         except RuntimeError as error:
             raise_if_out_of_memory(error, "the update after a pass", len(last.labels_N), batch.images_NCHW.device)

@@ -1,7 +1,9 @@
 """Loaded by every Python whose PYTHONPATH names this folder: makes ranks slow, as PLANT says.
 
-PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
-each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images.
+PLANT is `input`, `exchange`, `update`, `contention` or a rank such as `rank-1`, and seconds, such as input=0.001: for
+each sample read, for each all-reduce of a step, for each update of the weights, for each step of an arm that other
+ranks take part in, or for each sample that this one rank trains on. HEAT is a folder to read in place of
+/sys/devices/system/cpu. BLIND makes them train on black images.
 WAITING makes them read each loss, which no CUDA graph can. LOUD makes them log what no library should, and fail with
 it. MEMORY is the largest number of samples of a pass for which a device has memory, of one rank alone where one is
 named, such as rank-1=32; ARM_MEMORY the same for what is timed before a training. ARM_COPY is a value of a setting,
@@ -186,6 +188,13 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "HOLD" in os.environ:
 
     Split.image = wait_and_read
 
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "HEAT" in os.environ:
+    from pathlib import Path
+
+    from paceline.tasks.measure import validity
+
+    validity._num_cpu_brakes.__defaults__ = (Path(os.environ["HEAT"]),)
+
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "PLANT" in os.environ:
     where, _, delay = os.environ["PLANT"].partition("=")
     if where == "input":
@@ -193,6 +202,42 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "PLANT" in os.environ:
 
         read = Split.image
         Split.image = lambda self, index: (time.sleep(float(delay)), read(self, index))[1]
+    elif where == "update":
+        import torch
+
+        take = torch.amp.GradScaler.step
+        torch.amp.GradScaler.step = lambda *arguments, **more: (time.sleep(float(delay)), take(*arguments, **more))[1]
+    elif where == "contention":
+        import fcntl
+        from pathlib import Path
+
+        from paceline.tasks.train.step import benchmark_step as shared_step
+
+        rank = Path(sys.orig_argv[-1]).parent
+        inside = (rank.parent / f"{rank.name}.inside").open("w")  # locked while this rank runs steps of an arm
+        run_steps, compute_alone = shared_step.BareStep.run, shared_step.batch_loss
+
+        def run_inside(self, num_steps):
+            fcntl.flock(inside, fcntl.LOCK_EX)
+            try:
+                return run_steps(self, num_steps)
+            finally:
+                fcntl.flock(inside, fcntl.LOCK_UN)
+
+        def is_inside(path):
+            with path.open() as other:
+                try:
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+                return False
+
+        def compute_beside_others(*arguments):
+            others = set(rank.parent.glob("rank-*.inside")) - {Path(inside.name)}
+            time.sleep(float(delay) * any(map(is_inside, others)))
+            return compute_alone(*arguments)
+
+        shared_step.BareStep.run, shared_step.batch_loss = run_inside, compute_beside_others
     elif where.startswith("rank-"):
         if f"/{where}/" in sys.orig_argv[-1]:
             from paceline.tasks.model import optimization as objective

@@ -16,13 +16,15 @@ from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.limit_share import LimitShare, limit_share
 from paceline.tasks.speedup.records import SpeedupResult
-from paceline.tasks.speedup.verdict import Cause
+from paceline.tasks.speedup.verdict import Cause, speedup_result
+from tests.support.ladders import Game
 from tests.support.reports import CANDIDATE, CLASSES, limited, make_probe, make_report, make_train
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}
 QUESTIONS = [
     "How much faster, at 95 % confidence?",
     "Compared with what?",
+    "What did each factor add?",
     "Where did the time go?",
     "What limits it?",
     "How near is it to the device's limit?",
@@ -136,9 +138,25 @@ def test_same_input_same_page(report):
     assert render_report(report) == render_report(report)
 
 
+def test_the_factor_card_shows_shapley_values_and_the_interaction(report):
+    game = Game(CANDIDATE, {"loading": 1.3, "layout": 1.1, "precision": 0.7}, {("layout", "precision"): 2.0})
+    page = render_report(replace(report, speedup=speedup_result(game.probe())))
+    text = " ".join(page.split())
+    assert "Method: Shapley value over 6 orders. Loading, layout and precision together give 2.00 [2.00, 2.00]" in text
+    assert "1.30 x [1.30,\N{NO-BREAK SPACE}1.30]" in page
+    assert "mean over the orders" in page
+    assert "run with --diagnose for all combinations" in render_report(report)
+
+
 def test_summary_table(report):
     rows = dict(summary_table(report.summary))
-    assert list(rows) == ["data", "quality", "speedup", "efficiency", "throughput", "time"]
+    assert list(rows) == ["data", "quality", "speedup", "factors", "efficiency", "throughput", "time"]
+    unmeasured = "loading not measured, layout not measured, precision not measured, devices not measured"
+    assert rows["factors"] == f"{unmeasured} (one at a time)"
+    bf16 = make_report(make_probe(candidate=BASELINE.model_copy(update={"precision": "bf16-mixed"})))
+    assert re.fullmatch(
+        r"precision 1.50 \[1.\d\d, 1.\d\d\] x \(one at a time\)", dict(summary_table(bf16.summary))["factors"]
+    )
     assert rows["data"].startswith("45,000 / 5,000 / 10,000")
     assert rows["speedup"] == report.speedup.verdict
     assert rows["time"].startswith("2 min 23 s in all; training process 2 min 23 s: training steps 77 %, probe 7 %")

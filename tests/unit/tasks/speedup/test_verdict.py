@@ -4,13 +4,13 @@ import pytest
 
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import Arm
-from paceline.tasks.records.measurement import AutotuneResult, Validity
+from paceline.tasks.records.measurement import Validity
 from paceline.tasks.records.training import CompileStats
 from paceline.tasks.speedup.advice import next_steps
-from paceline.tasks.speedup.amortisation import break_even_steps
 from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.speedup.steady_state import break_even_steps
 from paceline.tasks.speedup.verdict import format_ratio, speedup_result
-from tests.support.reports import BASELINE, CANDIDATE, make_probe, make_train
+from tests.support.reports import BASELINE, CANDIDATE, limited, make_probe, make_train
 
 TWO = CANDIDATE.model_copy(update={"num_devices": 2})
 BF16 = BASELINE.model_copy(update={"precision": "bf16-mixed"})
@@ -210,18 +210,11 @@ def test_a_compilation_costs_what_it_took_in_the_probe():
     assert speedup_result(probe, warm).cause == "compute-bound"
 
 
-def test_several_settings_are_credited_together_and_alone_only_as_measured():
+def test_settings_that_were_measured_only_together_get_no_credit():
     """A run said that bf16, the layout and the loading pay, while bf16 alone cost a third."""
-    probe = make_probe(ratio=1.04)
-    verdict = speedup_result(probe, make_train(None)).verdict
-    assert ": bf16 arithmetic, the channels-last layout and resident loading together pay; the step" in verdict
-
-    steps = CANDIDATE.model_copy(update={"variant": "synthetic_input", "loading": "foreground"})
-    fp32 = steps.model_copy(update={"precision": "32-true"})
-    timed = make_probe(ratio=1 / 1.47, candidate=steps, baseline=fp32)
-    train = make_train(None, search=AutotuneResult(probes=(timed,), budget_seconds=2.0, seconds=2.0))
-    verdict = speedup_result(probe, train).verdict
-    assert "resident loading together pay, alone bf16 arithmetic 0.68 x [0.6" in verdict
+    verdict = speedup_result(make_probe(ratio=1.5), make_train(None)).verdict
+    assert "not measured singly: resident loading, the channels-last layout and bf16 arithmetic; the step" in verdict
+    assert "pay" not in verdict
 
 
 def test_the_typical_step_stands_next_to_the_ratio_where_the_two_differ():
@@ -271,3 +264,32 @@ def test_an_interval_is_of_one_process_until_earlier_starts_show_how_starts_diff
     assert "across starts, by 5 earlier ones, 12 paired rounds" in found.verdict
     assert (found.process_low, found.process_high) == (alone.low, alone.high)
     assert found.low < alone.low < found.ratio < alone.high < found.high
+
+
+def test_a_short_step_without_a_diagnosis_is_only_probably_launch_bound():
+    small = {"samples_per_step": {"baseline": 2, "candidate": 2}}
+    result = speedup_result(make_probe(candidate=BF16, **small), make_train(None))
+    assert "the step is probably launch-bound, with 2.7 ms (inferred; --diagnose measures it)" in result.verdict
+
+
+def test_the_time_budget_shows_an_update_that_takes_most_of_a_step_on_a_cpu():
+    budget = {"forward": 10.0, "backward": 15.0, "optimizer": 70.0, "loop": 5.0, "imports": 500.0}
+    train = make_train(None, time_budget=budget)
+    result = speedup_result(make_probe(candidate=BF16), train)
+    assert result.cause == "update-bound"
+    assert "the step is update-bound, 70% of its time went into updating the weights" in result.verdict
+    on_gpu = train.model_copy(update={"time_budget": budget | {"device": 30.0}})
+    assert speedup_result(make_probe(candidate=BF16), on_gpu).cause == "compute-bound"
+
+
+def test_a_step_whose_memory_is_nearer_to_its_limit_than_its_arithmetic_is_memory_bound():
+    probe = make_probe(candidate=BF16)
+    train = make_train(probe, **limited(of_limit=0.02, of_bandwidth=0.6))
+    result = speedup_result(probe, train)
+    assert result.cause == "memory-bound"
+    assert (
+        "probably memory-bound at 2.0% of what this device does, and moves data at 60% of its memory" in result.verdict
+    )
+    assert speedup_result(probe, make_train(probe, **limited())).cause == "compute-bound"
+    neither = make_train(probe, **limited(of_limit=0.01, of_bandwidth=0.03))
+    assert speedup_result(probe, neither).cause == "compute-bound", "far from either limit"

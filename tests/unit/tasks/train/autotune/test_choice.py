@@ -7,7 +7,7 @@ from paceline.tasks.records.execution import BASELINE, Arm
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.measurement import AutotuneResult, Block, ProbeResult, Validity
 from paceline.tasks.records.record import Choice
-from paceline.tasks.speedup.verdict import single_gains
+from paceline.tasks.speedup.factor_card import single_gains
 from paceline.tasks.train.autotune.choice import choose, combine_roles, faster_plan, plan_of_probe, winning_roles
 from paceline.tasks.train.autotune.search import alternatives, layer_arms
 from paceline.tasks.train.plan import arm_of, resolve
