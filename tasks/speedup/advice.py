@@ -40,6 +40,8 @@ def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[st
         "not divided": "Measure the speedup against a baseline of its own: `speedup.baseline=probe`.",
         "too few runs": "Train the baseline twice more for an interval, or measure both in one run: "
         "`speedup.baseline=probe`.",
+        "undecided": "Give the probe more time to find the limit of the step: "
+        f"`speedup.max_seconds={config.speedup.max_seconds * 3:g}`.",
         "too few rounds": "Give the probe more time for an interval: "
         f"`speedup.max_seconds={config.speedup.max_seconds * 3:g}`.",
         "contaminated machine": "Repeat the run when the machine is quiet; do not compare others with this one.",

@@ -17,7 +17,14 @@ from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Estimate, F
 from paceline.tasks.records.measurement import ProbeResult
 
 Bottleneck = Literal[
-    "data-bound", "communication-bound", "slow rank", "contention", "update-bound", "launch-bound", "compute-bound"
+    "data-bound",
+    "communication-bound",
+    "slow rank",
+    "contention",
+    "update-bound",
+    "launch-bound",
+    "compute-bound",
+    "undecided",
 ]
 
 ALONE = ("alone", "single")
@@ -53,8 +60,8 @@ class Diagnosis:
     remainder; each from 0 to 1, with its 95 % interval."""
     sentences: tuple[str, ...]  # one for each share, the largest first
     cause: Bottleneck | None
-    """The largest share, among those whose interval lies above `MIN_SHARE` and the remainder; None with too few rounds
-    for intervals."""
+    """The largest share; `undecided` where that is not the remainder and its interval does not lie above `MIN_SHARE`;
+    None with too few rounds for intervals."""
     slowest: int | None = None
     """The rank that takes longest without exchange; None where the ranks' times are not recorded."""
 
@@ -190,8 +197,10 @@ def _cut(value: Floats | np.floating) -> float:
 def _cause(shares: Mapping[str, Estimate]) -> Bottleneck | None:
     if any(share.low is None for name, share in shares.items() if name in CAUSES):
         return None
-    largest = max([*_clear(shares), "compute"], key=lambda name: shares[name].value)
-    return CAUSES.get(largest, "compute-bound")
+    largest = max(shares, key=lambda name: shares[name].value)
+    if largest == "compute":
+        return "compute-bound"
+    return CAUSES[largest] if largest in _clear(shares) else "undecided"
 
 
 def _clear(shares: Mapping[str, Estimate]) -> list[str]:

@@ -46,6 +46,7 @@ Cause = Literal[
     "launch-bound",
     "memory-bound",
     "compute-bound",
+    "undecided",
 ]
 
 MAX_DATA_WAIT_FRACTION = 0.2  # above this share of the steps' time spent waiting for data a run is data-bound
@@ -76,7 +77,7 @@ class _Facts:
     def bottleneck(self) -> Cause | None:
         """Measured limit of the step, arithmetic apart."""
         cause = self.diagnosis.cause if self.diagnosis else None
-        return None if cause == "compute-bound" else cause
+        return None if cause in ("compute-bound", "undecided") else cause
 
 
 def speedup_result(
@@ -311,6 +312,8 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
             f"the compilation is not amortised: it cost {cost:.1f} s and saved at most {saved:.1f} s in this training"
         )
     limit = _limit(facts)
+    if limit == "undecided":
+        return "no share of its step is clearly the largest; give the probe more time with speedup.max_seconds"
     share = facts.diagnosis.share_of(limit) if facts.diagnosis else None
     if facts.diagnosis and share:
         slowest = facts.diagnosis.slowest

@@ -21,8 +21,7 @@ from paceline.tasks.train.launch.coordinator import measure_group
 from paceline.tasks.train.rank.benchmark import diagnostic_arms
 from tests.support.jobs import planned_arm, planted
 
-LARGE = ("data.image_size=28", "model.width=12", "model.depth=2")
-TWO = (*LARGE, "execution.num_devices=2")
+TWO = ("execution.num_devices=2",)
 TINY = ("data.image_size=8", "model.width=1", "recipe.batch_size=8", "execution.loading=resident")
 PLAIN = ("execution.precision=32-true", "execution.compile=off", "execution.memory_format=contiguous")
 RUN = (*PLAIN, "execution.loading=resident", "recipe.num_epochs=1", "recipe.warmup_epochs=0.5")
@@ -67,9 +66,9 @@ class Limit:
 
 
 LIMITS = {
-    "slow input": Limit("data-bound", (*LARGE, "execution.loading=foreground"), "input=0.0005"),
+    "slow input": Limit("data-bound", ("execution.loading=foreground",), "input=0.0005"),
     "big exchange": Limit("communication-bound", TWO, "exchange=0.04"),
-    "weight update": Limit("update-bound", LARGE, "update=0.1"),
+    "weight update": Limit("update-bound", (), "update=0.04"),
     "tiny steps": Limit("launch-bound", TINY),
     "arithmetic": Limit("compute-bound", ("data.image_size=28", "recipe.batch_size=256", *RUN), is_run=True),
     "memory traffic": Limit(
@@ -77,17 +76,17 @@ LIMITS = {
         ("data.image_size=28", "recipe.batch_size=256", "model.name=traffic", "model.width=64", "model.depth=12", *RUN),
         is_run=True,
     ),
-    "contention": Limit("contention", TWO, "contention=0.1"),
+    "contention": Limit("contention", TWO, "contention=0.04"),
     "a neighbour": Limit(None, ("speedup.max_seconds=4",), reason="busy with other processes"),
     "heat": Limit(None, ("speedup.max_seconds=4",), reason="clocks were lowered (thermal)"),
-    "a slow rank": Limit("slow rank", TWO, "rank-1=0.002", reason="wait for rank 1"),
+    "a slow rank": Limit("slow rank", TWO, "rank-1=0.001", reason="wait for rank 1"),
 }
 
 
 def measure_limit(name, make_job, address, folder: Path):
     """Measure a planted limit in a group of ranks; the probe and the result."""
     limit = LIMITS[name]
-    job = make_job("speedup.max_seconds=8", *limit.overrides)
+    job = make_job("speedup.max_seconds=16", *limit.overrides)
     candidate = planned_arm(job)
     arms = {"baseline": BASELINE, "candidate": candidate}
     arms |= diagnostic_arms(candidate, job.config.recipe.batch_size // candidate.num_devices)

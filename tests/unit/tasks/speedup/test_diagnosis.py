@@ -266,3 +266,15 @@ def test_a_probe_from_before_the_ranks_times_were_recorded_shows_the_exchange_wi
     old = probe.model_copy(update={"rounds": rounds, "others": others})
     assert diagnose(old).cause == "communication-bound"
     assert "imbalance" not in diagnose(old).shares
+
+
+def test_a_largest_share_that_is_not_clear_is_not_replaced_by_another():
+    """Half of the step was contention, by an interval from 0; the verdict called it compute-bound."""
+    noise = np.random.default_rng(4)
+    probe = Machine(contention=2.5).probe(noise=lambda: float(noise.normal(0, 1.0)), max_seconds=4.0, steps_per_block=1)
+    found = diagnose(probe)
+    largest = max(found.shares, key=lambda name: found.shares[name].value)
+    assert largest != "compute"
+    assert (found.cause, found.shares[largest].low) == ("undecided", 0.0)
+    result = speedup_result(probe)
+    assert result.bottleneck == "undecided"
