@@ -160,7 +160,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
     metrics |= {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
     if speedup.factors is not None:
         metrics |= {Metric.factor(one.factor): one.ratio for one in speedup.factors.factors}
-        metrics[Metric.INTERACTION] = speedup.factors.interaction and speedup.factors.interaction.value
+        metrics[Metric.INTERACTION] = speedup.factors.interaction
     metrics |= compile_metrics(trained)
     metrics |= outcome.prepared.reads.metrics
     return metrics | {Metric.test(f"top_{k}_accuracy"): value for k, value in evaluated.top_k.items()}

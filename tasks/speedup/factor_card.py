@@ -12,11 +12,11 @@ to the run's other factors, or in `auto`'s search. Such ratios need not multiply
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import numpy as np
 
-from paceline.tasks.measure.paired_ratio import Estimate, Floats, Interval, arm_ratio, estimate_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, Floats, arm_ratio, estimate_ratio
 from paceline.tasks.records.execution import (
     EXCHANGEABLE,
     FACTORS,
@@ -29,54 +29,78 @@ from paceline.tasks.records.execution import (
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.speedup.records import Basis, Factor, FactorCard
 
+INTERACTION = "interaction"
 ONE_AT_A_TIME = "one at a time"  # method of a card without a ladder
 SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")  # settings that a search can time alone
+
+
+Terms = dict[str, float]
+"""Weights by role; a log-ratio is their sum over the logs of the arms' seconds per sample."""
 
 
 def factor_card(probe: ProbeResult, search: AutotuneResult | None = None) -> FactorCard:
     """Build the card of a probe; a factor that was not measured singly has no value."""
     differing = differing_factors(probe.baseline, probe.candidate)
-    roles, seconds = _roles(probe), _log_seconds(probe)
-    orders = list(factor_orders(differing))
-    combinations = {frozenset(order[:count]) for order in orders for count in range(len(order) + 1)}
-    is_ladder = len(differing) > 1 and combinations <= roles.keys()
+    terms = factor_terms(probe)
+    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
+    logs = {role: np.log([seconds[role] for seconds in by_round]) for role in by_round[0]}
     gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
-    factors = []
-    for factor in FACTORS:
-        estimate: Estimate | None = None
+    factors, is_ladder = [], False
+    for factor, (name, *_) in FACTORS.items():
         basis: Basis = "unchanged" if factor not in differing else "not measured"
-        alone, last = frozenset[str](), frozenset(differing) - {factor}
-        if factor not in differing:
-            pass
-        elif is_ladder:
-            steps = [_log_gain(seconds, roles, order[: order.index(factor)], factor) for order in orders]
-            estimate, basis = estimate_ratio(np.mean(steps, axis=0)), "mean over the orders"
-        elif {alone, alone | {factor}} <= roles.keys():
-            estimate, basis = estimate_ratio(_log_gain(seconds, roles, alone, factor)), "added alone"
-        elif {last, last | {factor}} <= roles.keys():
-            estimate, basis = estimate_ratio(_log_gain(seconds, roles, last, factor)), "added last"
-        elif (name := FACTORS[factor][0]) in gains:
+        estimate: Estimate | None = None
+        if factor in terms:
+            basis, weights = terms[factor]
+            estimate = estimate_ratio(_sum(weights, logs))
+            is_ladder |= basis == "mean over the orders"
+        elif factor in differing and name in gains:
             estimate, basis = gains[name], "in the search"
-        factors.append(_factor(factor, probe, estimate, basis))
+        value, low, high = (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
+        before, after = (getattr(arm, name) for arm in (probe.baseline, probe.candidate))
+        factors.append(Factor(factor=factor, before=before, after=after, ratio=value, low=low, high=high, basis=basis))
+    num_orders = len(list(factor_orders(differing)))
+    together = estimate_ratio(_sum(terms[INTERACTION][1], logs)) if INTERACTION in terms else None
     return FactorCard(
-        method=f"Shapley value over {len(orders)} order{'s' * (len(orders) > 1)}" if is_ladder else ONE_AT_A_TIME,
+        method=f"Shapley value over {num_orders} order{'s' * (num_orders > 1)}" if is_ladder else ONE_AT_A_TIME,
         factors=tuple(factors),
-        interaction=_interaction(seconds, roles, differing),
+        interaction=together and together.value,
+        interaction_low=together and together.low,
+        interaction_high=together and together.high,
     )
 
 
-def _factor(factor: str, probe: ProbeResult, estimate: Estimate | None, basis: Basis) -> Factor:
-    name = FACTORS[factor][0]
-    before, after = (getattr(arm, name) for arm in (probe.baseline, probe.candidate))
-    ends = (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
-    return Factor(factor=factor, before=before, after=after, basis=basis, ratio=ends[0], low=ends[1], high=ends[2])
+def factor_terms(probe: ProbeResult) -> dict[str, tuple[Basis, Terms]]:
+    """How each factor that differs is measured in a probe, and the interaction, as far as its arms allow."""
+    differing = differing_factors(probe.baseline, probe.candidate)
+    roles, orders = _roles(probe), list(factor_orders(differing))
+    terms: dict[str, tuple[Basis, Terms]] = {}
+    needed = {frozenset(order[:count]) for order in orders for count in range(len(order) + 1)}
+    is_ladder = len(differing) > 1 and needed <= roles.keys()
+    alone = frozenset[str]()
+    for factor in differing:
+        last = frozenset(differing) - {factor}
+        if is_ladder:
+            terms[factor] = "mean over the orders", {}
+            for order in orders:
+                before = frozenset(order[: order.index(factor)])
+                _add(terms[factor][1], roles, before, before | {factor}, 1 / len(orders))
+        elif {alone, alone | {factor}} <= roles.keys():
+            terms[factor] = "added alone", _add({}, roles, alone, alone | {factor})
+        elif {last, last | {factor}} <= roles.keys():
+            terms[factor] = "added last", _add({}, roles, last, last | {factor})
+    free = frozenset(EXCHANGEABLE).intersection(differing)
+    if len(free) > 1 and {alone, free, *(alone | {factor} for factor in free)} <= roles.keys():
+        terms[INTERACTION] = "mean over the orders", _add({}, roles, alone, free)
+        for factor in free:
+            _add(terms[INTERACTION][1], roles, alone | {factor}, alone)
+    return terms
 
 
 def _roles(probe: ProbeResult) -> dict[frozenset[str], str]:
     """The role of the arm that has each combination of the candidate's factors, as far as it was measured."""
     arms = probe.others | {"baseline": probe.baseline, "candidate": probe.candidate}
-    measured = {block.arm for block in probe.rounds[0]} if probe.rounds else set()
-    role_of = {comparable_arm(arm): role for role, arm in arms.items() if role in measured - set(probe.diverged)}
+    measured = {block.arm for block in probe.rounds[0]} - set(probe.diverged)
+    role_of = {comparable_arm(arm): role for role, arm in arms.items() if role in measured}
     differing = differing_factors(probe.baseline, probe.candidate)
     return {
         frozenset(factors): role_of[arm]
@@ -86,32 +110,17 @@ def _roles(probe: ProbeResult) -> dict[frozenset[str], str]:
     }
 
 
-def _log_seconds(probe: ProbeResult) -> dict[str, Floats]:
-    """Logs of the seconds per sample of each arm, one for each round."""
-    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
-    return {role: np.log([seconds[role] for seconds in by_round]) for role in (by_round[0] if by_round else ())}
+def _add(
+    terms: Terms, roles: dict[frozenset[str], str], before: frozenset[str], after: frozenset[str], weight: float = 1.0
+) -> Terms:
+    """Add the log-ratio of the throughputs of two combinations of factors."""
+    for role, sign in ((roles[before], weight), (roles[after], -weight)):
+        terms[role] = terms.get(role, 0.0) + sign
+    return terms
 
 
-def _log_gain(
-    seconds: dict[str, Floats], roles: dict[frozenset[str], str], before: Iterable[str], factor: str
-) -> Floats:
-    """Log-ratio of the throughputs with and without a factor, in each round, next to those added before it."""
-    first = frozenset(before)
-    return seconds[roles[first]] - seconds[roles[first | {factor}]]
-
-
-def _interaction(
-    seconds: dict[str, Floats], roles: dict[frozenset[str], str], differing: tuple[str, ...]
-) -> Interval | None:
-    """What the exchangeable factors give together over the product of what each gives alone; None if not measured."""
-    free = frozenset(EXCHANGEABLE).intersection(differing)
-    alone = [frozenset({factor}) for factor in free]
-    if len(free) < 2 or not {frozenset[str](), free, *alone} <= roles.keys():  # noqa: PLR2004
-        return None
-    start = seconds[roles[frozenset()]]
-    logs = start - seconds[roles[free]] - sum(start - seconds[roles[factor]] for factor in alone)
-    found = estimate_ratio(np.asarray(logs, dtype=np.float64))
-    return None if found is None else Interval(value=found.value, low=found.low, high=found.high)
+def _sum(terms: Terms, logs: Mapping[str, Floats]) -> Floats:
+    return np.asarray(np.sum([weight * logs[role] for role, weight in terms.items()], axis=0), dtype=np.float64)
 
 
 def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:

@@ -4,7 +4,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.records.record import Record
 
@@ -35,9 +34,11 @@ class FactorCard(Record):
     """`Shapley value over N orders`, whose ratios multiply to that of the run, or `one at a time`."""
     factors: tuple[Factor, ...]
     """In the order from naive to the run, unchanged ones too."""
-    interaction: Interval | None = None
-    """Ratio of loading, layout and precision together over the product of what each gives alone; None where an arm for
-    it is missing."""
+    interaction: float | None = None
+    interaction_low: float | None = None
+    interaction_high: float | None = None
+    """Ratio of loading, layout and precision together over the product of what each gives alone, with its interval;
+    None where an arm for it is missing."""
 
 
 class SpeedupResult(Record):

@@ -50,7 +50,7 @@ def main():
     print(f"{'game':<14} {'noise':<15} {'rounds':>6}  {'worst factor':>12}  {'interaction':>11}")
     for title, game in GAMES.items():
         truth = {one.factor: one.ratio for one in factor_card(game.probe()).factors if one.ratio is not None}
-        together = factor_card(game.probe()).interaction.value
+        together = factor_card(game.probe()).interaction
         for kind in ("normal 2 %", "t 2 %", "lognormal", "autocorrelated", "bursts"):
             for rounds in ROUNDS:
                 rng = np.random.default_rng(SEED)
@@ -61,7 +61,7 @@ def main():
                     for one in card.factors:
                         if one.factor in truth:
                             covered[one.factor] += one.low <= truth[one.factor] <= one.high
-                    covered[""] += card.interaction.low <= together <= card.interaction.high
+                    covered[""] += card.interaction_low <= together <= card.interaction_high
                 worst = min(covered[name] for name in truth) / TRIALS
                 print(f"{title:<14} {kind:<15} {rounds:>6}  {worst:>12.3f}  {covered[''] / TRIALS:>11.3f}", flush=True)
 

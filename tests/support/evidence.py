@@ -9,7 +9,7 @@ from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.names import Artifact
-from paceline.tasks.records.execution import BASELINE
+from paceline.tasks.records.execution import BASELINE, ladder_arms
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files
 from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
@@ -32,21 +32,29 @@ class SimulatedProbe:
         slow_seconds: Time from the start in which all steps take half as long again.
         carried: Share by which the baseline's steps take longer after another arm.
         validities: What the watch sees, attempt by attempt.
+        changes: Of the candidate.
+        slow_rank: Seconds of the second rank without exchange over those of the first.
     """
 
     def __init__(
         self, step_seconds, *, noise=0.02, spikes=None, alike=0.0, slow_seconds=0.0, carried=0.0, num_devices=1,
-        validities=(QUIET,), seed=0,
+        validities=(QUIET,), seed=0, slow_rank=None, changes=None,
     ):  # fmt: skip
         self.random, self.now, self.level = np.random.default_rng(seed), 0.0, 0.0
         self.slow_seconds, self.carried, self.last = slow_seconds, carried, "baseline"
         self.noise, self.alike, self.spikes = noise, alike, spikes or {}
         self.validities = list(validities)
-        several = CANDIDATE.model_copy(update={"num_devices": num_devices})
-        arms = {"baseline": BASELINE, "single": CANDIDATE, "alone": CANDIDATE}
-        sizes = {"baseline": 64, "single": 64, "alone": 64, "half_batch": 32 * num_devices}
+        several = CANDIDATE.model_copy(update={"num_devices": num_devices} | (changes or {}))
+        ladder = ladder_arms(BASELINE, several)
+        arms = {"baseline": BASELINE, "single": CANDIDATE, "alone": CANDIDATE} | ladder
+        sizes = {"baseline": 64, "single": 64, "alone": 64, "half_batch": 32 * num_devices} | dict.fromkeys(ladder, 64)
         self.runners = {
-            role: ArmRunner(arms.get(role, several), self._runner(role, seconds), sizes.get(role, 64 * num_devices))
+            role: ArmRunner(
+                arms.get(role, several),
+                self._runner(role, seconds),
+                sizes.get(role, 64 * num_devices),
+                gather=(lambda own: (own, slow_rank * own)) if slow_rank and role == "no_sync" else None,
+            )
             for role, seconds in step_seconds.items()
         }
 

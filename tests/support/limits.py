@@ -66,9 +66,9 @@ class Limit:
 
 
 LIMITS = {
-    "slow input": Limit("data-bound", ("execution.loading=foreground",), "input=0.0005"),
-    "big exchange": Limit("communication-bound", TWO, "exchange=0.04"),
-    "weight update": Limit("update-bound", (), "update=0.04"),
+    "slow input": Limit("data-bound", ("execution.loading=foreground",), "input=0.001"),
+    "big exchange": Limit("communication-bound", TWO, "exchange=0.08"),
+    "weight update": Limit("update-bound", (), "update=0.08"),
     "tiny steps": Limit("launch-bound", TINY),
     "arithmetic": Limit("compute-bound", ("data.image_size=28", "recipe.batch_size=256", *RUN), is_run=True),
     "memory traffic": Limit(
@@ -76,10 +76,10 @@ LIMITS = {
         ("data.image_size=28", "recipe.batch_size=256", "model.name=traffic", "model.width=64", "model.depth=12", *RUN),
         is_run=True,
     ),
-    "contention": Limit("contention", TWO, "contention=0.04"),
+    "contention": Limit("contention", TWO, "contention=0.002"),
     "a neighbour": Limit(None, ("speedup.max_seconds=4",), reason="busy with other processes"),
     "heat": Limit(None, ("speedup.max_seconds=4",), reason="clocks were lowered (thermal)"),
-    "a slow rank": Limit("slow rank", TWO, "rank-1=0.001", reason="wait for rank 1"),
+    "a slow rank": Limit("slow rank", TWO, "rank-1=0.002", reason="wait for rank 1"),
 }
 
 

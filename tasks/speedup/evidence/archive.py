@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,17 @@ from paceline.conf.config import Speedup
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.measure import carry_over, paired_ratio, probe, validity, warm_up
 from paceline.tasks.names import Artifact
+from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact_tree
-from paceline.tasks.speedup import between_starts, diagnosis
+from paceline.tasks.speedup import between_starts, diagnosis, factor_card
 from paceline.tasks.speedup.data_sheet import sheet_of
 from paceline.tasks.speedup.evidence import recompute
 from paceline.tasks.speedup.limit_share import limit_share
 
 FOLDER = "evidence/"  # in the archive
 PLAN = "analysis_plan.json"
-RULES = (probe, paired_ratio, warm_up, carry_over, validity, between_starts, diagnosis, recompute)
+RULES = (probe, paired_ratio, warm_up, carry_over, validity, between_starts, diagnosis, factor_card, recompute)
 """Modules that schedule the blocks, choose what counts, and turn times into figures."""
 WRITE_AGAIN = "write it again with: paceline evidence RUN_ID -o FILE"
 
@@ -85,6 +86,8 @@ def evidence_files(
         "num_devices": measured.candidate.num_devices,
         "samples_per_step": measured.samples_per_step,
         "shares": diagnosis.share_terms(measured),
+        "rank_times": diagnosis.rank_times(measured),
+        "factors": _factor_terms(measured, summary["speedup"]["factors"]["factors"]),
         "rates": {
             "flops_per_sample": cost and cost.training_flops,
             "bytes_per_sample": trained.bytes_per_sample if cost else None,
@@ -110,6 +113,20 @@ def evidence_files(
         "recompute.py": Path(recompute.__file__).read_bytes(),
     }
     return files | {recompute.SUMS: recompute.sums_of(files)}
+
+
+def _factor_terms(measured: ProbeResult, card: Sequence[Mapping[str, Any]]) -> dict[str, factor_card.Terms]:
+    """The weights behind the factor card by the pattern of their figures, empty where nothing was measured.
+
+    Those from the search before the training are left out: its steps are not in the evidence.
+    """
+    weights = {name: terms for name, (_, terms) in factor_card.factor_terms(measured).items()}
+    patterns = {
+        f"factors.{place}.{{}}": weights.get(one["factor"], {})
+        for place, one in enumerate(card)
+        if one["basis"] != "in the search"
+    }
+    return patterns | {"interaction{}": weights.get(factor_card.INTERACTION, {})}
 
 
 def _at(summary: dict[str, Any], path: str) -> float | None:

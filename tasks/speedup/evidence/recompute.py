@@ -114,6 +114,12 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
         **_named("speedup.efficiency{}", " _low _high", efficiency),
         **_named("speedup.{}_samples_per_second", "baseline candidate", (rates["baseline"], rates["candidate"])),
     }
+    for pattern, terms in facts["factors"].items():
+        logs = sum(weight * per_sample[arm] for arm, weight in terms.items())
+        gain = estimate(logs) if terms else (None, None, None)
+        names = " _low _high" if pattern.startswith("interaction") else "ratio low high"
+        figures |= _named(f"speedup.factors.{pattern}", names, gain)
+    total |= {arm: np.array(seconds) for arm, seconds in facts["rank_times"].items()}
     for name, terms in facts["shares"].items():
         shares = sum(weight * total[arm] for arm, weight in terms.items()) / total["candidate"]
         ends = location_interval(shares) if shares.size >= MIN_INTERVAL_ROUNDS else (np.median(shares), None, None)

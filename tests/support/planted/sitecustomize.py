@@ -1,8 +1,8 @@
 """Loaded by every Python whose PYTHONPATH names this folder: makes ranks slow, as PLANT says.
 
 PLANT is `input`, `exchange`, `update`, `contention` or a rank such as `rank-1`, and seconds, such as input=0.001: for
-each sample read, for each all-reduce of a step, for each update of the weights, for each step of an arm that other
-ranks take part in, or for each sample that this one rank trains on. HEAT is a folder to read in place of
+each sample read, for each all-reduce of a step, for each update of the weights, for each sample while other ranks
+compute too, or for each sample that this one rank trains on. HEAT is a folder to read in place of
 /sys/devices/system/cpu. BLIND makes them train on black images.
 WAITING makes them read each loss, which no CUDA graph can. LOUD makes them log what no library should, and fail with
 it. MEMORY is the largest number of samples of a pass for which a device has memory, of one rank alone where one is
@@ -232,12 +232,12 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "PLANT" in os.environ:
                     return True
                 return False
 
-        def compute_beside_others(*arguments):
+        def compute_next_to_others(network, batch, *more):
             others = set(rank.parent.glob("rank-*.inside")) - {Path(inside.name)}
-            time.sleep(float(delay) * any(map(is_inside, others)))
-            return compute_alone(*arguments)
+            time.sleep(float(delay) * len(batch.labels_N) * any(map(is_inside, others)))
+            return compute_alone(network, batch, *more)
 
-        shared_step.BareStep.run, shared_step.batch_loss = run_inside, compute_beside_others
+        shared_step.BareStep.run, shared_step.batch_loss = run_inside, compute_next_to_others
     elif where.startswith("rank-"):
         if f"/{where}/" in sys.orig_argv[-1]:
             from paceline.tasks.model import optimization as objective

@@ -12,13 +12,20 @@ import pytest
 from scipy import stats
 
 from paceline.tasks.measure.probe import MIN_STEPS_TO_DROP_FIRST
+from paceline.tasks.records.execution import BASELINE, ladder_arms
 from paceline.tasks.speedup.evidence import recompute
 from tests.support.evidence import BUSY, QUIET, SimulatedProbe, evidence_of
-from tests.support.reports import limited
+from tests.support.reports import CANDIDATE, limited
 
 TWO_ARMS = {"baseline": 0.1, "candidate": 0.06}
 EFFICIENCY = TWO_ARMS | {"single": 0.055}
 DIAGNOSIS = EFFICIENCY | {"half_batch": 0.04, "no_sync": 0.05, "synthetic_input": 0.052, "alone": 0.055}
+UPDATE = DIAGNOSIS | {"no_update": 0.055}
+COMPILED = {"compile": "step", "num_threads": 1}
+LADDER = TWO_ARMS | {
+    role: 0.09 + 0.01 * number
+    for number, role in enumerate(ladder_arms(BASELINE, CANDIDATE.model_copy(update=COMPILED)))
+}
 EARLIER = (1.6, 1.72, 1.65, 1.58, 1.69)
 
 CASES = {
@@ -41,6 +48,10 @@ CASES = {
     "two devices": (EFFICIENCY, {"num_devices": 2}, {}, {"world_size": 2}),
     "diagnosis": (DIAGNOSIS, {"num_devices": 2}, {}, {"world_size": 2}),
     "diagnosis of two rounds": (DIAGNOSIS, {"num_devices": 2}, {"max_seconds": 0.9}, {}),
+    "update": (UPDATE, {"num_devices": 2}, {}, {"world_size": 2}),
+    "slow rank": (UPDATE, {"num_devices": 2, "slow_rank": 1.3}, {}, {"world_size": 2}),
+    "slow rank of two rounds": (UPDATE, {"num_devices": 2, "slow_rank": 1.3}, {"max_seconds": 0.9}, {}),
+    "ladder": (LADDER, {"changes": COMPILED}, {}, {}),
     "compiled": (TWO_ARMS | {"uncompiled": 0.08}, {}, {}, {}),
     "not counted": (TWO_ARMS, {}, {}, {"cost": None}),
     "no limit": (TWO_ARMS, {}, {}, {"limit": None}),
@@ -63,7 +74,7 @@ def numbers(tree, path=""):
         return set().union(*(numbers(tree[name], f"{path}.{name}") for name in tree if name != "validity"))
     if isinstance(tree, (list, tuple)):
         return set().union(*(numbers(value, f"{path}.{number}") for number, value in enumerate(tree)))
-    return set() if isinstance(tree, str) else {path[1:]}
+    return set() if isinstance(tree, str) or path.endswith((".before", ".after")) else {path[1:]}
 
 
 TEXTS = {f"speedup.{name}" for name in ("baseline_arithmetic", "candidate_arithmetic", "bound", "contaminated")}
