@@ -55,18 +55,22 @@ def factor_card(probe: ProbeResult, search: AutotuneResult | None = None) -> Fac
             is_ladder |= basis == "mean over the orders"
         elif factor in differing and name in gains:
             estimate, basis = gains[name], "in the search"
-        value, low, high = (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
+        value, low, high = _ends(estimate)
         before, after = (getattr(arm, name) for arm in (probe.baseline, probe.candidate))
         factors.append(Factor(factor=factor, before=before, after=after, ratio=value, low=low, high=high, basis=basis))
     num_orders = len(list(factor_orders(differing)))
-    together = estimate_ratio(_sum(terms[INTERACTION][1], logs)) if INTERACTION in terms else None
+    value, low, high = _ends(estimate_ratio(_sum(terms[INTERACTION][1], logs)) if INTERACTION in terms else None)
     return FactorCard(
         method=f"Shapley value over {num_orders} order{'s' * (num_orders > 1)}" if is_ladder else ONE_AT_A_TIME,
         factors=tuple(factors),
-        interaction=together and together.value,
-        interaction_low=together and together.low,
-        interaction_high=together and together.high,
+        interaction=value,
+        interaction_low=low,
+        interaction_high=high,
     )
+
+
+def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+    return (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
 
 
 def factor_terms(probe: ProbeResult) -> dict[str, tuple[Basis, Terms]]:
