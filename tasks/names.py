@@ -20,6 +20,8 @@ class Tag:
     CANDIDATE = "paceline.candidate"
     CAUSE = "paceline.cause"
     CHOICE = "paceline.choice"
+    CONFIRMATION = "paceline.confirmation"
+    """Whether an alarm was confirmed by timing the last good run again, in words."""
     CONTAMINATED = "paceline.contaminated"
     """Whether other work disturbed the measurement: the probe of a run, the training of an arm, a sweep's layout."""
     CONTAMINATION = "paceline.contamination"
@@ -111,6 +113,9 @@ class Metric:
     SPEEDUP = "speedup/ratio"
     SPEEDUP_LOW = "speedup/low"
     SPEEDUP_HIGH = "speedup/high"
+    SPEEDUP_INTERVAL = "speedup/interval"
+    """Low end, high end and ratio as steps 0, 1 and 2 of one moment: MLflow, which has no error bars, draws them as a
+    vertical line."""
     EFFICIENCY = "speedup/efficiency"
     OF_LIMIT = "speedup/of_limit"
     OF_BANDWIDTH = "speedup/of_bandwidth"

@@ -134,6 +134,15 @@ def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[st
     )
 
 
+def log_interval(handle: RunHandle, name: str, value: float | None, low: float | None, high: float | None) -> None:
+    """Log a metric as three steps of one moment, so that a chart over time draws it as an error bar."""
+    if value is None or low is None or high is None:
+        return
+    now = int(time.time() * 1000)
+    steps = [Metric(name, float(point), now, step) for step, point in enumerate((low, high, value))]
+    handle.client.log_batch(handle.run_id, metrics=steps)
+
+
 def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | bytes | Path) -> None:
     """Store an artifact: JSON from a dict, text, bytes, or an existing file; `name` may hold folders.
 

@@ -144,8 +144,17 @@ def view_state(view: View) -> dict[str, Any]:
         "compareRunSections": [
             {"uuid": key, "name": name, "display": is_open, "isReordered": True} for key, name, is_open in sections
         ],
-        "compareRunCharts": [_bars(metrics) for metrics in charts_of(view.scores)],
+        "compareRunCharts": [
+            _error_bars(Metric.SPEEDUP_INTERVAL),
+            *(_bars(metrics) for metrics in charts_of(view.scores)),
+        ],
     }
+
+
+def _error_bars(metric: str) -> dict[str, Any]:
+    """Each run's interval as a vertical line at its time."""
+    fixed = {"useGlobalXaxisKey": False, "useGlobalLineSmoothing": False, "displayPoints": True, "lineSmoothness": 0}
+    return _bars((metric,)) | {"type": "LINE", "xAxisKey": "time"} | fixed
 
 
 def _bars(metrics: tuple[str, ...]) -> dict[str, Any]:

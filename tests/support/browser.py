@@ -92,8 +92,15 @@ class RunsPage:
 
     def bars(self, title):
         """How many bars a chart has."""
+        return self._marks(title, ".bars .point")
+
+    def points(self, title):
+        """How many points the lines of a chart have."""
+        return self._marks(title, ".scatterlayer .point")
+
+    def _marks(self, title, mark):
         cards = self._page.get_by_test_id("experiment-view-compare-runs-card")
         card = cards.filter(has=self._page.get_by_text(title, exact=True)).first
         card.scroll_into_view_if_needed()
-        card.locator(".bars .point").first.wait_for()
-        return card.locator(".bars .point").count()
+        card.locator(mark).first.wait_for()
+        return card.locator(mark).count()

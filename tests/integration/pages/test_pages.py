@@ -183,6 +183,7 @@ def test_the_nights_of_a_deployment_share_a_view_with_columns_and_charts(watched
 
     charts = RunsPage(page, newer["view"] + AS_CHARTS)
     kept = [metrics(night["run_id"]) for night in watched.nights]
+    assert charts.points("speedup/interval") == 3 * sum("speedup/interval" in found for found in kept)
     for title in CHART_TITLES:
         assert charts.bars(title) == sum(name in found for found in kept for name in title.split(" vs ")), title
 

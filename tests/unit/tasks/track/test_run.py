@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mlflow.tracking import MlflowClient
 
 from paceline.tasks.records.data import PreparedSet
-from paceline.tasks.track.run import RunHandle, log_dataset
+from paceline.tasks.track.run import RunHandle, log_dataset, log_interval
 
 NUM_RUNS, NUM_ROUNDS = 4, 5
 
@@ -31,3 +31,18 @@ def test_runs_that_begin_at_the_same_moment_have_one_data_set(tmp_path):
             for run_id in pool.map(begin, range(NUM_RUNS), [prepared] * NUM_RUNS):
                 (found,) = client.get_run(run_id).inputs.dataset_inputs
                 assert found.dataset.digest == prepared.fingerprint
+
+
+def test_an_interval_is_three_points_of_one_moment_and_its_newest_is_the_ratio(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("intervals", artifact_location=str(tmp_path))
+    run_id = client.create_run(experiment).info.run_id
+    handle = RunHandle(tracking_uri=uri, experiment="intervals", experiment_id=experiment, run_id=run_id)
+    log_interval(handle, "speedup/interval", 1.5, 1.4, 1.7)
+    points = client.get_metric_history(run_id, "speedup/interval")
+    assert [point.value for point in sorted(points, key=lambda point: point.step)] == [1.4, 1.7, 1.5]
+    assert len({point.timestamp for point in points}) == 1
+    assert client.get_run(run_id).data.metrics == {"speedup/interval": 1.5}
+    log_interval(handle, "unknown", 1.5, None, None)
+    assert client.get_metric_history(run_id, "unknown") == []

@@ -53,7 +53,9 @@ def test_a_view_has_the_columns_that_matter_the_newest_run_first_and_charts(view
     order = "attributes.start_time" if view in VIEWS[2:] else "attributes.end_time"
     assert (state["orderByKey"], state["orderByAsc"]) == (order, False)
     shown = {metric for chart in state["compareRunCharts"] for metric in chart["selectedMetricKeys"]}
-    assert shown == {column.split("`")[1] for column in WANTED if column.startswith("metrics.")}
+    assert shown == {"speedup/interval", *(column.split("`")[1] for column in WANTED if column.startswith("metrics."))}
+    interval = state["compareRunCharts"][0]
+    assert (interval["type"], interval["metricKey"], interval["xAxisKey"]) == ("LINE", "speedup/interval", "time")
     first, *others = state["compareRunSections"]
     assert {chart["metricSectionId"] for chart in state["compareRunCharts"]} == {first["uuid"]}
     assert first["display"]
