@@ -18,12 +18,12 @@ from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Me
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.speedup.between_starts import MAX_STARTS
 from paceline.tasks.speedup.comparability import differences
-from paceline.tasks.speedup.regression import WINDOW, RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
+from paceline.tasks.speedup.nights.regression import RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
 from paceline.tasks.track.queries import find_runs, read_document
 from paceline.tasks.track.run import RunHandle
 
 ACCEPTED = "accepted"
-MAX_PAST = 10 * WINDOW
+MAX_PAST = 600  # runs; more than a history needs, since some are disturbed
 
 
 def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:

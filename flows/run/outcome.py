@@ -13,8 +13,8 @@ from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.comparability import comparison_facts
 from paceline.tasks.speedup.limit_share import LimitShare, limit_share
+from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
-from paceline.tasks.speedup.regression import RegressionVerdict
 from paceline.tasks.track.environment import package_versions
 
 

@@ -6,8 +6,8 @@ from prefect import get_run_logger
 
 from paceline.flows.run.outcome import Outcome
 from paceline.tasks.names import Tag
+from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.promotion_gate import Gate, gate
-from paceline.tasks.speedup.regression import RegressionVerdict
 from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.registry import Champion

@@ -4,7 +4,7 @@ from paceline.conf.config import Track
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import EvaluateResult, ScoreName, TrainResult
 from paceline.tasks.scores import SCORE_WORDS
-from paceline.tasks.speedup.regression import RegressionVerdict
+from paceline.tasks.speedup.nights.regression import RegressionVerdict
 
 
 class Gate(Record):

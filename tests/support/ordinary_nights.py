@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from paceline.tasks.speedup.regression import RunMetrics, judge
+from paceline.tasks.speedup.nights.regression import RunMetrics, judge
 
 HOST_SD = 0.08
 """Of the hosts' speeds; a series changes to any of `NUM_HOSTS` hosts every week."""
 NUM_HOSTS = 5
 DRIFT_SD, DRIFT_LAG = 0.05, 0.9  # autocorrelated noise of the machine
 BURST_SD = 0.03  # of the machine, Student's t with 3 degrees of freedom
-MEMORY = 130
+MEMORY = 140
 """Nights given to `judge`, which looks at fewer; for speed."""
 
 

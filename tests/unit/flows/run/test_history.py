@@ -1,7 +1,7 @@
 """Metrics of a run of a series, as its store has them."""
 
 from paceline.flows.run.history import run_metrics
-from paceline.tasks.speedup.regression import judge
+from paceline.tasks.speedup.nights.regression import judge
 
 METRICS = {"throughput/steady_samples_per_second": 900.0, "throughput/baseline_samples_per_second": 450.0}
 

@@ -4,8 +4,8 @@ import pytest
 
 from paceline.conf.config import Track
 from paceline.tasks.records.training import EvaluateResult, TrainResult
+from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.promotion_gate import gate
-from paceline.tasks.speedup.regression import RegressionVerdict
 
 
 def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.tasks.speedup.prediction_limit import level_of, scale_qn
-from paceline.tasks.speedup.regression import MAX_GAP_DAYS, MIN_BEFORE, RunMetrics, Tolerances, judge
+from paceline.tasks.speedup.nights.prediction_limit import level_of, scale_qn
+from paceline.tasks.speedup.nights.regression import MAX_GAP_DAYS, MIN_BEFORE, RunMetrics, Tolerances, judge
 from tests.support.ordinary_nights import alarms, ordinary_series, slowed
 
 RATE = 1000.0
@@ -201,6 +201,7 @@ def test_on_a_host_never_seen_before_only_the_score_is_judged():
     judged = judge([*runs, night(400.0, host="b", score=0.9, data_wait=0.5)])
     assert (judged.verdict, judged.changes) == ("normal", ())
     assert "throughput and data wait are not judged: the runs before it were not on b" in judged.text
+    assert "samples/s" not in judged.text, "rates of other hosts say nothing of this one"
     assert judge([*runs, night(400.0, host="b", score=0.5)]).tag == "accuracy"
 
 

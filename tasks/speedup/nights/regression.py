@@ -5,10 +5,10 @@ Knows numbers only: which runs belong together, and what is done about a regress
 Throughput is judged as the ratio to the control, the baseline that was timed in the same run: what slows the machine
 slows both. Data wait and this ratio may differ between hosts, the score may not.
 
-A change of level is looked for, not a difference to a neighbour: the median of the newest 1, 3 or 7 runs against the
-level of up to `WINDOW` runs before them. The limit is that of `prediction_limit.py`, and never below a change that
-matters. Looking at levels over several runs is what finds slow decay, which no step from one run to the next shows
-(Fleming et al., "Hunter: Using Change Point Detection to Hunt for Performance Regressions", 2023).
+A change of level is looked for, not a difference to a neighbour: the newest 1, 2, 3 or 7 runs against the level of up
+to `WINDOW` runs before them. The limit is that of `prediction_limit.py`, and never below a change that matters.
+Looking at levels over several runs is what finds slow decay, which no step from one run to the next shows (Fleming
+et al., "Hunter: Using Change Point Detection to Hunt for Performance Regressions", 2023).
 """
 
 import math
@@ -24,10 +24,13 @@ from paceline.tasks.measure.validity import MAX_FOREIGN_CORES
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
 from paceline.tasks.scores import SCORE_WORDS
-from paceline.tasks.speedup.prediction_limit import SPANS, Level, level_of
+from paceline.tasks.speedup.nights.confirmation import Confirmation
+from paceline.tasks.speedup.nights.prediction_limit import SPANS, Level, level_of, location
 
 Measure = Literal["throughput", "score", "data wait"]
-WINDOW = 60  # runs that the level before is taken from, at most
+WINDOW = 120
+"""Runs that the level before is taken from, at most. Fewer would know the effects of hosts less well, and miss losses
+(`tests/benchmarks/simulate_nights.py`); more would hold a change for the better against later runs for longer."""
 MIN_BEFORE = 6  # fewest runs before a judgement is made
 SECONDS_PER_DAY = 86400.0
 MAX_GAP_DAYS = 31
@@ -85,7 +88,7 @@ class Change(Record):
     name: str
     """Of the measure in words: of a score its own, such as accuracy."""
     value: float
-    """Median of the newest runs; of the throughput, samples per second at tonight's speed of the baseline."""
+    """Location of the newest runs; of the throughput, samples per second at tonight's speed of the baseline."""
     expected: float
     """Level of the runs before, in the same unit."""
     limit: float
@@ -108,6 +111,8 @@ class RegressionVerdict(Record):
     changes: tuple[Change, ...] = ()
     grew: str | None = None
     """Item of the time budget that took most of a lost throughput."""
+    confirmation: Confirmation | None = None
+    """None unless `track.on_regression=confirm` has made one."""
     text: str
     """One or more sentences: what, by how much, against how many runs, and why as far as it is known."""
 
@@ -173,7 +178,7 @@ def judge(
     before = before[-WINDOW:]
     if not changes:
         text = f"{enumerate_words(judged)} as in the {len(before)} runs before it"
-        raw = _raw_change(newest, before)
+        raw = _raw_change(newest, before) if "throughput" in judged else []
         return RegressionVerdict(verdict="normal", text="; ".join([text, *raw, *notes]))
     grew = _grew(newest, before) if any(change.measure != "score" for change in changes) else None
     causes = _causes(changes, newest, before, grew)
@@ -269,10 +274,11 @@ def _compare(scale: _Scale, level: Level, newest: Sequence[tuple[RunMetrics, flo
     hosts = [scale.group(run) for run, _ in newest]
     above = [badness - level.expect(host) for host, (_, badness) in zip(hosts, newest, strict=True)]
     limit = max(level.reach(hosts), scale.margin * (2 if len(newest) == 1 else 1))
-    if float(np.median(above)) <= limit or above[-1] <= limit / 2:  # the last one must show it too: it may be fixed
+    found = location(above, level.noise)
+    if found <= limit or above[-1] <= limit / 2:  # the last one must show it too: it may be fixed
         return None
     expected = level.expect(hosts[-1])
-    ends = [scale.back(expected + distance) for distance in (float(np.median(above)), 0.0, limit)]
+    ends = [scale.back(expected + distance) for distance in (found, 0.0, limit)]
     control = newest[-1][0].baseline_throughput if scale.measure == "throughput" else None
     ratios = ends if control else [None] * len(ends)
     value, usual, alarm = (end * (control or 1.0) for end in ends)

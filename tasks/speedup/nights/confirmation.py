@@ -1,0 +1,95 @@
+"""Confirmation of an alarm: the last good run, rebuilt, is timed against the new run on one node.
+
+Both are timed in fresh processes in the order old, new, new, old, so that a drift of the machine falls on both, and the
+ratio is estimated over the pairs of neighbours (the process is the unit of repetition: Kalibera and Jones, "Rigorous
+Benchmarking in Reasonable Time", 2013, section 9). What was lost since then is the product of this ratio and of the
+machine's part: the old run now over the old run then.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from paceline.tasks.formatting import format_interval
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, estimate_ratio
+from paceline.tasks.records.record import Record
+from paceline.tasks.speedup.study.pairs import as_interval
+
+ORDER = ("old", "new", "new", "old")
+MIN_PAIRS = 3  # fewest that have an interval
+
+
+class Confirmation(Record):
+    """Whether an alarm is confirmed. None where not measured."""
+
+    verdict: Literal["confirmed", "not confirmed", "undecided", "same execution", "not timed"]
+    """`same execution`: nothing that differs could be rebuilt, so that only the machine was compared."""
+    ratio: Interval | None = None
+    """Throughput of the new run over that of the last good one, both now."""
+    machine: Interval | None = None
+    """Throughput of the last good run now over what it reached then."""
+    machine_share: float | None = None
+    """Share of the loss since then that is the machine's; None where nothing was lost."""
+    num_pairs: int = 0
+    earlier_run_id: str | None = None
+    text: str
+
+
+def not_timed(reason: str) -> Confirmation:
+    """The confirmation that has measured nothing."""
+    return Confirmation(verdict="not timed", text=f"not confirmed: {reason}")
+
+
+def confirm(old: Sequence[float], new: Sequence[float], then: float | None, loss: float) -> Confirmation:
+    """Judge an alarm.
+
+    Args:
+        old: Samples per second of the last good run now, one for each process.
+        new: Those of the new run, in pairs with `old`; empty where both are executed in the same way.
+        then: Samples per second of the last good run in its own probe; None if unknown.
+        loss: Smallest loss that matters, as a share.
+    """
+    number = min(len(old), len(new)) if new else len(old)
+    if number < MIN_PAIRS:
+        return not_timed(f"{number} of at least {MIN_PAIRS} processes of each run could be timed")
+    logs = np.log(new[:number]) - np.log(old[:number]) if new else np.empty(0)
+    ratio, machine, share = as_interval(estimate_ratio(logs, FIXED_CONFIDENCE)), None, None
+    text = "the machine's part is unknown, because the last good run has timed no probe"
+    if then:
+        machine = _against_then(np.log(np.asarray(old) / then))
+        text = f"the last good run reaches {_format(machine)} of what it reached then"
+        total = math.log(machine.value * (ratio.value if ratio else 1.0))
+        if total < 0:
+            share = min(1.0, max(0.0, math.log(machine.value) / total))
+            text += f": {share:.0%} of the loss is due to the machine"
+    found: Confirmation = _judge(ratio, loss)
+    update = {"machine": machine, "machine_share": share, "num_pairs": len(logs), "text": f"{found.text}; {text}"}
+    return found.model_copy(update=update)
+
+
+def _against_then(logs: np.ndarray) -> Interval:
+    """Student's prediction interval, because the rate then is that of one process."""
+    number, centre = len(logs), float(np.mean(logs))
+    reach = float(stats.t.ppf(0.975, number - 1) * np.std(logs, ddof=1)) * math.sqrt(1 + 1 / number)
+    return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+
+
+def _judge(ratio: Interval | None, loss: float) -> Confirmation:
+    open_ = "neither confirmed nor excluded"
+    if ratio is None or ratio.low is None or ratio.high is None:
+        text = "nothing that differs from the last good run could be executed again: this is about the machine alone"
+        return Confirmation(verdict="same execution", text=f"{open_}: {text}")
+    found = f"the new run reaches {_format(ratio)} of the last good run's throughput when both are timed now"
+    if ratio.high < 1:
+        return Confirmation(verdict="confirmed", ratio=ratio, text=f"confirmed: {found}")
+    if ratio.low > 1 - loss:
+        text = f"not confirmed: {found}, which excludes a loss of {loss:.0%}"
+        return Confirmation(verdict="not confirmed", ratio=ratio, text=text)
+    return Confirmation(verdict="undecided", ratio=ratio, text=f"{open_}: {found}")
+
+
+def _format(ratio: Interval) -> str:
+    return format_interval(ratio.value, ratio.low, ratio.high, form=".3f")
