@@ -24,6 +24,7 @@ from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run import history, registry
 from paceline.flows.run.baseline import speedup_over_others
+from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.forecast_check import check_prediction
 from paceline.flows.run.outcome import Outcome, Verdicts
 from paceline.flows.run.record import log_model, record, summarise
@@ -80,7 +81,8 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             options = {"resume": resume is not None, "search": cache.find(), "may_search": True}
             job = train_job(config, checked, prepared, handle.run_id, environment, **options)
             trained = train(job, cluster.address)
-            cluster.release()
+            if config.track.on_regression != "confirm":
+                cluster.release()
             cache.keep(trained.search)
             plan = trained.plan or checked.plan
             evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds, job.directory)
@@ -95,6 +97,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 get_run_logger().info("%s", speedup.verdict)
             outcome = replace(outcome, speedup=add_share(speedup, outcome.share))
             summary = _record(outcome, handle, started)
+        summary = confirm_regression(outcome, job, cluster.address, handle, summary)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     mlflow_views.link(summary["view"], "This run among those like it")
     history.report_regression(outcome, summary)

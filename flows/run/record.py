@@ -29,6 +29,7 @@ from paceline.tasks.speedup.limit_share import SHARES, LimitShare
 from paceline.tasks.speedup.steady_state import break_even_steps, steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.rebuild import package_commits
 from paceline.tasks.track.registry import describe_model
 from paceline.tasks.track.run import RunHandle
 
@@ -68,8 +69,11 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str
 def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dict[str, Any]) -> None:
     """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
     tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, verdicts, handle))
+    speedup = outcome.speedup
+    tracking.log_interval(handle, Metric.SPEEDUP_INTERVAL, speedup.ratio, speedup.low, speedup.high)
     environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
     environment["packages"] = [package.identity for package in outcome.config.packages]
+    environment["commits"] = package_commits(outcome.config.packages)
     signal = outcome.config.data.used_signal
     quality = quality_figures(outcome.evaluated, outcome.trained, outcome.prepared, signal.axes if signal else None)
     report = ReportInput(

@@ -40,3 +40,5 @@ class MeasureResult(Record):
     all_reduces: tuple[AllReduceTime, ...]
     gradient_bytes: int
     """All-reduced per step: 4 for each parameter, 2 where gradients are compressed."""
+    host: str = ""
+    """Name of rank 0's host."""

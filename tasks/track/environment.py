@@ -31,8 +31,8 @@ MAX_DIFF_CHARACTERS = 200_000
 def describe_environment(hosts: tuple[str, ...], devices: tuple[str, ...]) -> dict[str, Any]:
     """Facts for repeating the run; what is not known is None."""
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "diff": (_git("diff", "HEAD") or "")[:MAX_DIFF_CHARACTERS] or None,
+        "commit": _own("rev-parse", "HEAD"),
+        "diff": (_own("diff", "HEAD") or "")[:MAX_DIFF_CHARACTERS] or None,
         "code": code_fingerprint(),
         "lock": hashlib.sha256(LOCK.read_bytes()).hexdigest() if LOCK.exists() else None,
         "versions": package_versions(),
@@ -56,12 +56,16 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _git(*arguments: str) -> str | None:
-    if not (REPOSITORY / ".git").exists():
-        return None  # installed from a wheel; a repository further up is not this code
+def _own(*arguments: str) -> str | None:
+    # installed from a wheel, a repository further up is not this code
+    return git(REPOSITORY, *arguments) if (REPOSITORY / ".git").exists() else None
+
+
+def git(place: Path, *arguments: str) -> str | None:
+    """Output of a git command in a folder; None where it fails."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, timeout=10, check=True
+            ["git", "-C", str(place), *arguments], capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -59,3 +59,5 @@ class RankSpec(Record):
     """Of the code that the coordinator runs; a rank with other code refuses to start."""
     packages: tuple[str, ...] = ()
     """Of the user's packages that the configuration names, as the coordinator has them; as for the code."""
+    python_path: str = ""
+    """Folder of other packages than those of the worker, imported first; empty for none."""

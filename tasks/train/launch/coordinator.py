@@ -78,6 +78,10 @@ class TrainJob(Record):
     """Whether to measure the limit of the device if it is not known."""
     cold_compile: bool = False
     """Compile with an empty cache."""
+    python_path: str = ""
+    """Folder of other packages than those of the workers, which the ranks import first."""
+    packages: tuple[str, ...] = ()
+    """User packages that the ranks find there; empty for those of this process."""
 
     @property
     def directory(self) -> Path:
@@ -357,7 +361,8 @@ def _specs(
             may_measure_limit=job.may_measure_limit,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
-            packages=tuple(package.identity for package in job.config.packages),
+            packages=job.packages or tuple(package.identity for package in job.config.packages),
+            python_path=job.python_path,
             compile_cache=str((directory if job.cold_compile else Path(job.home)) / "compiled"),
         )
         for placement, interface, directory in zip(placements, interfaces, directories, strict=True)

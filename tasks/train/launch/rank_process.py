@@ -35,6 +35,8 @@ def start_rank(
 ) -> subprocess.Popen[bytes]:
     """Start a rank, in a standby process if there is one."""
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
+    if spec.python_path:  # no standby has this environment
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (spec.python_path, environment.get("PYTHONPATH"))))
     variables = {
         # Torch does not distinguish kinds of CPU.
         "TORCHINDUCTOR_CACHE_DIR": str(private_directory(Path(spec.compile_cache)) / cpu_kind()),

@@ -1,5 +1,6 @@
 """Benchmarks of a rank: the arms of a probe built from their descriptions, and the time of an all-reduce."""
 
+import socket
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -288,6 +289,7 @@ def measure(context: RankContext) -> MeasureResult:
         probe=probe,
         all_reduces=bench.all_reduces(spec.measurement.arms["candidate"], spec.measurement.all_reduce_bytes),
         gradient_bytes=sum(parameter.numel() for parameter in parameters) * GRADIENT_BYTES[compression],
+        host=socket.gethostname(),
     )
 
 

@@ -1,0 +1,114 @@
+"""Rebuilds the packages of an earlier run in a folder that precedes today's installation on a rank's Python path.
+
+Names and sources are those of today's installation, and only versions and commits are taken from the record: whoever
+can write to the store must not choose whose code is executed here. Only packages that a training step executes are
+rebuilt. Their dependencies stay as they are today.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from paceline.conf.plugins import Plugin
+from paceline.tasks import deadline
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.track.environment import git, package_versions
+
+EXECUTED = ("torch", "lightning", "numpy")  # packages of a training step
+UNAVAILABLE = "no version or commit of it is recorded that could be installed"
+_VERSION, _COMMIT = re.compile(r"\d[\w.+!-]*"), re.compile(r"[0-9a-f]{40}")
+
+
+class Rebuilt(NamedTuple):
+    """Packages of an earlier run."""
+
+    path: str
+    """Folder for the start of the Python path; empty without one."""
+    identities: tuple[str, ...]
+    """Of the user's packages that are found there."""
+    rebuilt: tuple[str, ...]
+    missing: tuple[str, ...]
+    """Differences that could not be rebuilt, and why."""
+
+
+def package_commits(packages: Sequence[Plugin]) -> dict[str, str | None]:
+    """Commits that the user's packages were installed from; None where unknown, or changed since."""
+    return {package.package: _source(package.package)[1] for package in packages}
+
+
+def rebuild(record: Mapping[str, Any], packages: Sequence[Plugin], folder: Path) -> Rebuilt:
+    """Install what differs from the `environment.json` of an earlier run; raise TimeLimitError if time is over.
+
+    A rank checks the identities of the user's packages when it starts.
+    """
+    recorded = record.get("packages") or ()
+    if len(recorded) != len(packages):
+        recorded = [f"{package.package} (unknown)" for package in packages]
+    rebuilt, missing = [], []
+    for label, requirement in _differences(record, packages, recorded):
+        fault = _install(requirement, folder) if requirement else UNAVAILABLE
+        if fault is None:
+            rebuilt.append(label)
+        else:
+            missing.append(f"{label} ({fault})")
+    pairs = zip(recorded, packages, strict=True)
+    identities = tuple(before if before in rebuilt else package.identity for before, package in pairs)
+    return Rebuilt(str(folder) if rebuilt else "", identities, tuple(rebuilt), tuple(missing))
+
+
+def _differences(
+    record: Mapping[str, Any], packages: Sequence[Plugin], recorded: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """What differs from the record, and how pip can install it; empty where it cannot."""
+    versions = package_versions()
+    for name, version in (record.get("versions") or {}).items():
+        if name in ("python", *EXECUTED) and version != versions.get(name):
+            can_install = name in EXECUTED and _VERSION.fullmatch(str(version))
+            yield f"{name} {version}", f"{name}=={version}" if can_install else ""
+    if record.get("code") != code_fingerprint():
+        yield f"Paceline's own code {record.get('code')}", ""
+    for package, identity in zip(packages, recorded, strict=True):
+        (source, _), name = _source(package.package), package.package
+        commit, version = str((record.get("commits") or {}).get(name)), identity.removeprefix(f"{name} ").split(" ")[0]
+        from_commit = source.replace("COMMIT", commit) if _COMMIT.fullmatch(commit) else ""
+        can_install = not source and version != package.version and _VERSION.fullmatch(version)
+        if identity != package.identity:
+            yield identity, f"{name}=={version}" if can_install else from_commit
+
+
+def _source(package: str) -> tuple[str, str | None]:
+    """Address of an installed package's repository for pip, and its commit (PEP 610); empty without one."""
+    try:
+        known = json.loads(metadata.distribution(package).read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        return "", None
+    if "vcs_info" in known:
+        return f"{known['vcs_info']['vcs']}+{known['url']}@COMMIT", known["vcs_info"]["commit_id"]
+    place = Path(unquote(urlsplit(known.get("url", "")).path))
+    root = git(place, "rev-parse", "--show-toplevel") if "dir_info" in known else None
+    if root is None:
+        return "", None
+    is_clean = git(place, "status", "--porcelain", "--untracked-files=no", "--", ".") == ""
+    subfolder = (git(place, "rev-parse", "--show-prefix") or "").rstrip("/")  # with a slash, pip takes all for a path
+    source = f"git+file://{root}@COMMIT" + (f"#subdirectory={subfolder}" if subfolder else "")
+    return source, git(place, "rev-parse", "HEAD") if is_clean else None
+
+
+def _install(requirement: str, folder: Path) -> str | None:
+    """Install one package without its dependencies; why that failed, or None. Versions come as wheels alone."""
+    wheels = ["--only-binary", ":all:"] if "==" in requirement else []
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--no-input", "--quiet", *wheels]
+    command = [*pip, "--target", str(folder), requirement]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline.seconds_left(), check=False)
+    except subprocess.TimeoutExpired:
+        deadline.check()
+        raise
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return next((line for line in lines if line.startswith("ERROR")), lines[-1]) if done.returncode else None

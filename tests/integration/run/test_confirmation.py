@@ -1,0 +1,154 @@
+"""An alarm is confirmed by timing the last good run again, on a real cluster in fresh rank processes."""
+
+import json
+import time
+from dataclasses import replace
+
+import httpx
+import pytest
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from paceline.flows.run import confirmation
+from paceline.flows.run.outcome import Outcome
+from paceline.tasks.cluster.hardware import describe
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.run import RunHandle
+from tests.support.jobs import changed, planted
+
+THROUGHPUT = {"measure": "throughput", "name": "throughput", "value": 1.0, "expected": 2.0, "limit": 1.5}
+SCORE = THROUGHPUT | {"measure": "score", "name": "accuracy"}
+REGRESSION = {"verdict": "regression", "text": "throughput fell", "grew": None}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server(prefect_url):
+    with temporary_settings({PREFECT_API_URL: prefect_url}):
+        yield
+
+
+@flow(name="confirming")
+def confirm(outcome, job, address, handle, summary):
+    """The end of a run whose alarm is to be confirmed."""
+    return confirmation.confirm_regression(outcome, job, address, handle, summary)
+
+
+class Night:
+    """A recorded run with an alarm, and the last good run of its series."""
+
+    def __init__(self, make_job, *overrides, **old):
+        made = make_job("track.on_regression=confirm", "speedup.max_seconds=1", "speedup.num_blocks=6", *overrides)
+        self.job = changed(made, track={"experiment": "training"})
+        self.job.directory.mkdir(parents=True, exist_ok=True)
+        self.outcome = Outcome(
+            self.job.config, self.job.plan, self.job.prepared, Trained(), None, "workload", describe()
+        )
+        uri = self.job.tracking_uri
+        experiment = tracking.MlflowClient(uri).get_experiment_by_name("training").experiment_id
+        self.handle = RunHandle(tracking_uri=uri, experiment="training", experiment_id=experiment, run_id=made.run_id)
+        tracking.finish(self.handle, "FINISHED")
+        self.good = tracking.begin(uri, experiment, self.job.config, {"paceline.series": self.outcome.series})
+        plan = self.job.plan.model_copy(update=old)
+        summary = {"execution": plan.model_dump(mode="json"), "speedup": {"candidate_samples_per_second": 1e6}}
+        tracking.log_document(self.good, "summary.json", summary)
+        tracking.log_document(self.good, "environment.json", describe_environment((), ()) | {"packages": []})
+        tracking.finish(self.good, "FINISHED")
+
+    def confirm(self, address, *changes):
+        summary = {"run_id": self.job.run_id, "experiment": "training"}
+        summary["regression"] = REGRESSION | {"changes": [dict(one, num_runs=1, num_before=8) for one in changes]}
+        return confirm(self.outcome, self.job, address, self.handle, summary)["regression"]
+
+    def tags(self):
+        run = self.handle.client.get_run(self.job.run_id)
+        assert run.info.status == "FINISHED"
+        return run.data.tags
+
+
+class Trained:
+    """As much of a training's result as a confirmation reads."""
+
+    worker_load = None
+    hosts = ("a",)
+
+
+@pytest.fixture(scope="module")
+def night(make_job):
+    """A night that was executed as the last good run, and one that was not."""
+    return Night(make_job)
+
+
+def test_a_score_is_not_timed(night, cluster_address):
+    judged = night.confirm(cluster_address, SCORE)
+    assert judged["confirmation"]["verdict"] == "not timed"
+    assert judged["text"] == "throughput fell; not confirmed: a score does not depend on speed, so nothing was timed"
+    assert night.tags()["paceline.confirmation"] in judged["text"]
+
+
+def test_nothing_is_confirmed_without_an_alarm_or_the_setting(night, cluster_address):
+    normal = {"regression": {"verdict": "normal"}}
+    assert confirm(night.outcome, night.job, cluster_address, night.handle, normal) == normal
+    marked = changed(night.job, track={"on_regression": "mark"}).config
+    alarm = {"regression": REGRESSION | {"changes": [THROUGHPUT]}}
+    assert confirm(replace(night.outcome, config=marked), night.job, "", night.handle, alarm) == alarm
+
+
+def test_the_time_limit_bounds_it(make_job, cluster_address):
+    judged = Night(make_job, "track.confirm_seconds=0.001").confirm(cluster_address, THROUGHPUT)
+    assert judged["confirmation"]["verdict"] == "not timed"
+    assert "track.confirm_seconds=0.001" in judged["text"]
+
+
+def test_a_good_run_without_records_is_named(make_job, cluster_address):
+    night = Night(make_job, "recipe.num_epochs=3")
+    bare = tracking.begin(
+        night.job.tracking_uri, night.good.experiment_id, night.job.config, {"paceline.series": night.outcome.series}
+    )
+    tracking.finish(bare, "FINISHED")
+    judged = night.confirm(cluster_address, THROUGHPUT)
+    assert judged["text"].endswith(f"not confirmed: the records of the last good run {bare.run_id[:8]} are gone")
+
+
+def test_an_interruption_sends_the_alarm_and_leaves_the_run_as_it_was(night, cluster_address, prefect_url, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(confirmation, "_against", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        night.confirm(cluster_address, THROUGHPUT)
+    night.tags()
+    wanted = {"artifacts": {"key": {"any_": ["regression"]}}, "sort": "CREATED_DESC"}
+    texts = [found["data"] for found in httpx.post(f"{prefect_url}/artifacts/filter", json=wanted).json()]
+    assert any("throughput fell; not confirmed: it was interrupted" in text for text in texts)
+
+
+@pytest.mark.slow
+def test_the_same_execution_says_how_the_machine_has_changed(night, cluster_address):
+    started = time.monotonic()
+    judged = night.confirm(cluster_address, THROUGHPUT)
+    found = judged["confirmation"]
+    assert found["verdict"] == "same execution", judged
+    assert found["ratio"] is None
+    assert 0 < found["machine"]["low"] < found["machine"]["value"] < 0.5, "a million samples per second then"
+    assert found["machine_share"] == 1
+    assert "this is about the machine alone" in judged["text"]
+    assert "; 6 fresh processes on " in judged["text"]
+    assert time.monotonic() - started < night.job.config.track.confirm_seconds
+    stored = night.handle.client.download_artifacts(night.job.run_id, "summary.json")
+    with open(stored) as file:  # noqa: PTH123
+        assert json.load(file)["regression"]["confirmation"]["verdict"] == "same execution"
+
+
+@pytest.mark.slow
+def test_a_slower_execution_is_confirmed_against_the_last_good_one(make_job, cluster_address):
+    """The new run loads sample by sample in the foreground, the last good one from memory."""
+    slower = Night(make_job, "execution.loading=foreground", loading="resident")
+    with planted(cluster_address, "input=0.002"):
+        judged = slower.confirm(cluster_address, THROUGHPUT)
+    found = judged["confirmation"]
+    assert found["verdict"] == "confirmed", judged
+    assert found["num_pairs"] == 6
+    assert found["ratio"]["high"] < 1
+    assert "rebuilt: execution (1 device, 32-true" in judged["text"]
+    assert "resident" in judged["text"]
