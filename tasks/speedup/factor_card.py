@@ -2,7 +2,7 @@
 
 The game is the log of the throughput of an arm with some of the run's factors. A factor's share is its Shapley value
 (Shapley, "A value for n-person games", 1953): the mean, over the orders in which factors can be added, of the log-ratio
-of the arms after and before it. On logs the shares multiply to the ratio exactly (Shorrocks, "Decomposition procedures
+of the arms after and before it. In each round the shares add up to the log-ratio (Shorrocks, "Decomposition procedures
 for distributional analysis", 2013, section 3; Owen, "Sobol' indices and Shapley value", 2014). Threads, compilation and
 devices follow in one order: it is the Shapley value under precedence constraints (Faigle and Kern 1992). Every share is
 computed round by round, so that the machine's drift cancels, and gets the interval of the ratio (`paired_ratio`).

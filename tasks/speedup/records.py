@@ -31,7 +31,7 @@ class FactorCard(Record):
     """What each factor between the baseline and a run is worth."""
 
     method: str
-    """`Shapley value over N orders`, whose ratios multiply to that of the run, or `one at a time`."""
+    """`Shapley value over N orders`, whose ratios multiply to that of the run in each round, or `one at a time`."""
     factors: tuple[Factor, ...]
     """In the order from naive to the run, unchanged ones too."""
     interaction: float | None = None

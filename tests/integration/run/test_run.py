@@ -46,6 +46,7 @@ SUMMARY = {
     "train: flops_per_second bytes_per_second mfu cost limit why_no_share",
     "evaluate: accuracy samples_per_second",
     "speedup: ratio low high num_blocks significant efficiency verdict baseline of_limit of_bandwidth bound",
+    "speedup: bottleneck factors",
 }
 METRICS = {
     "speedup/ratio",
@@ -126,7 +127,7 @@ def prefect_runs(url, name):
 
 
 def test_a_run_keeps_every_promise_of_the_contract(run, prefect_url):
-    first = run("digits", *QUICK, "name=contract", "--json")
+    first = run("digits", *QUICK, "name=contract", "speedup.factors=ladder", "--json")
     assert first.status == 0, first.stderr
     assert len(first.stdout.splitlines()) == 1
     summary = first.summary
@@ -137,6 +138,7 @@ def test_a_run_keeps_every_promise_of_the_contract(run, prefect_url):
     assert summary["dataset"] | {"num_train": 1293, "num_validation": 145, "num_test": 359} == summary["dataset"]
     assert summary["speedup"]["low"] <= summary["speedup"]["ratio"] <= summary["speedup"]["high"]
     assert summary["speedup"]["efficiency"] is None, "one device has no parallel efficiency to measure"
+    check_factors(summary["speedup"]["factors"]["factors"], mlflow_run(summary["run_id"]).data.metrics)
     budget = sum(summary["time_budget"].values())
     assert budget == pytest.approx(summary["train"]["wall_seconds"], rel=0.02)
     check_mlflow(summary)
@@ -149,6 +151,13 @@ def test_a_run_keeps_every_promise_of_the_contract(run, prefect_url):
     assert again["train"]["final_loss"] == summary["train"]["final_loss"]
     assert again["evaluate"]["confusion"] == summary["evaluate"]["confusion"]
     check_divided(again, summary["run_id"], "too few runs")
+
+
+def check_factors(factors, metrics):
+    """Every factor in which this run differs from the baseline was measured."""
+    measured = {one["factor"]: one["ratio"] for one in factors if one["basis"] != "unchanged"}
+    assert "loading" in measured
+    assert measured == {name: pytest.approx(metrics[f"speedup/factor_{name}"]) for name in measured}
 
 
 def check_divided(summary, base, cause):
