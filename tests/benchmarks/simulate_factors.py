@@ -1,4 +1,4 @@
-"""Coverage of the factor card's intervals: python -m tests.benchmarks.simulate_factors; about five minutes on one core.
+"""Coverage of the factor card's intervals: python -m tests.benchmarks.simulate_factors; about one minute on one core.
 
 Games of three factors with interactions, and of five with compilation and devices; for each kind of noise between
 blocks, the share of 95 % intervals that cover the planted share, the worst factor and the interaction.

@@ -1,4 +1,4 @@
-"""Ten planted limits of a training step, and what Paceline should name.
+"""Ten planted limits of a training step, one of them twice, and what Paceline should name.
 
 Sleeps stand for what takes time and no processor: input, exchange, the update, what ranks share, a slow rank. Tiny
 steps, arithmetic, memory traffic and the neighbour are real. Heat is a count of throttling events that rises in a copy
@@ -26,7 +26,7 @@ TINY = ("data.image_size=8", "model.width=1", "recipe.batch_size=8", "execution.
 PLAIN = ("execution.precision=32-true", "execution.compile=off", "execution.memory_format=contiguous")
 RUN = (*PLAIN, "execution.loading=resident", "recipe.num_epochs=1", "recipe.warmup_epochs=0.5")
 HOG = "while True: pass"
-MEMORY = """
+NETWORKS = """
 import torch
 from torch import nn
 
@@ -43,6 +43,13 @@ class Traffic(nn.Module):
         for _ in range(self.depth):
             values = torch.relu(values)
         return self.classify(values.mean((2, 3)))
+
+
+class Layers(nn.Sequential):
+    def __init__(self, image_shape, num_classes, width, depth):
+        sizes = [image_shape[0] * image_shape[1] * image_shape[2], *[width] * depth]
+        hidden = [part for pair in zip(sizes, sizes[1:]) for part in (nn.Linear(*pair), nn.ReLU())]
+        super().__init__(nn.Flatten(), *hidden, nn.Linear(width, num_classes))
 """
 
 
@@ -74,6 +81,11 @@ LIMITS = {
     "memory traffic": Limit(
         "memory-bound",
         ("data.image_size=28", "recipe.batch_size=256", "model.name=traffic", "model.width=64", "model.depth=12", *RUN),
+        is_run=True,
+    ),
+    "two wide layers": Limit(
+        "compute-bound",
+        ("recipe.batch_size=256", "model.name=layers", "model.width=2048", "model.depth=2", *RUN),
         is_run=True,
     ),
     "contention": Limit("contention", TWO, "contention=0.002"),

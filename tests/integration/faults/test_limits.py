@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.support.limits import LIMITS, MEMORY, measure_limit
+from tests.support.limits import LIMITS, NETWORKS, measure_limit
 from tests.support.own_package import install
 
 TRIES = 2
@@ -35,7 +35,7 @@ def test_a_planted_limit_is_named(measured, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, limit in LIMITS.items() if limit.is_run])
 def test_arithmetic_and_memory_traffic_are_told_apart(call, tmp_path, name):
-    install(tmp_path, "traffic", {"net": MEMORY}, models={"traffic": "net:Traffic"})
+    install(tmp_path, "traffic", {"net": NETWORKS}, models={"traffic": "net:Traffic", "layers": "net:Layers"})
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     result = call("run", "digits", "--diagnose", *LIMITS[name].overrides, PYTHONPATH=path)["speedup"]
     if not LIMITS[name].is_named(result) and result["contaminated"]:

@@ -69,6 +69,20 @@ def test_a_probe_runs_only_full_batches_and_leaves_the_network_alone():
         assert torch.equal(tensor, before[name]), name
 
 
+@pytest.mark.parametrize(("variant", "moves"), [("full", True), ("no_update", False)])
+def test_an_arm_without_updates_computes_and_leaves_its_weights(variant, moves):
+    plan = BatchPlan(num_samples=16, global_batch_size=8)
+    network = build_network(Model(width=2, depth=1), (12, 12, 1), 10, 0)
+    inputs = StepInputs(network, Classification(10), Recipe(ema=0.9), 0.1, torch.device("cpu"))
+    step = BareStep(inputs, ARM.model_copy(update={"variant": variant}), Source(plan), plan.num_full_steps)
+    step.run(3)
+    after = dict(step._network.named_parameters())
+    changed = [name for name, tensor in network.named_parameters() if not torch.equal(tensor, after[name])]
+    assert bool(changed) is moves
+    assert all(tensor.grad is not None for tensor in after.values())
+    step.close()
+
+
 @pytest.mark.parametrize(("learning_rate", "diverged"), [(0.1, False), (1e30, True)])
 def test_an_arm_that_diverges_says_so(learning_rate, diverged):
     plan = BatchPlan(num_samples=16, global_batch_size=8)
