@@ -5,9 +5,10 @@ import re
 import pytest
 
 from infra.docs import figures
-from paceline.tasks.speedup.evidence.archive import check
+from paceline.tasks.speedup.evidence.archive import check, pack
 from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.speedup.verdict import format_ratio
+from tests.support.evidence import SimulatedProbe, evidence_of
 
 TEXT = """Before it.
 
@@ -32,6 +33,21 @@ def test_rows_are_filled_into_their_block_and_wrapped():
         "word word word word word word word word word word word word word word word word word word word word word\n"
         "            word word word word word word word word word",
     ).replace("training 6 samples/s", "fast")
+
+
+def test_pages_get_what_the_run_of_the_evidence_printed(tmp_path, monkeypatch):
+    summary, files = evidence_of(*SimulatedProbe({"baseline": 0.1, "candidate": 0.06}).measure())
+    (tmp_path / "digits.tar").write_bytes(pack(files))
+    monkeypatch.setattr(figures, "EVIDENCE", tmp_path / "digits.tar")
+    pages = figures.pages()
+    assert list(pages) == list(figures.PLACES)
+    for path, text in pages.items():
+        block = " ".join(figures.BLOCK.search(text)[0].split())
+        assert f" speedup {summary['speedup']['verdict']} limit " in block
+        assert f" run {32 * 'a'} in experiment paceline; see it with: paceline ui {32 * 'a'}" in block
+        assert text.count("\n") - path.read_text().count("\n") in range(-5, 6)
+    monkeypatch.setattr(figures, "EVIDENCE", tmp_path / "missing.tar")
+    assert figures.pages() == {}
 
 
 @pytest.fixture(scope="module")

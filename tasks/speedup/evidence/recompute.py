@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
+VERSION = 1  # rises with every change of the files, the figures or their methods
 SUMS, FACTS, SUMMARY, STEPS = "SHA256SUMS", "evidence.json", "summary.json", "steps.npz"
 TOLERANCE = 1e-9  # relative
 CONFIDENCE, FIRST_CONFIDENCE, LATER_CONFIDENCE = 0.95, 0.98, 0.9865  # those of looks; the later from 10 rounds on
