@@ -17,7 +17,7 @@ from scipy import stats
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, Estimate
 from paceline.tasks.records.measurement import Block
 
-LEVEL = 0.01
+LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CarryOver:
 
     @property
     def significant(self) -> bool:
-        """Whether the ratio is off by more than chance, at 1 %."""
+        """Whether the ratio is off by more than chance, at 5 %."""
         return self.p_value <= LEVEL
 
 

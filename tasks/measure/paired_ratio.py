@@ -77,6 +77,7 @@ MIN_ROUNDS_TO_STOP = 8
 noise: false alarms 4.5 %, with eight 3.7 to 3.9 % (20,000 trials each)."""
 MIN_INTERVAL_ROUNDS = 3
 """Fewest rounds that get an interval at all; from here to `MIN_ROUNDS` it is Student's t, wide and so honest."""
+USUAL_AUTOCORRELATION = 0.1  # up to here the estimate is mostly chance, and the levels of the looks suffice
 MAX_AUTOCORRELATION = 0.8  # that widens an interval, to three times its width
 ROUNDS_PER_LOOK = 2
 """Looks are at least so many rounds apart: both orders (A B and B A) once, so that drift cancels."""
@@ -195,7 +196,8 @@ def estimate_ratio(log_ratios: Floats, confidence: float | None = None) -> Estim
         return Estimate(float(np.exp(np.median(log_ratios))), None, None)
     location, low, high = location_interval(log_ratios, confidence)
     if confidence is None:  # trainings of a study are far apart
-        share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(log_ratios) or 0.0))
+        share = (autocorrelation(log_ratios) or 0.0) - USUAL_AUTOCORRELATION
+        share = min(MAX_AUTOCORRELATION, max(0.0, share))
         factor = np.sqrt((1 + share) / (1 - share))
         low, high = location - factor * (location - low), location + factor * (high - location)
     return Estimate(float(np.exp(location)), float(np.exp(low)), float(np.exp(high)))

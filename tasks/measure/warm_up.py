@@ -23,22 +23,23 @@ from paceline.tasks.measure.paired_ratio import ROUNDS_PER_LOOK
 from paceline.tasks.records.measurement import Block
 
 LEVEL = 0.01  # chance to drop rounds of a machine that is steady
+LEAST_LEFT = 0.25  # share of the rounds; where single rounds take long, fewer can be low by chance
 MIN_FALL = 0.01  # of the logarithm of the times; less cannot shift the ratio by more
 
 
 def num_warm_up(rounds: Sequence[Sequence[Block]]) -> int:
     """Number of leading rounds to leave out for all arms alike: complete palindromes, 0 for none."""
     slowness = np.array([np.mean([math.log(block.seconds_per_sample) for block in blocks]) for blocks in rounds])
-    dropped = 0
-    while length := fall(slowness[dropped:]):
+    dropped, least_left = 0, max(2, math.ceil(LEAST_LEFT * len(rounds)))
+    while length := fall(slowness[dropped:], least_left):
         dropped += length
     return dropped
 
 
-def fall(values: npt.NDArray[np.float64]) -> int:
+def fall(values: npt.NDArray[np.float64], least_left: int) -> int:
     """Number of values before the likeliest fall of their mean; 0 without a significant one."""
     count = len(values)
-    splits = range(ROUNDS_PER_LOOK, count - 1, ROUNDS_PER_LOOK)
+    splits = range(ROUNDS_PER_LOOK, count - least_left + 1, ROUNDS_PER_LOOK)
     if not splits:
         return 0
     squares = [split * values[:split].var() + (count - split) * values[split:].var() for split in splits]

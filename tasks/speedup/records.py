@@ -69,7 +69,7 @@ class SpeedupResult(Record):
     carry_over: float | None = None
     """Share by which the ratio is too high because what ran before an arm changes its time; negative for too low."""
     carry_over_p: float | None = None
-    """p-value of `carry_over`; from 0.01 down the interval is widened by it."""
+    """p-value of `carry_over`; from 0.05 down the interval is widened by it."""
     num_blocks: int = 0
     """Paired rounds behind the ratio; 0 where it was divided by other runs."""
     significant: bool | None = None

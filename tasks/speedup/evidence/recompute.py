@@ -29,10 +29,10 @@ SUMS, FACTS, SUMMARY, STEPS = "SHA256SUMS", "evidence.json", "summary.json", "st
 TOLERANCE = 1e-9  # relative
 CONFIDENCE, FIRST_CONFIDENCE, LATER_CONFIDENCE = 0.95, 0.98, 0.9865  # those of looks; the later from 10 rounds on
 LATER_LOOKS = 10
-SIGNIFICANT, MIN_FALL = 0.01, 0.01  # of warm-up and carry-over
+CARRY_OVER_LEVEL, WARM_UP_LEVEL, MIN_FALL = 0.05, 0.01, 0.01
 MIN_INTERVAL_ROUNDS, MIN_ROUNDS, MIN_AUTOCORRELATION_ROUNDS = 3, 6, 8
 MIN_STEPS_TO_DROP_FIRST = 3
-MAX_AUTOCORRELATION = 0.8
+USUAL_AUTOCORRELATION, MAX_AUTOCORRELATION = 0.1, 0.8
 MIN_STARTS, MAX_STARTS = 4, 30
 
 Estimate = tuple[Any, Any, Any]
@@ -172,7 +172,7 @@ def warm_up(slowness: Any) -> int:
     while True:
         values = slowness[dropped:]
         count = values.size
-        splits = range(2, count - 1, 2)
+        splits = range(2, count - max(2, math.ceil(slowness.size / 4)) + 1, 2)
         if not splits:
             return dropped
         squares = [at * values[:at].var() + (count - at) * values[at:].var() for at in splits]
@@ -181,7 +181,7 @@ def warm_up(slowness: Any) -> int:
         line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
         error = math.sqrt(square / (count - 2) * (1 / split + 1 / (count - split)))
         p_value = len(splits) * t_tails(fall / max(error, 1e-12), count - 2) / 2
-        if fall < MIN_FALL or square > np.sum((values - line) ** 2) or p_value > SIGNIFICANT:
+        if fall < MIN_FALL or square > np.sum((values - line) ** 2) or p_value > WARM_UP_LEVEL:
             return dropped
         dropped += split
 
@@ -201,7 +201,7 @@ def carry_over(sums: Any, is_last: Any) -> tuple[float | None, float | None]:
 def allow_for(inside: Estimate, bias: float | None, p_value: float | None) -> Estimate:
     """Widen the interval by a significant carry-over."""
     value, low, high = inside
-    if low is None or bias is None or p_value is None or p_value > SIGNIFICANT:
+    if low is None or bias is None or p_value is None or p_value > CARRY_OVER_LEVEL:
         return inside
     return value, min(low, low / (1 + bias)), max(high, high / (1 + bias))
 
@@ -211,7 +211,8 @@ def estimate(log_ratios: Any) -> Estimate:
     if log_ratios.size < MIN_INTERVAL_ROUNDS:
         return float(np.exp(np.median(log_ratios))), None, None
     location, low, high = location_interval(log_ratios)
-    share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(log_ratios) or 0.0))
+    share = (autocorrelation(log_ratios) or 0.0) - USUAL_AUTOCORRELATION
+    share = min(MAX_AUTOCORRELATION, max(0.0, share))
     factor = math.sqrt((1 + share) / (1 - share))
     low, high = location - factor * (location - low), location + factor * (high - location)
     return math.exp(location), math.exp(low), math.exp(high)

@@ -1,11 +1,16 @@
 """Chooses the execution of a training from the times of an autotuning, with reasons. Pure functions.
 
-An execution replaces the best one before it only when it is faster with confidence and by at least `MIN_GAIN`; a choice
-among several arms would otherwise prefer the luckiest. A compiled one must win back its compile time over the training.
+An execution replaces the best one before it only when it is faster by at least `MIN_GAIN` and by more than chance: a
+choice among several arms would otherwise prefer the luckiest. Chance is the noise of the rounds and what copies of one
+arm differ by for as long as they live, with Bonferroni's correction for the arms of a probe. A compiled execution must
+win back its compile time over the training.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
+from scipy import stats
 
 from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio
 from paceline.tasks.records.execution import Arm, Plan
@@ -13,6 +18,10 @@ from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
 
 MIN_GAIN = 0.01  # least gain in throughput for which to depart from the rules, which are the same from run to run
+COPY_SD = 0.02
+"""Standard deviation of the relative time that a copy of an arm has as its own, in memory and caches: the assumption of
+`tests/benchmarks/simulate_intervals.py`, section `equal_arms`, where `auto` must leave the rules in at most 5 %."""
+FALSE_DEPARTURES = 0.04  # of a probe: a search has several
 ARITHMETIC = ("precision", "memory_format")
 LAYER_SETTINGS = (*ARITHMETIC, "num_threads")  # settings that decide how fast the layers compute
 SEARCHED = (*LAYER_SETTINGS, "loading", "compile")  # settings that autotuning can change
@@ -69,7 +78,7 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
         if role in probe.diverged or role not in arms or arms[role].num_devices != arms[planned].num_devices:
             continue
         gain = arm_ratio(probe.rounds, planned, role)
-        if gain is None or gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
+        if gain is None or not _beats_chance(gain, 1):
             continue
         changes = changes_between(arms[planned], arms[role])
         changes.pop("num_threads", None)  # the baseline has those of the training
@@ -109,11 +118,17 @@ def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) ->
         for role, gain in gains.items()
         if gain is not None
         and role not in probe.diverged
-        and gain.low is not None
-        and gain.low > 1
-        and gain.value >= 1 + MIN_GAIN
+        and _beats_chance(gain, len(gains))
         and _pays(probe, role, compile_seconds, num_steps)
     }
+
+
+def _beats_chance(gain: Estimate, num_arms: int) -> bool:
+    """Whether a gain counts, and is more than noise of rounds and copies gives the best of so many equal arms."""
+    if gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
+        return False
+    copies = stats.norm.ppf(1 - FALSE_DEPARTURES / num_arms) * np.sqrt(2) * COPY_SD
+    return bool(np.log(gain.value) > np.hypot(copies, np.log(gain.value / gain.low)))
 
 
 def _pays(probe: ProbeResult, role: str, compile_seconds: float, num_steps: int) -> bool:
@@ -163,4 +178,6 @@ def _timing_notes(search: AutotuneResult, name: str, planned: object) -> Iterato
                 cost = f", compiled in {search.compile_seconds:.0f} s" if name == "compile" else ""
                 interval = f"[{gain.low:.2f}, {gain.high:.2f}]"
                 times = f"{value} {gain.value:.2f} x {interval} the speed of {before or planned}{cost}"
+                if gain.low > 1 and not _beats_chance(gain, len(roles_of(probe))):
+                    times += ", no more than copies of one arm differ by"
                 yield probe.candidate, times

@@ -35,7 +35,7 @@ def test_an_extra_time_of_both_arms_alike_shifts_nothing():
 def test_equal_arms_rarely_seem_to_carry_over(kind):
     rng, number = np.random.default_rng(3), 400
     seen = sum(found(rounds_of(NOISE[kind](rng, (1, 32)).reshape(16, 2))).significant for _ in range(number))
-    assert seen <= 0.03 * number
+    assert seen <= 0.075 * number
 
 
 def test_too_few_rounds_or_one_order_show_nothing():
@@ -47,7 +47,7 @@ def test_too_few_rounds_or_one_order_show_nothing():
 
 def test_an_interval_is_widened_by_a_significant_effect_alone():
     own = Estimate(1.1, 1.05, 1.15)
-    assert allow_for(own, None) == allow_for(own, CarryOver(0.03, 0.02)) == own
+    assert allow_for(own, None) == allow_for(own, CarryOver(0.03, 0.06)) == own
     assert allow_for(own, CarryOver(-0.03, 0.001)).high == pytest.approx(1.15 / 0.97)
     none = Estimate(1.1, None, None)
     assert allow_for(none, CarryOver(0.03, 0.001)) == none

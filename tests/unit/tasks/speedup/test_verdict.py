@@ -235,7 +235,7 @@ def test_the_typical_step_stands_next_to_the_ratio_where_the_two_differ():
 def test_warm_up_and_carry_over_are_reported_and_the_interval_allows_for_them():
     probe = make_probe(1.02, noise=0.003)
     plain = speedup_result(probe)
-    assert (plain.num_warm_up, plain.carry_over_p > 0.01, "depends on" in plain.verdict) == (0, True, False)
+    assert (plain.num_warm_up, plain.carry_over_p > 0.05, "depends on" in plain.verdict) == (0, True, False)
     rounds = [list(blocks) for blocks in probe.rounds]
     for number, blocks in enumerate(rounds):
         blocks.sort(key=lambda block: block.arm, reverse=bool(number % 2))
