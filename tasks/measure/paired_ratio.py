@@ -6,38 +6,38 @@ rounds, each with itself included), and the interval is the exact inversion of W
 Lehmann 1963; Hollander, Wolfe and Chicken, "Nonparametric Statistical Methods", 3.2 and 3.3). It needs no shape of the
 noise, only that the arms of a round may be swapped, and the alternating order of the probe brings that about.
 
+Stopping. A probe stops as soon as its interval is narrow enough, which favours the accidentally narrow ones. So its
+looks are planned (`planned_looks`), and each spends a declared part of the error (Lan and DeMets 1983; for exact levels
+of ranks, Slud and Wei 1982). The intervals of all looks together hold the truth in 95 %, whatever rule chooses among
+them (repeated confidence intervals: Jennison and Turnbull 1989). What is spent is exact for any symmetric noise, since
+the ranks of absolute values come in random order and independent of the signs: up to 8, 10, 12, 16, 20 and 24 rounds
+1.6, 2.0, 2.4, 3.2, 3.8 and 4.8 %; with plans of 40 to 300 rounds at most 4.3 %. After 24 rounds, where most probes
+stop, the level is the one that bears three rounds with a burst on the same side.
+
+Neighbouring rounds may be alike. The lag-1 autocorrelation r of the log-ratios, corrected for its bias at few rounds
+(Kendall 1954), less 0.1, widens the interval by sqrt((1 + r) / (1 - r)), the inflation of the standard error of a mean
+of autoregressive noise. It can only make an interval wider, which leaves the proof as it is.
+
 Why not a bootstrap. Percentile intervals are too short at few rounds (Efron and Tibshirani 1993, chapter 14;
-DiCiccio and Efron 1996; Hesterberg 2015). Share of true values covered by nominal 95 % intervals, identical arms, the
-worst of 14 kinds of noise (Gaussian, Student t with 2 and 3 degrees, lognormal, linear drift, random walk,
-autocorrelated, bursts over neighbouring blocks, 600 to 4,000 trials each, 2026-11-21):
+DiCiccio and Efron 1996; Hesterberg 2015). Share of true values covered, identical arms, the worst of the 14 kinds of
+noise of `tests/support/noise.py`, 1,000 trials each (`tests/benchmarks/simulate_intervals.py`, sections `methods`,
+`autocorrelation` and `price`):
 
     rounds                                      6      8      12     24     stopped early
-    percentile bootstrap of the mean            82 %   82 %   86 %   85 %
-    percentile bootstrap of the median          92 %   91 %   92 %   91 %
-    BCa bootstrap of the mean                   79 %   74 %   75 %   74 %
-    bootstrap-t                                 92 %   92 %   90 %   83 %
-    Student t over rounds (Georges et al. 2007) 93 %   93 %   94 %   93 %   92 %
-    Student t over pairs of rounds              95 %   95 %   94 %   94 %   92 %
-    signed rank, exact level 95 %               96 %   94 %   94 %   93 %   92 %
-    signed rank, exact level 98 % (this module) 96 %   97 %   98 %   96 %   97 %
-
-Stopping as soon as the interval is narrow favours the accidentally narrow ones, and neighbouring rounds in ABBA order
-are weakly correlated (up to +0.12 under autocorrelated noise). The level inside is therefore 98 %, so that what is
-called a 95 % interval still covers 95 % in the worst of these cases; the price is a width about 1.2 times as large.
-Level (95, 97, 98 %) and first look (6, 8 rounds) were chosen on simulations; the last column, with the first look at 8,
-uses other random numbers. The least margin is under autocorrelated noise (0.5 from block to block): over the whole
-probe 38 of 800 comparisons of identical arms were called different, and batches of 200 gave 7 to 12.
-
-Neighbouring rounds may still be alike. The lag-1 autocorrelation r of the log-ratios, corrected for its bias at few
-rounds (Kendall 1954) and never below 0, widens the interval by sqrt((1 + r) / (1 - r)), the inflation of the standard
-error of a mean of autoregressive noise. Under the stopping rule of the probe (1,500 trials each, seed 26):
+    percentile bootstrap of the mean            83 %   85 %   87 %   87 %   84 %
+    percentile bootstrap of the median          91 %   90 %   90 %   93 %   88 %
+    Student t over rounds (Georges et al. 2007) 93 %   92 %   93 %   93 %   91 %
+    signed rank, 95 %                           95 %   94 %   93 %   94 %   92 %
+    signed rank, 98 %                           95 %   98 %   98 %   97 %   96 %
+    this module                                 95 %   98 %   98 %   98 %   97 %
 
     true autocorrelation of the ratio           0        0.25     0.35     0.5      drift of the ratio by 3 %
-    not widened                                 96.6 %   91.9 %   88.3 %   80.4 %   86.6 %
-    widened (this module)                       98.3 %   95.5 %   94.1 %   90.8 %   91.2 %
+    signed rank, 98 %                           97.7 %   92.5 %   89.5 %   82.9 %   92.3 %
+    this module                                 98.3 %   95.9 %   94.4 %   91.4 %   96.6 %
 
-Without autocorrelation the interval becomes 1.04 times as wide on average, after 18 rounds instead of 16. From 0.5 on
-the interval is still too short.
+Compared with the rule until November 2026, 98 % at each look and any autocorrelation, the interval is 0.90 to 1.06
+times as wide at the same rounds, and a probe takes up to 1.2 rounds more. From an autocorrelation of 0.5 on it is still
+too short.
 
 A block counts with the total time of its steps, so that the ratio is one of throughputs. The median step is another
 quantity: with steps of 3x the time in 10 % of one arm's steps and 2 % of the other's, its interval covers the ratio of
@@ -63,10 +63,9 @@ from scipy import stats
 from paceline.tasks.records.measurement import Block, ProbeResult
 from paceline.tasks.records.record import Record
 
-FIRST_CONFIDENCE, LATER_CONFIDENCE = 0.98, 0.9865
-"""Levels of the looks with fewer than ten rounds and with more. The first look spends 1.6 % of error, exactly, and all
-looks together less than 5 %: see above."""
-LATER_LOOKS = 10  # rounds
+OUTER_CONFIDENCE, INNER_CONFIDENCE = 0.98, 0.988
+"""Levels of the first and the last look of a probe of 24 rounds, where most probes stop, and of all the others."""
+LATER_LOOKS, LAST_LOOK = 10, 24  # rounds
 FIXED_CONFIDENCE = 0.95
 """The same for a number of repeats that was fixed beforehand, as in a study: nothing stops early, and trainings are
 far apart. Covers 95 to 100 % at 3 to 12 repeats of 2 and 4 arms in balanced order (heavy tails, drift, bursts, 3,000
@@ -119,7 +118,7 @@ def planned_looks(max_rounds: int) -> range:
 
 def look_confidence(num_rounds: int) -> float:
     """Level of the interval of a probe after so many rounds."""
-    return FIRST_CONFIDENCE if num_rounds < LATER_LOOKS else LATER_CONFIDENCE
+    return OUTER_CONFIDENCE if num_rounds < LATER_LOOKS or num_rounds == LAST_LOOK else INNER_CONFIDENCE
 
 
 @lru_cache(maxsize=1024)

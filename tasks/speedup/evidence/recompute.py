@@ -27,8 +27,8 @@ import numpy as np
 VERSION = 1  # rises with every change of the files, the figures or their methods
 SUMS, FACTS, SUMMARY, STEPS = "SHA256SUMS", "evidence.json", "summary.json", "steps.npz"
 TOLERANCE = 1e-9  # relative
-CONFIDENCE, FIRST_CONFIDENCE, LATER_CONFIDENCE = 0.95, 0.98, 0.9865  # those of looks; the later from 10 rounds on
-LATER_LOOKS = 10
+CONFIDENCE, OUTER_CONFIDENCE, INNER_CONFIDENCE = 0.95, 0.98, 0.988  # the latter two of looks
+LATER_LOOKS, LAST_LOOK = 10, 24
 CARRY_OVER_LEVEL, WARM_UP_LEVEL, MIN_FALL = 0.05, 0.01, 0.01
 MIN_INTERVAL_ROUNDS, MIN_ROUNDS, MIN_AUTOCORRELATION_ROUNDS = 3, 6, 8
 MIN_STEPS_TO_DROP_FIRST = 3
@@ -224,7 +224,7 @@ def location_interval(values: Any) -> Estimate:
     first, second = np.triu_indices(count)
     averages = np.sort((values[first] + values[second]) / 2)
     location = float(np.median(averages))
-    confidence = FIRST_CONFIDENCE if count < LATER_LOOKS else LATER_CONFIDENCE
+    confidence = OUTER_CONFIDENCE if count < LATER_LOOKS or count == LAST_LOOK else INNER_CONFIDENCE
     if count < MIN_ROUNDS:
         reach = t_quantile((1 + confidence) / 2, count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
         centre = float(np.mean(values))

@@ -241,3 +241,19 @@ def test_gains_of_single_settings_come_from_arms_that_differ_in_nothing_else():
     assert {name: round(gain.value, 2) for name, gain in gains.items()} == {"memory_format": 1.5, "precision": 0.75}
     assert single_gains(search_of(XEON, validity=Validity(contaminated=True)), BASELINE, RULES) == {}
     assert single_gains(search_of(XEON), BASELINE, BASELINE) == {}
+
+
+def test_a_gain_that_copies_of_one_arm_may_show_changes_nothing_and_is_named():
+    """Five arms ask for more than one; 4 % are less than copies that differ by 2 % show in one of twenty searches."""
+    wide = {f"other {number}": changed(num_threads=number + 2) for number in range(4)} | {
+        "baseline": changed(num_threads=2)
+    }
+    seconds = dict.fromkeys(wide, 0.010) | {"candidate": 0.010, "baseline": 0.0094}
+    alone = probe_of(RULES, {"baseline": wide["baseline"]}, seconds)
+    assert winning_roles(alone, 0.0, STEPS).keys() == {"baseline"}
+    assert winning_roles(probe_of(RULES, wide, seconds), 0.0, STEPS) == {}
+    slight = probe_of(RULES, {"baseline": changed(num_threads=2)}, {"candidate": 0.010, "baseline": 0.0096})
+    plan = choose(PLAN, search_of(slight), RULES, STEPS)
+    assert plan.num_threads == PLAN.num_threads
+    assert "no more than copies of one arm differ by" in plan.reasons["num_threads"].reason
+    assert faster_plan(PLAN, probe_of(RULES, {"baseline": BASELINE}, {"candidate": 0.010, "baseline": 0.0096})) is None
