@@ -111,15 +111,10 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
         InputError: They are another network's, or of images with other channels.
     """
     expected, heads = _without_wrapper(network.state_dict()), heads_of(network)
-    fresh = {
-        part
-        for part in heads
-        if not same_classes
-        or any(
-            part_of(name) == part and (name not in tensors or tensors[name].shape != tensor.shape)
-            for name, tensor in expected.items()
-        )
+    differing = {
+        name for name, tensor in expected.items() if name not in tensors or tensors[name].shape != tensor.shape
     }
+    fresh = set(heads).intersection(map(part_of, differing)) if same_classes else set(heads)
     needed = {name: tensor for name, tensor in expected.items() if part_of(name) not in fresh}
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
     unknown = [name for name in tensors if name not in expected and part_of(name) not in fresh]
