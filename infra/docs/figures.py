@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
+import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 
-from paceline.tasks.speedup.evidence.archive import check, unpack
+from paceline.tasks.speedup.evidence.archive import unpack
 from paceline.tasks.speedup.evidence.recompute import FACTS, SUMMARY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,22 +24,29 @@ def pages() -> dict[Path, str]:
     """The pages with the figures of the evidence; none where it is missing."""
     if not EVIDENCE.exists():
         return {}
-    rows = printed_rows()
+    _, rows = read_evidence()
     return {path: with_figures(path.read_text(encoding="utf-8"), rows) for path in PLACES}
 
 
-def printed_rows() -> dict[str, str]:
-    """The rows that the run has printed, without its duration, which the command takes at the very end.
+def read_evidence() -> tuple[dict[str, Any], dict[str, str]]:
+    """The figures, recomputed, and the rows that the run has printed, without its duration, which comes last.
+
+    The program in the archive recomputes them: its version stays that of the evidence.
 
     Raises:
-        InputError: The evidence has changed or is of a disturbed run.
+        ValueError: The evidence has changed, is of a disturbed run, or its steps give other figures.
     """
-    content = EVIDENCE.read_bytes()
-    check(content, str(EVIDENCE))
-    files = unpack(content, str(EVIDENCE))
+    files = unpack(EVIDENCE.read_bytes(), str(EVIDENCE))
+    with tempfile.TemporaryDirectory() as directory:
+        program = Path(directory) / "recompute.py"
+        program.write_bytes(files[program.name])
+        figures, differ = runpy.run_path(str(program))["check"](files)
+    if differ:
+        raise ValueError(f"{EVIDENCE}: its steps give other figures: {', '.join(differ)}")
     run_id = json.loads(files[FACTS])["run_id"]
     where = f"{run_id} in experiment paceline; see it with: paceline ui {run_id}"
-    return {"run": where, **{name: row for name, row in json.loads(files[SUMMARY])["rows"] if name != "time"}}
+    rows = {name: row for name, row in json.loads(files[SUMMARY])["rows"] if name != "time"}
+    return figures, {"run": where, **rows}
 
 
 def with_figures(text: str, rows: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from infra.docs import figures
-from paceline.tasks.speedup.evidence.archive import check, pack
+from paceline.tasks.speedup.evidence.archive import pack
 from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.speedup.verdict import format_ratio
 from tests.support.evidence import SimulatedProbe, evidence_of
@@ -36,7 +36,8 @@ def test_rows_are_filled_into_their_block_and_wrapped():
 
 
 def test_pages_get_what_the_run_of_the_evidence_printed(tmp_path, monkeypatch):
-    summary, files = evidence_of(*SimulatedProbe({"baseline": 0.1, "candidate": 0.06}).measure())
+    probe = SimulatedProbe({"baseline": 0.1, "candidate": 0.06}).measure()
+    summary, files = evidence_of(*probe)
     (tmp_path / "digits.tar").write_bytes(pack(files))
     monkeypatch.setattr(figures, "EVIDENCE", tmp_path / "digits.tar")
     pages = figures.pages()
@@ -46,6 +47,9 @@ def test_pages_get_what_the_run_of_the_evidence_printed(tmp_path, monkeypatch):
         assert f" speedup {summary['speedup']['verdict']} limit " in block
         assert f" run {32 * 'a'} in experiment paceline; see it with: paceline ui {32 * 'a'}" in block
         assert text.count("\n") - path.read_text().count("\n") in range(-5, 6)
+    (tmp_path / "digits.tar").write_bytes(pack(evidence_of(*probe, contaminated=True)[1]))
+    with pytest.raises(ValueError, match="disturbed"):
+        figures.pages()
     monkeypatch.setattr(figures, "EVIDENCE", tmp_path / "missing.tar")
     assert figures.pages() == {}
 
@@ -54,7 +58,7 @@ def test_pages_get_what_the_run_of_the_evidence_printed(tmp_path, monkeypatch):
 def evidence():
     if not figures.EVIDENCE.exists():
         pytest.skip("infra/evidence/digits.tar is missing: paceline run digits on a quiet machine writes it")
-    return check(figures.EVIDENCE.read_bytes(), "digits.tar")
+    return figures.read_evidence()[0]
 
 
 @pytest.mark.parametrize("path", figures.PLACES, ids=lambda path: path.name)
