@@ -12,7 +12,7 @@ from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run import history
 from paceline.flows.run.outcome import Outcome
 from paceline.tasks import deadline
-from paceline.tasks.errors import PacelineError, RunError, TimeLimitError
+from paceline.tasks.errors import PacelineError, RunError, TimeLimitError, one_line
 from paceline.tasks.measure.records import Measurement
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.execution import BASELINE, Plan
@@ -64,14 +64,15 @@ def _with(summary: dict[str, Any], found: Confirmation) -> dict[str, Any]:
 def _confirm(outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, judged: dict[str, Any]) -> Confirmation:
     if all(change["measure"] == "score" for change in judged["changes"]):
         return not_timed("a score does not depend on speed, so nothing was timed")
-    last = next((run.run_id for run in reversed(history.past_runs(handle, outcome.series)) if is_measure(run)), None)
     try:
+        past = history.past_runs(handle, outcome.series)
+        last = next((run.run_id for run in reversed(past) if is_measure(run)), None)
         with deadline.time_limit("track.confirm_seconds", outcome.config.track.confirm_seconds):
             return _against(last, outcome, job, address) if last else not_timed("the series has no good run any more")
-    except PacelineError as error:
+    except Exception as error:
         if is_interruption(error):
             raise
-        return not_timed(f"the last good run could not be executed again: {error}")
+        return not_timed(f"the last good run could not be executed again: {one_line(error)}")
 
 
 def _against(run_id: str, outcome: Outcome, job: TrainJob, address: str) -> Confirmation:
