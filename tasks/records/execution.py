@@ -1,7 +1,7 @@
 """Records of executions: the plan of a training, and the arms of a probe."""
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Literal
 
 from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
@@ -115,51 +115,38 @@ class Arm(Record):
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 """Default baseline of a run."""
 
-FACTORS: dict[str, tuple[str, ...]] = {
-    "loading": ("loading",),
-    "layout": ("memory_format",),
-    "precision": ("precision",),
-    "threads": ("num_threads",),
-    "compile": ("compile",),
-    "devices": ("num_devices", "strategy", "gradient_compression", "loads"),
+FACTORS = {
+    "loading": "loading",
+    "layout": "memory_format",
+    "precision": "precision",
+    "threads": "num_threads",
+    "compile": "compile",
+    "devices": "num_devices",
 }
-"""Factors from the naive baseline to a run, each with the settings of an arm that it changes."""
+"""Factors from the naive baseline to a run, each with its setting of an arm."""
 EXCHANGEABLE = ("loading", "layout", "precision")
 """Factors that a ladder adds in every order. The others follow in one order, because each further combination would be
 compiled again (14 to 46 s on CPUs) or occupy all devices."""
-LADDER_PREFIX = "with "
-"""Start of the roles of a ladder's arms."""
+LADDER_PREFIX = "with "  # of the roles of a ladder's arms
 
 
 def differing_factors(baseline: Arm, candidate: Arm) -> tuple[str, ...]:
     """The factors in which two arms differ, in the order of `FACTORS`."""
-    return tuple(
-        factor
-        for factor, fields in FACTORS.items()
-        if any(getattr(baseline, name) != getattr(candidate, name) for name in fields)
-    )
+    return tuple(factor for factor, name in FACTORS.items() if getattr(baseline, name) != getattr(candidate, name))
 
 
 def with_factors(baseline: Arm, candidate: Arm, factors: Collection[str]) -> Arm:
     """The candidate with all but these of its factors as in the baseline."""
-    changed = {name for factor in factors for name in FACTORS[factor]}
-    kept = {name: getattr(baseline, name) for fields in FACTORS.values() for name in fields if name not in changed}
-    return comparable_arm(candidate.model_copy(update=kept))
+    return candidate.model_copy(
+        update={name: getattr(baseline, name) for factor, name in FACTORS.items() if factor not in factors}
+    )
 
 
-def comparable_arm(arm: Arm) -> Arm:
-    """The arm without what has no meaning on one device, so that equal executions are equal."""
-    if arm.num_devices > 1:
-        return arm
-    fields = FACTORS["devices"][1:]
-    return arm.model_copy(update={name: Arm.model_fields[name].default for name in fields})
-
-
-def factor_orders(factors: Collection[str]) -> Iterator[tuple[str, ...]]:
+def factor_orders(factors: Collection[str]) -> list[tuple[str, ...]]:
     """The orders in which a ladder adds factors, which are in the order of `FACTORS`."""
     last = [factor for factor in factors if factor not in EXCHANGEABLE]
-    for first in itertools.permutations(factor for factor in factors if factor in EXCHANGEABLE):
-        yield (*first, *last)
+    firsts = itertools.permutations(factor for factor in factors if factor in EXCHANGEABLE)
+    return [(*first, *last) for first in firsts]
 
 
 def ladder_arms(baseline: Arm, candidate: Arm) -> dict[str, Arm]:

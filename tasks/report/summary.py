@@ -9,7 +9,6 @@ from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
 from paceline.tasks.speedup.limit_share import format_flops, format_share
-from paceline.tasks.speedup.records import FactorCard
 
 NUM_BUDGET_ITEMS = 4
 MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly always among the first five
@@ -74,16 +73,13 @@ def _limit(speedup: Mapping[str, Any], train: Mapping[str, Any], execution: Mapp
 
 
 def _factors(card: Mapping[str, Any] | None) -> str:
-    if not card:
-        return ""
-    found = FactorCard.model_validate(card)
     texts = [
-        f"{one.factor} "
-        + ("not measured" if one.ratio is None else f"{format_interval(one.ratio, one.low, one.high)} x")
-        for one in found.factors
-        if one.basis != "unchanged"
+        f"{one['factor']} "
+        + ("not measured" if one["ratio"] is None else f"{format_interval(one['ratio'], one['low'], one['high'])} x")
+        for one in (card["factors"] if card else ())
+        if one["basis"] != "unchanged"
     ]
-    return f"{', '.join(texts)} ({found.method})" if texts else ""
+    return f"{', '.join(texts)} ({card['method']})" if card and texts else ""
 
 
 def _efficiency(speedup: Mapping[str, Any], train: Mapping[str, Any]) -> str:

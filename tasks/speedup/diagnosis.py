@@ -70,10 +70,11 @@ class Diagnosis:
         """Each share with the ends of its interval, as records keep it."""
         return {name: (share.value, share.low, share.high) for name, share in self.shares.items()}
 
-    def share_of(self, cause: str) -> str | None:
-        """The share behind a cause, with its interval, in words; None when it was not measured."""
-        share = self.shares.get(next((name for name, bound in CAUSES.items() if bound == cause), "compute"))
-        return _percent(share) if share else None
+    def clause(self, cause: str) -> str | None:
+        """The share behind a cause, with its interval, as a part of a sentence; None when it was not measured."""
+        share = self.shares.get(name := next((name for name, bound in CAUSES.items() if bound == cause), "compute"))
+        text = _TEXTS[name].partition(":")[0].format(share=_percent(share), slowest=self.slowest) if share else None
+        return text and text[0].lower() + text[1:]
 
     @property
     def lesser(self) -> tuple[Bottleneck, ...]:

@@ -12,16 +12,18 @@ to the run's other factors, or in `auto`'s search. Such ratios need not multiply
 """
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import cast
 
 import numpy as np
 
-from paceline.tasks.measure.paired_ratio import Estimate, Floats, arm_ratio, estimate_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, estimate_ratio
 from paceline.tasks.records.execution import (
     EXCHANGEABLE,
     FACTORS,
     Arm,
-    comparable_arm,
     differing_factors,
     factor_orders,
     with_factors,
@@ -40,26 +42,20 @@ Terms = dict[str, float]
 
 def factor_card(probe: ProbeResult, search: AutotuneResult | None = None) -> FactorCard:
     """Build the card of a probe; a factor that was not measured singly has no value."""
-    differing = differing_factors(probe.baseline, probe.candidate)
-    terms = factor_terms(probe)
-    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
-    logs = {role: np.log([seconds[role] for seconds in by_round]) for role in by_round[0]}
+    terms, num_orders = factor_terms(probe), len(factor_orders(differing_factors(probe.baseline, probe.candidate)))
     gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
-    factors, is_ladder = [], False
-    for factor, (name, *_) in FACTORS.items():
-        basis: Basis = "unchanged" if factor not in differing else "not measured"
-        estimate: Estimate | None = None
-        if factor in terms:
-            basis, weights = terms[factor]
-            estimate = estimate_ratio(_sum(weights, logs))
-            is_ladder |= basis == "mean over the orders"
-        elif factor in differing and name in gains:
-            estimate, basis = gains[name], "in the search"
-        value, low, high = _ends(estimate)
+    factors = []
+    for factor, name in FACTORS.items():
         before, after = (getattr(arm, name) for arm in (probe.baseline, probe.candidate))
-        factors.append(Factor(factor=factor, before=before, after=after, ratio=value, low=low, high=high, basis=basis))
-    num_orders = len(list(factor_orders(differing)))
-    value, low, high = _ends(estimate_ratio(_sum(terms[INTERACTION][1], logs)) if INTERACTION in terms else None)
+        basis: Basis = "unchanged" if before == after else "not measured"
+        value, low, high = _estimate(probe, terms[factor][1]) if factor in terms else (None, None, None)
+        if factor in terms:
+            basis = terms[factor][0]
+        elif before != after and name in gains:
+            value, low, high, basis = gains[name].value, gains[name].low, gains[name].high, "in the search"
+        factors.append(Factor(factor=factor, ratio=value, low=low, high=high, basis=basis))
+    value, low, high = _estimate(probe, terms[INTERACTION][1]) if INTERACTION in terms else (None, None, None)
+    is_ladder = any(one.basis == "mean over the orders" for one in factors)
     return FactorCard(
         method=f"Shapley value over {num_orders} order{'s' * (num_orders > 1)}" if is_ladder else ONE_AT_A_TIME,
         factors=tuple(factors),
@@ -69,62 +65,55 @@ def factor_card(probe: ProbeResult, search: AutotuneResult | None = None) -> Fac
     )
 
 
-def _ends(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
-    return (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
-
-
 def factor_terms(probe: ProbeResult) -> dict[str, tuple[Basis, Terms]]:
     """How each factor that differs is measured in a probe, and the interaction, as far as its arms allow."""
     differing = differing_factors(probe.baseline, probe.candidate)
-    roles, orders = _roles(probe), list(factor_orders(differing))
-    terms: dict[str, tuple[Basis, Terms]] = {}
+    roles, orders = _roles(probe, differing), factor_orders(differing)
+    none, free = frozenset[str](), frozenset(EXCHANGEABLE).intersection(differing)
     needed = {frozenset(order[:count]) for order in orders for count in range(len(order) + 1)}
     is_ladder = len(differing) > 1 and needed <= roles.keys()
-    alone = frozenset[str]()
+    terms: dict[str, tuple[Basis, Terms]] = {}
     for factor in differing:
-        last = frozenset(differing) - {factor}
+        starts = {"added last": [frozenset(differing) - {factor}], "added alone": [none]}
         if is_ladder:
-            terms[factor] = "mean over the orders", {}
-            for order in orders:
-                before = frozenset(order[: order.index(factor)])
-                _add(terms[factor][1], roles, before, before | {factor}, 1 / len(orders))
-        elif {alone, alone | {factor}} <= roles.keys():
-            terms[factor] = "added alone", _add({}, roles, alone, alone | {factor})
-        elif {last, last | {factor}} <= roles.keys():
-            terms[factor] = "added last", _add({}, roles, last, last | {factor})
-    free = frozenset(EXCHANGEABLE).intersection(differing)
-    if len(free) > 1 and {alone, free, *(alone | {factor} for factor in free)} <= roles.keys():
-        terms[INTERACTION] = "mean over the orders", _add({}, roles, alone, free)
-        for factor in free:
-            _add(terms[INTERACTION][1], roles, alone | {factor}, alone)
+            starts["mean over the orders"] = [frozenset(order[: order.index(factor)]) for order in orders]
+        for basis, befores in starts.items():  # the last one that was measured counts
+            steps = [(before, before | {factor}, 1 / len(befores)) for before in befores]
+            if all({before, after} <= roles.keys() for before, after, _ in steps):
+                terms[factor] = cast("Basis", basis), _weights(roles, steps)
+    alone = [(frozenset({factor}), none, 1.0) for factor in free]
+    if len(alone) > 1 and {none, free, *(single for single, _, _ in alone)} <= roles.keys():
+        terms[INTERACTION] = "mean over the orders", _weights(roles, [(none, free, 1.0), *alone])
     return terms
 
 
-def _roles(probe: ProbeResult) -> dict[frozenset[str], str]:
+def _roles(probe: ProbeResult, differing: Collection[str]) -> dict[frozenset[str], str]:
     """The role of the arm that has each combination of the candidate's factors, as far as it was measured."""
-    arms = probe.others | {"baseline": probe.baseline, "candidate": probe.candidate}
+    arms = probe.others | {"candidate": probe.candidate}
+    role_of = {arm: role for role, arm in arms.items()}
+    role_of[with_factors(probe.baseline, probe.candidate, ())] = "baseline"
     measured = {block.arm for block in probe.rounds[0]} - set(probe.diverged)
-    role_of = {comparable_arm(arm): role for role, arm in arms.items() if role in measured}
-    differing = differing_factors(probe.baseline, probe.candidate)
     return {
-        frozenset(factors): role_of[arm]
+        frozenset(factors): role
         for count in range(len(differing) + 1)
         for factors in itertools.combinations(differing, count)
-        if (arm := with_factors(probe.baseline, probe.candidate, factors)) in role_of
+        if (role := role_of.get(with_factors(probe.baseline, probe.candidate, factors))) in measured
     }
 
 
-def _add(
-    terms: Terms, roles: dict[frozenset[str], str], before: frozenset[str], after: frozenset[str], weight: float = 1.0
-) -> Terms:
-    """Add the log-ratio of the throughputs of two combinations of factors."""
-    for role, sign in ((roles[before], weight), (roles[after], -weight)):
-        terms[role] = terms.get(role, 0.0) + sign
-    return terms
+def _weights(roles: dict[frozenset[str], str], steps: Iterable[tuple[frozenset[str], frozenset[str], float]]) -> Terms:
+    """Weighted log-ratios of the throughputs after and before steps between combinations of factors."""
+    terms: Terms = defaultdict(float)
+    for before, after, weight in steps:
+        terms[roles[before]] += weight
+        terms[roles[after]] -= weight
+    return dict(terms)
 
 
-def _sum(terms: Terms, logs: Mapping[str, Floats]) -> Floats:
-    return np.asarray(np.sum([weight * logs[role] for role, weight in terms.items()], axis=0), dtype=np.float64)
+def _estimate(probe: ProbeResult, terms: Terms) -> tuple[float | None, float | None, float | None]:
+    by_round = [{block.arm: math.log(block.seconds_per_sample) for block in blocks} for blocks in probe.rounds]
+    found = estimate_ratio(np.array([sum(weight * logs[role] for role, weight in terms.items()) for logs in by_round]))
+    return (None, None, None) if found is None else (found.value, found.low, found.high)
 
 
 def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:

@@ -15,9 +15,6 @@ class Factor(Record):
 
     factor: str
     """Key of `FACTORS`."""
-    before: str | int | None
-    after: str | int | None
-    """Value of the setting in the baseline and in the run; None for the default."""
     ratio: float | None = None
     low: float | None = None
     high: float | None = None

@@ -1,7 +1,6 @@
 """The steady state of a training, after start-up and warm-up, and whether it is long enough to pay for them."""
 
 import statistics
-from dataclasses import dataclass
 
 from paceline.tasks.measure.paired_ratio import arm_ratio
 from paceline.tasks.records.measurement import ProbeResult
@@ -30,40 +29,26 @@ def steady_rate(trained: TrainResult) -> float | None:
     return statistics.median(rates) * trained.samples_per_epoch / steps_per_epoch
 
 
-@dataclass(frozen=True)
-class TooSmall:
-    """A training that is over before its start-up is paid for."""
-
-    startup_seconds: float  # before the first step, and compile and warm-up in it
-    training_seconds: float  # the rest of the fit
-
-
-@dataclass(frozen=True)
-class NotAmortised:
-    """A compilation that costs more than it saves."""
-
-    cost_seconds: float
-    saved_seconds: float  # over all of this training's steps; the upper end of its interval where there is one
-
-
-def too_small(train: TrainResult | None) -> TooSmall | None:
+def too_small(train: TrainResult | None) -> tuple[float, float] | None:
     """A training shorter than what comes before it: even steps of no length would not halve the run.
 
     Returns:
-        None when it is long enough, or the start-up is not known.
+        Seconds of the start-up, with compile and warm-up, and of the rest; None when that is long enough, or the
+        start-up is not known.
     """
     if train is None or train.startup_seconds is None:
         return None
     warm_up = warm_up_seconds(train) or 0.0
     startup, training = train.startup_seconds + warm_up, train.seconds - warm_up
-    return TooSmall(startup, training) if training < startup else None
+    return (startup, training) if training < startup else None
 
 
-def not_amortised(probe: ProbeResult, train: TrainResult | None) -> NotAmortised | None:
+def not_amortised(probe: ProbeResult, train: TrainResult | None) -> tuple[float, float] | None:
     """A compilation that this training is too short for.
 
     Returns:
-        None when it pays, when nothing was compiled, or when no arm shows what a step takes without.
+        Its seconds, and at most how many all steps save by it; None when it pays, when nothing was compiled, or when no
+        arm shows what a step takes without.
     """
     eager = _eager_role(probe)
     if train is None or eager is None or len(train.windows) < MIN_WINDOWS:
@@ -75,7 +60,7 @@ def not_amortised(probe: ProbeResult, train: TrainResult | None) -> NotAmortised
         return None
     # In doubt for the compilation: the upper end of the saving.
     saved = max(0.0, ratio.high - 1) * usual_step_seconds(train) * (train.num_steps - train.first_step)
-    return NotAmortised(cost, saved) if cost > saved else None
+    return (cost, saved) if cost > saved else None
 
 
 def break_even_steps(train: TrainResult) -> float | None:

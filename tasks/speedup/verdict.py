@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.tasks.formatting import enumerate_words
+from paceline.tasks.formatting import enumerate_words, format_interval
 from paceline.tasks.measure.carry_over import CarryOver, allow_for, carry_over
 from paceline.tasks.measure.paired_ratio import (
     Estimate,
@@ -21,13 +21,13 @@ from paceline.tasks.measure.paired_ratio import (
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import FACTORS, Arm
 from paceline.tasks.records.measurement import ProbeResult, Validity
-from paceline.tasks.records.training import STEP_ITEMS, TrainResult
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.between_starts import MAX_STARTS, across_starts
-from paceline.tasks.speedup.diagnosis import MIN_SHARE, Diagnosis, diagnose
+from paceline.tasks.speedup.diagnosis import MIN_SHARE, Bottleneck, Diagnosis, diagnose
 from paceline.tasks.speedup.factor_card import ONE_AT_A_TIME, factor_card
 from paceline.tasks.speedup.limit_share import LimitShare, format_share, limit_share
-from paceline.tasks.speedup.records import Factor, FactorCard, SpeedupResult
-from paceline.tasks.speedup.steady_state import NotAmortised, TooSmall, not_amortised, too_small
+from paceline.tasks.speedup.records import FactorCard, SpeedupResult
+from paceline.tasks.speedup.steady_state import not_amortised, too_small
 
 Cause = Literal[
     "not measured",
@@ -38,20 +38,13 @@ Cause = Literal[
     "slower",
     "too small",
     "compile not amortised",
-    "data-bound",
-    "communication-bound",
-    "slow rank",
-    "contention",
-    "update-bound",
-    "launch-bound",
     "memory-bound",
-    "compute-bound",
-    "undecided",
+    Bottleneck,
 ]
+GROWING = ("memory-bound", "compute-bound")  # parts of a step that grow with its batch
 
 MAX_DATA_WAIT_FRACTION = 0.2  # above this share of the steps' time spent waiting for data a run is data-bound
 MIN_EFFICIENCY = 0.9  # below this parallel efficiency, with several devices, a run is communication-bound
-MIN_UPDATE_FRACTION = 0.5  # from this share of the steps' time in the update of the weights a run is update-bound
 MIN_COARSE = 2.0  # from this ratio on one decimal is enough
 MIN_STEP_SECONDS = 0.005
 """Below this a step is probably launch-bound: calling some hundred operators one by one from Python takes 1 to 2 ms."""
@@ -64,11 +57,10 @@ class _Facts:
     efficiency: Estimate | None
     step_seconds: float
     data_wait_fraction: float | None
-    update_fraction: float | None
     validity: Validity
     diagnosis: Diagnosis | None
-    too_small: TooSmall | None
-    not_amortised: NotAmortised | None
+    too_small: tuple[float, float] | None
+    not_amortised: tuple[float, float] | None
     card: FactorCard
     share: LimitShare
     num_starts: int  # that the variance between starts is borrowed from
@@ -105,7 +97,6 @@ def speedup_result(
         efficiency=parallel_efficiency(probe.rounds, probe.candidate.num_devices),
         step_seconds=probe.seconds_per_sample("candidate") * num_samples,
         data_wait_fraction=train.data_wait_fraction if train else None,
-        update_fraction=_update_fraction(train) if train else None,
         validity=validity,
         diagnosis=diagnose(probe),
         too_small=too_small(train),
@@ -176,14 +167,6 @@ def _cause(facts: _Facts) -> Cause:
     return next((cause for cause, applies in checks if applies), _limit(facts))
 
 
-def _update_fraction(train: TrainResult) -> float | None:
-    """Share of the steps' time that updates the weights; None on GPUs, where the host's time is not the device's."""
-    seconds = {name: train.time_budget.get(name, 0.0) for name in (*STEP_ITEMS, "data_wait")}
-    if "device" in train.time_budget or train.data_wait_fraction is None or not sum(seconds.values()):
-        return None
-    return seconds["optimizer"] / sum(seconds.values())
-
-
 def _limit(facts: _Facts) -> Cause:
     cause = facts.diagnosis.cause if facts.diagnosis and facts.diagnosis.cause else _inferred_limit(facts)
     has_share = facts.share.bound == "memory" and not facts.share.contaminated
@@ -196,8 +179,6 @@ def _inferred_limit(facts: _Facts) -> Cause:
         return "data-bound"
     if facts.probe.candidate.num_devices > 1 and facts.efficiency and facts.efficiency.value < MIN_EFFICIENCY:
         return "communication-bound"
-    if (facts.update_fraction or 0.0) > MIN_UPDATE_FRACTION:
-        return "update-bound"
     if facts.step_seconds < MIN_STEP_SECONDS and facts.probe.candidate.compile in ("off", "step"):  # no graph
         return "launch-bound"
     return "compute-bound"
@@ -281,52 +262,35 @@ def _effect(facts: _Facts) -> str:
         if not facts.ratio.significant:
             return f"{what} makes no difference here; "
         return f"{what} pays; " if facts.ratio.value > 1 else f"slower with {what}; "
-    words = {
-        factor: enumerate_words([parts[name] for name in fields if name in parts])
-        for factor, fields in FACTORS.items()
-        if any(name in parts for name in fields)
-    }
-    measured = [one for one in facts.card.factors if one.factor in words and one.ratio is not None]
-    singly = enumerate_words([f"{words.pop(one.factor)} {_gain(one)}" for one in measured]) if measured else ""
-    method = "Shapley values" if facts.card.method != ONE_AT_A_TIME else "measured singly"
-    rest = enumerate_words(list(words.values())) if words else ""
-    texts = [f"{method}: {singly}; " if singly else "", f"not measured singly: {rest}; " if rest else ""]
-    return "".join(texts)
-
-
-def _gain(factor: Factor) -> str:
-    assert factor.ratio is not None
-    if factor.low is None or factor.high is None:
-        return f"{format_ratio(factor.ratio)} x"
-    low, high = (format_ratio(end, factor.ratio) for end in (factor.low, factor.high))
-    return f"{format_ratio(factor.ratio)} x [{low}, {high}]"
+    words = {factor: parts[name] for factor, name in FACTORS.items() if name in parts}
+    singly = [
+        f"{words.pop(one.factor)} {format_interval(one.ratio, one.low, one.high)} x"
+        for one in facts.card.factors
+        if one.ratio is not None and one.factor in words
+    ]
+    method = "measured singly" if facts.card.method == ONE_AT_A_TIME else "Shapley values"
+    texts = {method: singly, "not measured singly": list(words.values())}
+    return "".join(f"{name}: {enumerate_words(parts)}; " for name, parts in texts.items() if parts)
 
 
 def _limit_text(cause: Cause, facts: _Facts) -> str:
     if cause == "too small" and facts.too_small:
-        training, startup = facts.too_small.training_seconds, facts.too_small.startup_seconds
+        startup, training = facts.too_small
         return f"too small to pay: the training took {training:.1f} s, its start-up and first steps {startup:.1f} s"
     if cause == "compile not amortised" and facts.not_amortised:
-        cost, saved = facts.not_amortised.cost_seconds, facts.not_amortised.saved_seconds
+        cost, saved = facts.not_amortised
         return (
             f"the compilation is not amortised: it cost {cost:.1f} s and saved at most {saved:.1f} s in this training"
         )
     limit = _limit(facts)
     if limit == "undecided":
         return "no share of its step is clearly the largest; give the probe more time with speedup.max_seconds"
-    share = facts.diagnosis.share_of(limit) if facts.diagnosis else None
-    if facts.diagnosis and share:
-        slowest = facts.diagnosis.slowest
-        lesser = [
-            _LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause), slowest=slowest)
-            for cause in facts.diagnosis.lesser
-        ]
-        measured = _MEASURED_TEXT[limit].format(share=share, of_limit=_of_limit_text(facts.share), slowest=slowest)
-        return ", ".join([measured, *lesser])
+    if facts.diagnosis and (clause := facts.diagnosis.clause(limit)):
+        lead = _LEAD_TEXT.get(limit, f"the step is {limit}{_of_limit_text(facts.share) if limit in GROWING else ''}")
+        return ", ".join([lead, clause, *filter(None, map(facts.diagnosis.clause, facts.diagnosis.lesser))])
     is_partial = limit == "compute-bound" and facts.data_wait_fraction is None
     return _LIMIT_TEXT["compute-bound, waits unknown" if is_partial else limit].format(
         data_wait=facts.data_wait_fraction or 0.0,
-        update=facts.update_fraction or 0.0,
         efficiency=facts.efficiency.value if facts.efficiency else 0.0,
         num_devices=facts.probe.candidate.num_devices,
         milliseconds=facts.step_seconds * 1000,
@@ -353,7 +317,6 @@ _LIMIT_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, {data_wait:.0%} of its steps' time went into waiting for data",
     "communication-bound": "the ranks hold each other up (communication, or hardware that they share), "
     "efficiency {efficiency:.2f} on {num_devices} devices",
-    "update-bound": "the step is update-bound, {update:.0%} of its time went into updating the weights",
     "launch-bound": "the step is probably launch-bound, with {milliseconds:.1f} ms (inferred; --diagnose measures it)",
     "memory-bound": "the step is probably memory-bound{of_limit} (inferred; --diagnose measures its waits)",
     "compute-bound": "the step is probably compute-bound{of_limit}, as no data, communication or launch bottleneck "
@@ -361,25 +324,7 @@ _LIMIT_TEXT: dict[str, str] = {
     "compute-bound, waits unknown": "the step is probably compute-bound{of_limit}, as no communication or launch "
     "bottleneck showed (inferred, and waiting for data was not measured; --diagnose measures both)",
 }
-_MEASURED_TEXT: dict[str, str] = {
-    "data-bound": "the run is data-bound, waiting for input takes {share} of a step",
-    "communication-bound": "the run is communication-bound, exchanging gradients takes {share} of a step",
-    "slow rank": "rank {slowest} is slower than the others, which wait for it for {share} of a step",
-    "contention": "the devices are in contention for what they share, which takes {share} of a step",
-    "update-bound": "the step is update-bound, updating the weights takes {share} of it",
-    "launch-bound": "the step is launch-bound, {share} of it do not shrink with the batch",
-    "memory-bound": "the step is memory-bound{of_limit}, {share} of it are arithmetic and memory traffic",
-    "compute-bound": "the step is compute-bound{of_limit}, {share} of it are arithmetic and memory traffic",
-}
-
-_LESSER_TEXT: dict[str, str] = {
-    "data-bound": "waiting for input takes {share}",
-    "communication-bound": "exchanging gradients takes {share}",
-    "slow rank": "waiting for rank {slowest} takes {share}",
-    "contention": "contention of the devices takes {share}",
-    "update-bound": "updating the weights takes {share}",
-    "launch-bound": "{share} do not shrink with the batch",
-}
+_LEAD_TEXT = {"slow rank": "a rank is slow", "contention": "the devices are in contention for what they share"}
 
 
 _FACTOR_TEXT: dict[str, dict[str, str]] = {

@@ -20,7 +20,7 @@ from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.out_of_memory import is_out_of_memory
-from paceline.tasks.records.execution import BASELINE, Arm, Variant, arithmetic_of, comparable_arm, ladder_arms
+from paceline.tasks.records.execution import BASELINE, Arm, Variant, arithmetic_of, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
@@ -252,7 +252,7 @@ def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> Pro
         arms |= diagnostic_arms(arm, batch_size)
         if batch_size == context.config.batch_size_over(1):  # weak scaling: the same as the arm `single`
             arms.pop("alone", None)
-    there = {comparable_arm(one) for one in arms.values()}
+    there = set(arms.values())
     ladder = {role: one for role, one in ladder_arms(arms["baseline"], arm).items() if one not in there}
     if _wants_ladder(context, len(ladder)):
         arms |= ladder

@@ -162,8 +162,8 @@ def test_a_small_overhead_beside_much_arithmetic_is_no_launch_bound_step():
     diagnosis = diagnose(probe)
     assert (diagnosis.cause, diagnosis.lesser) == ("compute-bound", ("launch-bound",))
     verdict = speedup_result(probe.model_copy(update={"baseline": BASELINE, "rounds": _faster(probe)})).verdict
-    assert "the step is compute-bound, 8" in verdict
-    assert "do not shrink with the batch" in verdict
+    assert "the step is compute-bound, the rest, 8" in verdict
+    assert "what else does not shrink with the batch, takes 1" in verdict
 
 
 def _faster(probe):
@@ -245,7 +245,7 @@ def test_two_layers_of_2048_units_at_256_samples_are_arithmetic_and_their_update
     diagnosis = diagnose(probe)
     assert (diagnosis.cause, diagnosis.lesser) == ("compute-bound", ("update-bound",))
     verdict = speedup_result(probe.model_copy(update={"rounds": _faster(probe)})).verdict
-    assert "the step is compute-bound, 8" in verdict
+    assert "the step is compute-bound, the rest, 8" in verdict
     assert "updating the weights takes 15% (" in verdict
     assert "launch" not in verdict
 
@@ -254,7 +254,7 @@ def test_two_layers_of_2048_units_at_256_samples_are_arithmetic_and_their_update
 def test_the_slow_rank_is_named(rank):
     probe = Machine(slowness=2.0, slow_rank=rank).probe()
     result = speedup_result(probe)
-    assert f"rank {rank} is slower than the others, which wait for it for 6" in result.verdict
+    assert f"a rank is slow, the others wait for rank {rank} for 6" in result.verdict
     assert f"The others wait for rank {rank} for 6" in result.diagnosis[0]
     assert Machine(slowness=2.0, slow_rank=rank).probe().rounds[0][0].rank_seconds == ()
 

@@ -272,16 +272,6 @@ def test_a_short_step_without_a_diagnosis_is_only_probably_launch_bound():
     assert "the step is probably launch-bound, with 2.7 ms (inferred; --diagnose measures it)" in result.verdict
 
 
-def test_the_time_budget_shows_an_update_that_takes_most_of_a_step_on_a_cpu():
-    budget = {"forward": 10.0, "backward": 15.0, "optimizer": 70.0, "loop": 5.0, "imports": 500.0}
-    train = make_train(None, time_budget=budget)
-    result = speedup_result(make_probe(candidate=BF16), train)
-    assert result.cause == "update-bound"
-    assert "the step is update-bound, 70% of its time went into updating the weights" in result.verdict
-    on_gpu = train.model_copy(update={"time_budget": budget | {"device": 30.0}})
-    assert speedup_result(make_probe(candidate=BF16), on_gpu).cause == "compute-bound"
-
-
 def test_a_step_whose_memory_is_nearer_to_its_limit_than_its_arithmetic_is_memory_bound():
     probe = make_probe(candidate=BF16)
     train = make_train(probe, **limited(of_limit=0.02, of_bandwidth=0.6))

@@ -74,7 +74,7 @@ def numbers(tree, path=""):
         return set().union(*(numbers(tree[name], f"{path}.{name}") for name in tree if name != "validity"))
     if isinstance(tree, (list, tuple)):
         return set().union(*(numbers(value, f"{path}.{number}") for number, value in enumerate(tree)))
-    return set() if isinstance(tree, str) or path.endswith((".before", ".after")) else {path[1:]}
+    return set() if isinstance(tree, str) else {path[1:]}
 
 
 TEXTS = {f"speedup.{name}" for name in ("baseline_arithmetic", "candidate_arithmetic", "bound", "contaminated")}
