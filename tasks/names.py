@@ -160,6 +160,7 @@ class Metric:
     END_TO_END_SECONDS = "time/end_to_end_seconds"
     EPOCH_SECONDS = "time/epoch_seconds"
     EXTRACT_SECONDS = "time/extract_seconds"
+    CLOCK_DIFFERENCE = "time/clock_difference"
     FIT_SECONDS = "time/fit_seconds"
     IDLE_FRACTION = "time/idle_fraction"
     PREPARE_SECONDS = "time/prepare_seconds"

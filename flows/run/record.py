@@ -35,7 +35,8 @@ from paceline.tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_steps", "seconds", "samples_per_second", "final_loss", "checkpoint"),
-    *("resumed_from", "data_wait_fraction", "wall_seconds", "restarts", "compile", "cost", "limit"),
+    *("resumed_from", "data_wait_fraction", "wall_seconds", "clock_difference", "restarts", "compile"),
+    *("cost", "limit", "energy"),
 )
 DATASET_KEYS = (
     *("fingerprint", "num_train", "num_validation", "num_test", "num_rejected"),
@@ -153,6 +154,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         Metric.ENERGY: trained.energy_joules,
         Metric.PREPARE_SECONDS: outcome.prepared.seconds,
         Metric.WALL_SECONDS: summary["seconds"],
+        Metric.CLOCK_DIFFERENCE: trained.clock_difference,
         Metric.TEST_ANGLE_RMSE: evaluated.angle_rmse_degrees,
         Metric.TEST_PSNR: evaluated.psnr_db,
         Metric.TEST_NOISY_PSNR: evaluated.noisy_psnr_db,

@@ -60,7 +60,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from paceline.tasks.records.measurement import Block, ProbeResult
+from paceline.tasks.records.measurement import Block, ProbeResult, Rates
 from paceline.tasks.records.record import Record
 
 OUTER_CONFIDENCE, INNER_CONFIDENCE = 0.98, 0.988
@@ -259,3 +259,14 @@ class Interval(Record):
     value: float
     low: float | None = None
     high: float | None = None
+
+
+def joules_per_sample(rounds: Iterable[Iterable[Block]]) -> Rates:
+    """Energy of a sample in the arms of a probe, joules, without the arms that have a block without energy."""
+    rates: Rates = {}
+    for role in ("baseline", "candidate"):
+        joules = [block.joules_per_sample or np.nan for blocks in rounds for block in blocks if block.arm == role]
+        estimate = None if np.isnan(joules).any() else estimate_ratio(np.log(joules))
+        if estimate is not None:
+            rates[role] = (estimate.value, estimate.low, estimate.high)
+    return rates

@@ -59,6 +59,7 @@ class ArmRunner:
     arithmetic: str | None = None  # on GPUs
     gather: Callable[[float], Sequence[float]] | None = None
     """Collects the ranks' seconds of an arm in which they do not wait for each other; called by all of them."""
+    joules: Callable[[], float | None] = lambda: None  # a counter's reading
 
 
 class Watch(Protocol):
@@ -251,8 +252,9 @@ def _limit_reached(num_rounds: int, elapsed: float, settings: Speedup) -> StopRe
 
 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
-    started = time.time()
+    started, before = time.time(), runner.joules()
     steps = runner.run(num_steps)
+    after = runner.joules()
     link.steps.add(role, started, steps)
     counted = steps[1:] if len(steps) >= MIN_STEPS_TO_DROP_FIRST else steps
     own = plain_statistics.fmean(counted) if counted else 0.0
@@ -265,6 +267,7 @@ def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
         typical_seconds_per_sample=typical / samples,
         num_steps=num_steps,
         rank_seconds=tuple(runner.gather(own)) if runner.gather else (),
+        joules_per_sample=None if before is None or after is None else (after - before) / (num_steps * samples),
     )
 
 

@@ -46,7 +46,7 @@ class ValidityWatch:
         self._num_cores = num_cores or psutil.cpu_count()
         self._cached = cached_fraction(data_files)
         pids = self._pids  # not `self`, which the thread of the GPUs would keep alive
-        self._gpus = GpuWatch(gpu_uuids, lambda: frozenset(process.pid for process in _families(pids)))
+        self._gpus = GpuWatch(gpu_uuids, lambda: frozenset(process.pid for process in families(pids)))
         self._clocks = _cpu_clocks()
         self._brakes = _num_cpu_brakes()
         self._own = _own_seconds(self._pids)
@@ -123,7 +123,7 @@ def _reasons(validity: Validity) -> Iterator[str]:
             yield f"clocks were lowered ({brake})"
 
 
-def _families(pids: Iterable[int]) -> Iterator[psutil.Process]:
+def families(pids: Iterable[int]) -> Iterator[psutil.Process]:
     """The living processes among `pids` and their descendants; some may come twice."""
     for pid in pids:
         try:
@@ -139,7 +139,7 @@ def _own_seconds(pids: frozenset[int]) -> dict[int, float]:
     Each with those of its children that have ended: a loader or a compiler that came and went is in its parent's sum.
     """
     seconds: dict[int, float] = {}
-    for process in _families(pids):
+    for process in families(pids):
         try:
             times = process.cpu_times()
         except psutil.Error:

@@ -24,6 +24,32 @@ class Block(Record):
     rank_seconds: tuple[float, ...] = ()
     """Mean step seconds of each rank by its own clock, of arms in which the ranks do not wait for each other; empty
     otherwise."""
+    joules_per_sample: float | None = None
+    """Of the processors of rank 0's host, all steps of the block; None where no counter is fast enough."""
+
+
+Rates = dict[str, tuple[float, float | None, float | None]]
+
+
+class Energy(Record):
+    """Energy of the GPUs and processors of a training's hosts in the fit, neighbours included."""
+
+    joules: float
+    low: float | None
+    high: float | None
+    """The reading less and more the error that is assumed of the sensors; None while neighbours had a part in it."""
+    source: str
+    """The measured hardware."""
+    seconds: float
+    """Of the measurement on the first host."""
+    idle_watts: float | None = None
+    """Power of the same hardware before the ranks started; None where it was not measured, as after a resume."""
+    neighbours: tuple[str, ...] = ()
+    """Other processes meanwhile, with the cores that they kept busy."""
+    joules_per_sample: Rates = Field(default_factory=dict)
+    """Of the probe's arms `baseline` and `candidate`, with the ends of the 95 % interval."""
+    why_no_samples: str = ""
+    """Reason for an empty `joules_per_sample`."""
 
 
 class Validity(Record):

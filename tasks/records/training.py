@@ -7,7 +7,7 @@ from pydantic import Field
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import DeviceLimit
-from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
+from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult, Validity
 from paceline.tasks.records.record import Record
 
 
@@ -80,6 +80,9 @@ class TrainResult(Record):
     """Seconds per item on rank 0, from process start to process end; the items add up to `wall_seconds`."""
     wall_seconds: float
     """Measured from outside the rank: process start to process end."""
+    clock_difference: float | None = None
+    """By which share the items, without `recovery`, add up to more than the supervisor's clock measured from the start
+    to the end of rank 0's process; negative for less. None before November 2026 and for a rank that is run by hand."""
     data_wait_fraction: float | None
     """Share of the training steps' time spent waiting for data. On a GPU, where the host's waits are not the device's,
     measured by the probe's arm without input; None without that arm."""
@@ -129,6 +132,8 @@ class TrainResult(Record):
     """Relative speeds in proportion to which the ranks shared each batch, given or measured; None for even shares."""
     energy_joules: float | None = None
     """Over all hosts during the fit, from NVML or RAPL; None where neither can be read."""
+    energy: Energy | None = None
+    """The same with its interval, the power before the start, and neighbours."""
     validity: Validity | None = None
     """Of rank 0's host during the fit."""
     cost: Cost | None = None

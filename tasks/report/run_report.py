@@ -12,7 +12,7 @@ from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.page import render_page, upper_first
 from paceline.tasks.report.run_charts import budget_items, draw_speed
-from paceline.tasks.report.summary import prediction_text
+from paceline.tasks.report.summary import clock_text, energy_text, prediction_text
 from paceline.tasks.scores import class_scores, quality_facts
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.data_sheet import sheet_of
@@ -81,6 +81,8 @@ def render_report(report: ReportInput) -> str:
         prediction=prediction_text(summary.get("prediction")),
         arms=_arms(report),
         budget=budget_items(summary.get("time_budget") or {}),
+        clock=clock_text(train.clock_difference),
+        energy=energy_text(summary.get("train", {}).get("energy")),
         sheet=sheet_of(train.limit.device_name) if train.limit else None,
         flops=format_flops,
         percent=format_share,

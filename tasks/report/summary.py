@@ -11,6 +11,7 @@ from paceline.tasks.scores import quality_facts
 from paceline.tasks.speedup.limit_share import format_flops, format_share
 
 NUM_BUDGET_ITEMS = 4
+MAX_CLOCK_DIFFERENCE = 0.01
 MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly always among the first five
 
 
@@ -31,10 +32,11 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("history", _history(summary.get("regression"))),
         ("registry", _registry(summary.get("registered"))),
         ("throughput", ", ".join(f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None)),
+        ("energy", energy_text(train.get("energy"))),
         ("compile", _compile(train.get("compile"))),
         ("restarts", _restarts(train)),
         ("checkpoints", _checkpoints(summary.get("execution"))),
-        ("time", _time(summary.get("time_budget"), summary.get("seconds"))),
+        ("time", _time(summary.get("time_budget"), summary.get("seconds"), train.get("clock_difference"))),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -142,9 +144,31 @@ def _checkpoints(execution: Mapping[str, Any] | None) -> str:
     return f"every {choice['value']:,} steps: {choice['reason']}"
 
 
-def _time(time_budget: Mapping[str, float] | None, seconds: float | None) -> str:
+def _time(time_budget: Mapping[str, float] | None, seconds: float | None, clock_difference: float | None) -> str:
     """Give both totals their names: the budget covers the training process, which is a part of the run."""
     items = budget_items(time_budget or {})
     shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.0f} %" for name, _, share in items[:NUM_BUDGET_ITEMS])
     process = f"training process {format_seconds(sum(item[1] for item in items))}: {shares}" if items else ""
-    return "; ".join(filter(None, ["" if seconds is None else f"{format_seconds(seconds)} in all", process]))
+    total = "" if seconds is None else f"{format_seconds(seconds)} in all"
+    return "; ".join(filter(None, [total, process, clock_text(clock_difference)]))
+
+
+def energy_text(energy: Mapping[str, Any] | None) -> str:
+    """Energy of the training with its interval, its part above the idle power, and of a sample in the baseline."""
+    if not energy:
+        return ""
+    joules, idle, neighbours = energy["joules"], energy["idle_watts"], ", ".join(energy["neighbours"])
+    interval = " ({low:,.0f} to {high:,.0f})" if energy["low"] is not None else ", partly of neighbours"
+    parts = [f"{joules:,.0f} J of {energy['source']}" + interval.format(**energy)]
+    if idle is not None:
+        parts.append(f"{joules - idle * energy['seconds']:,.0f} J above {idle:,.1f} W before the start")
+    parts += [f"{role} {rate[0]:.3g} J/sample" for role, rate in energy["joules_per_sample"].items()]
+    return "; ".join([*parts, *([f"neighbours: {neighbours}"] if neighbours else [])])
+
+
+def clock_text(difference: float | None) -> str:
+    """State by how much the time budget differs from the clock of another process; empty up to 1 %, or unknown."""
+    if difference is None or abs(difference) <= MAX_CLOCK_DIFFERENCE:
+        return ""
+    word = "more" if difference > 0 else "less"
+    return f"its items add up to {abs(difference):.1%} {word} than a clock outside of it measured"

@@ -99,11 +99,7 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
         )
     except ValueError:  # strict: also where libjpeg merely warns
         return None
-    if fit == "side":
-        return _scale_shorter_side(pixels_HWC, image_size)
-    if pixels_HWC.shape[:2] == (image_size, image_size):
-        return pixels_HWC
-    return _fit(Image.fromarray(pixels_HWC), image_size, fit)
+    return resize(pixels_HWC, image_size, fit)
 
 
 def _may_need_rotation(content: bytes) -> bool:

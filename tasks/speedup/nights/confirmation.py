@@ -80,7 +80,7 @@ def _against_then(logs: np.ndarray) -> Interval:
 def _judge(ratio: Interval | None, loss: float) -> Confirmation:
     open_ = "neither confirmed nor excluded"
     if ratio is None or ratio.low is None or ratio.high is None:
-        text = "settings and versions are the same on both sides, so this is about the machine alone"
+        text = "nothing that differs from the last good run could be executed again: this is about the machine alone"
         return Confirmation(verdict="same execution", text=f"{open_}: {text}")
     found = f"the new run reaches {_format(ratio)} of the last good run's throughput when both are timed now"
     if ratio.high < 1:

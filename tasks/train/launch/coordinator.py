@@ -21,11 +21,13 @@ from paceline.tasks.cluster.client import call_workers, connect
 from paceline.tasks.errors import LostError, RankError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
+from paceline.tasks.measure.energy import merge as merge_energy
+from paceline.tasks.measure.paired_ratio import joules_per_sample
 from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import FILE, attempts
 from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
-from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
+from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.track.metrics_upload import upload_metrics
@@ -390,11 +392,15 @@ def _merge(outcomes: list[RankOutcome], recovery: Recovery) -> TrainResult:
     results = [outcome.result or {} for outcome in outcomes]
     merged = results[0] | {"restarts": recovery.restarts}
     merged["wall_seconds"] = outcomes[0].wall_seconds + recovery.lost_seconds
+    merged["clock_difference"] = sum(merged["time_budget"].values()) / outcomes[0].wall_seconds - 1.0
     if recovery.restarts:
         merged["time_budget"] = merged["time_budget"] | {"recovery": recovery.lost_seconds}
     merged["peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
-    energies = [result["energy_joules"] for result, outcome in zip(results, outcomes, strict=True) if outcome.is_first]
-    merged["energy_joules"] = None if None in energies else sum(energies)
+    first = [(result["energy"], outcome) for result, outcome in zip(results, outcomes, strict=True) if outcome.is_first]
+    hosts = [each and Energy.model_validate(each) for each, _ in first]
+    per_sample = joules_per_sample(ProbeResult.model_validate(merged["probe"]).rounds if merged["probe"] else ())
+    energy = merge_energy(hosts, [outcome.idle_watts for _, outcome in first], per_sample)
+    merged |= {"energy": energy, "energy_joules": energy and energy.joules}
     for name in ("predictions", "hosts", "devices"):
         merged[name] = [entry for result in results for entry in result[name]]
     return TrainResult.model_validate(merged)

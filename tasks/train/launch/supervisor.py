@@ -25,6 +25,7 @@ from pydantic import Field
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import LostError
 from paceline.tasks.files import write_durably
+from paceline.tasks.measure.energy import idle_watts
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.device_lock import DeviceLock, LockHolder
 from paceline.tasks.train.launch.heartbeat import HeartbeatReader
@@ -55,6 +56,8 @@ class RankOutcome(Record):
     failed_at: float | None
     """Unix time of the error, to order several."""
     wall_seconds: float
+    idle_watts: float | None = None
+    """Power of the host's GPUs and processors before its ranks started; None after a resume or without a counter."""
 
 
 class DeviceClaim(Record):
@@ -182,6 +185,8 @@ def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
     directory.mkdir(parents=True, exist_ok=True)
     spec_path = directory / "spec.json"
     write_durably(spec_path, spec_json.encode())
+    # Each rank waits for it, so that none starts meanwhile.
+    watts = None if spec.measurement or spec.resume_from else idle_watts(spec.devices)
     started = time.monotonic()
     heartbeat = watch.heartbeat = HeartbeatReader()
     try:
@@ -195,7 +200,8 @@ def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
     finally:
         watch.started = watch.heartbeat = None
         heartbeat.close()
-    return _outcome(spec, process.returncode, heartbeat.final_error or {}, time.monotonic() - started)
+    outcome = _outcome(spec, process.returncode, heartbeat.final_error or {}, time.monotonic() - started)
+    return outcome.model_copy(update={"idle_watts": watts})
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock: DeviceLock, watch: _Watch) -> None:

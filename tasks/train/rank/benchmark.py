@@ -14,6 +14,7 @@ from paceline.tasks.data.loading.resident import free_bytes
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import MeasureMemoryError
+from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.step_times import StepTimes
@@ -74,6 +75,8 @@ class ArmBenchmark:
         self._context = context
         recipe = context.config.recipe
         self._inputs = StepInputs(context.network, context.task, recipe, recipe.learning_rate, context.device)
+        reads_energy = context.writes and context.device.type == "cpu" and context.spec.num_nodes == 1
+        self._joules = EnergyMeter().joules if reads_energy else lambda: None
 
     @property
     def samples_per_device(self) -> int:
@@ -148,7 +151,7 @@ class ArmBenchmark:
         run = self._on_threads(arm, stack.enter_context(closing(step)).run)
         arithmetic = arithmetic_of(arm.precision, context.spec.plan.accelerator)
         gather = group.all_gather if arm.variant == "no_sync" and arm.num_devices > 1 else None
-        return ArmRunner(arm, run, samples, step.has_diverged, arithmetic, gather)
+        return ArmRunner(arm, run, samples, step.has_diverged, arithmetic, gather, self._joules)
 
     def _on_threads(self, arm: Arm, run: StepRunner) -> StepRunner:
         def steps(number: int) -> Sequence[float]:

@@ -92,7 +92,7 @@ def fit(
     draws = (config.seed, spec.rank) if config.model.plugin is not None else None
     loop = StepLoop.install(trainer, plan, stopwatch, draws)
     steps = StepLoader(loader, stopwatch, schedule.first_step)
-    energy = EnergyMeter(context.gpu_uuids()) if spec.local_rank == 0 else None
+    energy = EnergyMeter(context.gpu_uuids(), own=context.own_processes) if spec.local_rank == 0 else None
     validity = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids()) if context.writes else None
     step_compiles = CompileWatch()
     on_gpu = context.device.type == "cuda"
@@ -103,6 +103,7 @@ def fit(
     heartbeat.count_steps = lambda: steps.next_step
     trainer.fit(learner, steps, ckpt_path=spec.resume_from)
     cpu_seconds = time.process_time() - cpu_seconds
+    observed = validity.stop() if validity else None
 
     compiled = None
     if plan.compile != "off" and (compiled := step_compiles.stats(loop.num_passes)) is not None:
@@ -122,8 +123,8 @@ def fit(
         "windows": progress.windows,
         "checkpoint": str(checkpoints.last or spec.resume_from),
         "plan": plan.model_copy(update={"reasons": progress.choices}),
-        "validity": validity.stop() if validity else None,
-        "energy_joules": energy.joules() if energy else None,
+        "validity": observed,
+        "energy": energy.energy(bool(observed and observed.foreign_device_processes)) if energy else None,
         "communication_fraction": budget.communication_fraction,
         "idle_fraction": idle_fraction,
         "peak_memory_bytes": int(torch.cuda.max_memory_allocated(context.device))

@@ -61,6 +61,8 @@ def test_the_time_budget_adds_up_to_the_wall_time_seen_from_outside(uninterrupte
     _, result, _ = uninterrupted
     # The process's end, 0.1 s of a quiet machine, lies outside what it can count itself.
     assert sum(result.time_budget.values()) == pytest.approx(result.wall_seconds, rel=0.02, abs=0.3)
+    assert result.clock_difference == pytest.approx(sum(result.time_budget.values()) / result.wall_seconds - 1)
+    assert result.energy is None or result.energy.joules == result.energy_joules
 
 
 def test_the_same_seed_gives_the_same_run_bit_for_bit(uninterrupted, make_job, cluster_address):

@@ -1,6 +1,11 @@
 import gc
+import os
+import subprocess
+import sys
 import threading
+import time
 
+import psutil
 import pytest
 
 from paceline.tasks.measure import energy
@@ -98,3 +103,57 @@ def test_gpus_alone_with_packages_and_unreadable(tmp_path, monkeypatch):
     assert both.joules() is None
     unreadable = EnergyMeter(["GPU-a"], powercap_root=tmp_path)
     assert (unreadable.joules(), unreadable.source) == (None, None)  # the packages' part would pass for the whole
+
+
+@pytest.fixture
+def counter(tmp_path):
+    return _zone(tmp_path, "intel-rapl:0", "package-0", 0)
+
+
+def test_a_reading_has_its_interval_and_the_part_above_the_power_before_the_start(tmp_path, counter):
+    meter = EnergyMeter(powercap_root=tmp_path, own=lambda: (1, os.getpid()))  # all others are children of the first
+    counter.write_text("100000000")
+    found = meter.energy(False)
+    assert (found.joules, found.low, found.high, found.neighbours) == (100.0, 95.0, 105.0, ())
+    found = found.model_copy(update={"seconds": 10.0})
+    merged = energy.merge([found, found], [2.0, 3.0], {})
+    assert (merged.joules, merged.low, merged.high, merged.idle_watts) == (200.0, 190.0, 210.0, 5.0)
+    assert merged.why_no_samples == energy.NO_BLOCKS
+    resumed = energy.merge([found.model_copy(update={"source": "GPUs"})], [None], {})
+    assert (resumed.joules, resumed.idle_watts, resumed.why_no_samples) == (100.0, None, energy.GPU_TOO_SLOW)
+    assert energy.merge([found, None], [2.0, None], {}) is None, "a host without a counter leaves the sum unknown"
+
+
+def test_a_busy_neighbour_is_named_and_takes_the_interval(tmp_path, counter):
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        meter = EnergyMeter(powercap_root=tmp_path, own=lambda: ())
+        while psutil.Process(busy.pid).cpu_times().user < 0.6:
+            time.sleep(0.01)
+        counter.write_text("100000000")
+        found = meter.energy(False)
+    finally:
+        busy.kill()
+        busy.wait()
+    assert any(name.startswith("python") and name.endswith(" cores)") for name in found.neighbours), found.neighbours
+    assert (found.joules, found.low, found.high) == (100.0, None, None)
+
+
+def test_the_power_before_the_start_is_measured_for_a_while_and_only_with_a_counter(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "IDLE_SECONDS", 0.05)
+    assert energy.idle_watts((), tmp_path) is None
+    counter = _zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    monkeypatch.setattr(
+        time, "sleep", lambda seconds, sleep=time.sleep: (counter.write_text("1000000"), sleep(seconds))
+    )
+    watts = energy.idle_watts((), tmp_path)
+    assert 1.0 < watts <= 1 / 0.05
+
+
+def test_a_neighbour_on_a_gpu_takes_the_interval(monkeypatch):
+    told = [100.0]
+    monkeypatch.setattr(energy, "gpu_joules", lambda uuids: told[0])
+    meter = EnergyMeter(["GPU-a"], own=lambda: (1, os.getpid()))
+    told[0] = 130.0
+    ends = [(found.low, found.high) for found in (meter.energy(False), meter.energy(True))]
+    assert ends == [(28.5, 31.5), (None, None)]

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
-from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio, typical_ratio
+from paceline.tasks.measure.paired_ratio import arm_ratio, joules_per_sample, speedup_ratio, typical_ratio
 from paceline.tasks.measure.probe import ArmRunner, order_of_round, run_probe
 from paceline.tasks.records.measurement import Validity
 from tests.support.refusals import refused
@@ -292,3 +292,17 @@ def test_interval_covers_what_is_true(noise, roles):
 def test_identical_arms_among_six_are_rarely_called_different(noise):
     """As many as 200 trials of identical arms, at most 5 % significant, with all the arms of a diagnosis."""
     assert sum(bool(estimate.significant) for estimate in _trials(noise, SIX, 200)) <= 10
+
+
+def test_joules_of_a_sample_are_read_around_each_block_of_an_arm():
+    machine, watts = Machine({"baseline": 0.01, "candidate": 0.005}), 64.0
+    machine.runners = {
+        role: replace(runner, joules=lambda: watts * machine.now) for role, runner in machine.runners.items()
+    }
+    rates = joules_per_sample(machine.probe(num_blocks=8, steps_per_block=10).rounds)
+    assert rates == {"baseline": pytest.approx((0.02, 0.02, 0.02)), "candidate": pytest.approx((0.01, 0.01, 0.01))}
+    stuck = replace(machine.runners["candidate"], joules=lambda: 5.0)  # a counter that is refreshed too rarely
+    machine.runners = machine.runners | {"candidate": stuck}
+    assert [*joules_per_sample(machine.probe(num_blocks=8).rounds)] == ["baseline"]
+    assert joules_per_sample(Machine({"baseline": 0.01, "candidate": 0.01}).probe().rounds) == {}
+    assert joules_per_sample(()) == {}

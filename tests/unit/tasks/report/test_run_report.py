@@ -246,3 +246,29 @@ def test_the_report_shows_how_near_the_step_came_to_the_device_s_limit():
     assert "other work used the machine" in render_report(busy)
     unknown = replace(known, share=LimitShare(why_no_share="torch does not count mine::op"))
     assert "Unknown: torch does not count mine::op." in html.unescape(render_report(unknown))
+
+
+def test_energy_and_a_budget_that_differs_from_the_clock_outside_are_stated():
+    energy = {
+        **{"joules": 1000.0, "low": 950.0, "high": 1050.0, "source": "CPU packages", "seconds": 60.0},
+        **{
+            "idle_watts": 10.0,
+            "neighbours": ["python (0.12 cores)"],
+            "joules_per_sample": {"baseline": (0.52, 0.5, 0.6)},
+        },
+    }
+    report = make_report(make_probe())
+    summary = {**report.summary, "train": {**report.summary["train"], "energy": energy, "clock_difference": 0.05}}
+    rows = dict(summary_table(summary))
+    assert rows["energy"] == (
+        "1,000 J of CPU packages (950 to 1,050); 400 J above 10.0 W before the start; baseline 0.52 J/sample; "
+        "neighbours: python (0.12 cores)"
+    )
+    assert rows["time"].endswith("; its items add up to 5.0% more than a clock outside of it measured")
+    train = report.train.model_copy(update={"clock_difference": 0.05})
+    page = render_report(replace(report, summary=summary, train=train))
+    assert "Its items add up to 5.0% more" in page
+    assert "Energy: 1,000 J of CPU packages" in page
+    shared = energy | {"low": None, "high": None, "idle_watts": None, "neighbours": []}
+    text = dict(summary_table({**summary, "train": {**summary["train"], "energy": shared}}))["energy"]
+    assert text == "1,000 J of CPU packages, partly of neighbours; baseline 0.52 J/sample"

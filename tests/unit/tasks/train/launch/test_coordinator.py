@@ -8,9 +8,12 @@ from paceline.tasks.measure.records import Measurement
 from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.records.measurement import AutotuneResult
-from paceline.tasks.train.launch.coordinator import TrainJob, _Attempts
+from paceline.tasks.report.summary import clock_text
+from paceline.tasks.train.launch.coordinator import TrainJob, _Attempts, _merge
 from paceline.tasks.train.launch.recovery import Recovery
+from paceline.tasks.train.launch.supervisor import RankOutcome
 from paceline.tasks.train.plan import resolve
+from tests.support.reports import make_train
 
 GPU = Gpu(uuid="GPU-0", name="a GPU", memory_bytes=2**33, compute_capability=(9, 0))
 HOST = Hardware(host="here", cpu_name="cpu", num_cores=2, memory_bytes=2**33, cpu_bf16=True, gpus=(GPU,))
@@ -85,3 +88,29 @@ def test_a_graph_that_was_asked_for_ends_the_run(tmp_path):
     with pytest.raises(RankError, match=r"\bexecution\.compile=auto\b") as found:
         attempts.adapt(RankError("rank 0 failed: CaptureError", 0, failed_capture=RECORDING))
     assert found.value.final
+
+
+@pytest.mark.parametrize(
+    ("forward", "difference", "words"),
+    [
+        (9.95, -0.005, ""),
+        (10.5, 0.05, "its items add up to 5.0% more than a clock outside of it measured"),
+        (7.0, -0.3, "its items add up to 30.0% less than a clock outside of it measured"),
+    ],
+)
+def test_an_item_of_the_budget_that_lies_is_found_by_the_clock_of_the_supervisor(tmp_path, forward, difference, words):
+    result = make_train(None, time_budget={"forward": forward}, wall_seconds=forward, peak_memory_bytes=1)
+    outcome = RankOutcome(
+        rank=0,
+        is_first=True,
+        returncode=0,
+        result=result.model_dump(mode="json"),
+        error=None,
+        traceback="",
+        failed_at=None,
+        wall_seconds=10.0,
+    )
+    merged = _merge([outcome], Recovery(tmp_path, 3))
+    assert merged.wall_seconds == 10.0
+    assert merged.clock_difference == pytest.approx(difference)
+    assert clock_text(merged.clock_difference) == words
