@@ -108,7 +108,7 @@ def test_too_few_repeats_have_no_interval_and_say_so():
     ratio = found.way(TUNED).target_ratio
     assert ratio.value == pytest.approx(5.0)
     assert (ratio.low, ratio.high) == (None, None)
-    assert any("fewer than 3 repeats have no interval" in note for note in found.notes)
+    assert any("fewer than 3 repeats have no 95 % interval" in note for note in found.notes)
     assert not any("fewer than 3" in note for note in result_of(runs_of()).notes)
 
 
