@@ -20,12 +20,10 @@ of autoregressive noise. It can only make an interval wider, which leaves the pr
 
 Why not a bootstrap. Percentile intervals are too short at few rounds (Efron and Tibshirani 1993, chapter 14;
 DiCiccio and Efron 1996; Hesterberg 2015). Share of true values covered, identical arms, the worst of the 14 kinds of
-noise of `tests/support/noise.py`, 1,000 trials each (`tests/benchmarks/simulate_intervals.py`, sections `methods`,
-`autocorrelation` and `price`):
+noise of `tests/support/noise.py`, 1,000 trials each (`tests/benchmarks/simulate_intervals.py`):
 
     rounds                                      6      8      12     24     stopped early
     percentile bootstrap of the mean            83 %   85 %   87 %   87 %   84 %
-    percentile bootstrap of the median          91 %   90 %   90 %   93 %   88 %
     Student t over rounds (Georges et al. 2007) 93 %   92 %   93 %   93 %   91 %
     signed rank, 95 %                           95 %   94 %   93 %   94 %   92 %
     signed rank, 98 %                           95 %   98 %   98 %   97 %   96 %
@@ -35,9 +33,7 @@ noise of `tests/support/noise.py`, 1,000 trials each (`tests/benchmarks/simulate
     signed rank, 98 %                           97.7 %   92.5 %   89.5 %   82.9 %   92.3 %
     this module                                 98.3 %   95.9 %   94.4 %   91.4 %   96.6 %
 
-Compared with the rule until November 2026, 98 % at each look and any autocorrelation, the interval is 0.90 to 1.06
-times as wide at the same rounds, and a probe takes up to 1.2 rounds more. From an autocorrelation of 0.5 on it is still
-too short.
+From an autocorrelation of 0.5 on the interval is still too short.
 
 A block counts with the total time of its steps, so that the ratio is one of throughputs. The median step is another
 quantity: with steps of 3x the time in 10 % of one arm's steps and 2 % of the other's, its interval covers the ratio of

@@ -8,8 +8,7 @@ what is left. Three rules come on top: only a fall counts, it must be one of 1 %
 explain the times as well, as a drift falls on all arms alike and needs no trimming.
 
 It does not bias the ratio. The value of a round is the mean of the logarithms of its arms' times, which does not change
-when two arms swap theirs. Given these values, the signs of the rounds' log-ratios are as random as before, and the
-signed-rank interval of the rounds that are left has its level.
+when two arms swap theirs: given these values, the signs of the rounds' log-ratios are as random as before.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Chooses the execution of a training from the times of an autotuning, with reasons. Pure functions.
 
-An execution replaces the best one before it only when it is faster by at least `MIN_GAIN` and by more than chance: a
-choice among several arms would otherwise prefer the luckiest. Chance is the noise of the rounds and what copies of one
-arm differ by for as long as they live, with Bonferroni's correction for the arms of a probe. A compiled execution must
-win back its compile time over the training.
+An execution replaces the best one before it only when it is faster by more than chance: a choice among several arms
+would otherwise prefer the luckiest. Chance is the noise of the rounds and what copies of one arm differ by for as long
+as they live, with Bonferroni's correction for the arms of a probe. A compiled one must win back its compile time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,11 +16,8 @@ from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
 
-MIN_GAIN = 0.01  # least gain in throughput for which to depart from the rules, which are the same from run to run
-COPY_SD = 0.02
-"""Standard deviation of the relative time that a copy of an arm has as its own, in memory and caches: the assumption of
-`tests/benchmarks/simulate_intervals.py`, section `equal_arms`, where `auto` must leave the rules in at most 5 %."""
-FALSE_DEPARTURES = 0.04  # of a probe: a search has several
+COPY_SD = 0.02  # relative time that a copy of an arm has as its own: assumed, as in simulate_intervals.py (equal_arms)
+FALSE_DEPARTURES = 0.025  # of a probe: a search has several
 ARITHMETIC = ("precision", "memory_format")
 LAYER_SETTINGS = (*ARITHMETIC, "num_threads")  # settings that decide how fast the layers compute
 SEARCHED = (*LAYER_SETTINGS, "loading", "compile")  # settings that autotuning can change
@@ -124,11 +120,9 @@ def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) ->
 
 
 def _beats_chance(gain: Estimate, num_arms: int) -> bool:
-    """Whether a gain counts, and is more than noise of rounds and copies gives the best of so many equal arms."""
-    if gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
-        return False
+    """Whether a gain is more than noise of rounds and copies gives the best of so many equal arms."""
     copies = stats.norm.ppf(1 - FALSE_DEPARTURES / num_arms) * np.sqrt(2) * COPY_SD
-    return bool(np.log(gain.value) > np.hypot(copies, np.log(gain.value / gain.low)))
+    return gain.low is not None and bool(np.log(gain.value) > np.hypot(copies, np.log(gain.value / gain.low)))
 
 
 def _pays(probe: ProbeResult, role: str, compile_seconds: float, num_steps: int) -> bool:
