@@ -318,6 +318,13 @@ def test_a_run_has_the_loss_of_the_cpu(run, on_cpu, execution):
     assert found["train"]["data_wait_fraction"] is None, "the host's waits are not the device's"
     assert "device" in found["time_budget"]
     assert "device" not in on_cpu["time_budget"]
+    energy = found["train"]["energy"]
+    assert energy["source"].startswith("GPUs")
+    assert energy["joules"] >= 99 * energy["seconds"], "the counter of this GPU says 100 W"
+    assert energy["idle_watts"] >= 99
+    assert energy["joules_per_sample"] == {}
+    assert "a second" in energy["why_no_samples"]
+    assert abs(found["train"]["clock_difference"]) < 0.1
     if "compile=graph" in execution:
         compiled = found["train"]["compile"]
         assert compiled["num_graphs"] == 1
