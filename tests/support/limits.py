@@ -47,9 +47,9 @@ class Traffic(nn.Module):
 
 class Layers(nn.Sequential):
     def __init__(self, image_shape, num_classes, width, depth):
-        sizes = [image_shape[0] * image_shape[1] * image_shape[2], *[width] * depth]
+        sizes = [image_shape[0] * image_shape[1] * image_shape[2], *[2 * width] * depth]
         hidden = [part for pair in zip(sizes, sizes[1:]) for part in (nn.Linear(*pair), nn.ReLU())]
-        super().__init__(nn.Flatten(), *hidden, nn.Linear(width, num_classes))
+        super().__init__(nn.Flatten(), *hidden, nn.Linear(2 * width, num_classes))
 """
 
 
@@ -85,7 +85,7 @@ LIMITS = {
     ),
     "two wide layers": Limit(
         "compute-bound",
-        ("recipe.batch_size=256", "model.name=layers", "model.width=2048", "model.depth=2", *RUN),
+        ("recipe.batch_size=256", "model.name=layers", "model.width=1024", "model.depth=2", *RUN),
         is_run=True,
     ),
     "contention": Limit("contention", TWO, "contention=0.002"),

@@ -116,10 +116,7 @@ def evidence_files(
 
 
 def _factor_terms(measured: ProbeResult, card: Sequence[Mapping[str, Any]]) -> dict[str, factor_card.Terms]:
-    """The weights behind the factor card by the pattern of their figures, empty where nothing was measured.
-
-    Those from the search before the training are left out: its steps are not in the evidence.
-    """
+    """Weights behind the factor card by the pattern of their figures; the steps of a search are not in the evidence."""
     weights = {name: terms for name, (_, terms) in factor_card.factor_terms(measured).items()}
     patterns = {
         f"factors.{place}.{{}}": weights.get(one["factor"], {})
