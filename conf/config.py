@@ -42,6 +42,10 @@ class Speedup(Section):
     """Training steps of one arm in a block; `auto`: enough for a block of a quarter of a second."""
     max_seconds: Annotated[float, Field(gt=0)] = 25.0
     """Time limit of the measured blocks, seconds."""
+    starts: Annotated[int, Field(ge=0, le=20)] | Literal["auto"] = "auto"
+    """Further fresh processes that probe again after the training, one after the other, to measure how starts differ.
+    `auto`: 2 to 5, in at most a twentieth of the training's time, or none where two would take longer. 0: none. Their
+    measured blocks together take at most `max_seconds`."""
     target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """The probe stops early once the relative half-width of the 95 % interval is below this."""
     diagnose: bool = False

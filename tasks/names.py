@@ -116,6 +116,7 @@ class Metric:
     SPEEDUP_INTERVAL = "speedup/interval"
     """Low end, high end and ratio as steps 0, 1 and 2 of one moment: MLflow, which has no error bars, draws them as a
     vertical line."""
+    PROCESS_SPEEDUP = "speedup/process_ratio"  # of the training's own process
     EFFICIENCY = "speedup/efficiency"
     OF_LIMIT = "speedup/of_limit"
     OF_BANDWIDTH = "speedup/of_bandwidth"

@@ -28,6 +28,7 @@ from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.forecast_check import check_prediction
 from paceline.flows.run.outcome import Outcome, Verdicts
 from paceline.flows.run.record import log_model, record, summarise
+from paceline.flows.run.starts import measure_starts
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import RunError
@@ -81,6 +82,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             options = {"resume": resume is not None, "search": cache.find(), "may_search": True}
             job = train_job(config, checked, prepared, handle.run_id, environment, **options)
             trained = train(job, cluster.address)
+            starts = measure_starts(job, trained, cluster.address)
             if config.track.on_regression != "confirm":
                 cluster.release()
             cache.keep(trained.search)
@@ -91,7 +93,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             )
             if config.speedup.baseline in SELF_CONTAINED_BASELINES:
                 outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle))
-                speedup = account(trained, checked.hardware.num_cores, outcome.earlier)
+                speedup = account(trained, checked.hardware.num_cores, outcome.earlier, starts)
             else:
                 speedup = speedup_over_others(outcome, handle)
                 get_run_logger().info("%s", speedup.verdict)

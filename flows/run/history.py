@@ -83,7 +83,7 @@ def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
     condition = f"tags.`{Tag.SERIES}` = '{outcome.series}' and attributes.status = 'FINISHED'"
     runs = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_STARTS)
     ratios = (
-        run.metrics.get(Metric.SPEEDUP)
+        run.metrics.get(Metric.PROCESS_SPEEDUP, run.metrics.get(Metric.SPEEDUP))
         for run in runs[::-1]
         if run.run_id != handle.run_id
         and not is_contaminated(run.tags)

@@ -113,6 +113,7 @@ def _log_evidence(outcome: Outcome, handle: RunHandle, summary: dict[str, Any], 
         "workload": outcome.workload,
         "contaminated": bool(speedup.contaminated) or outcome.is_disturbed,
         "reasons": [reason for validity in validities if validity for reason in validity.reasons],
+        "further": tuple(zip(speedup.start_ratios, speedup.start_rounds, strict=True))[1:],
         "earlier": outcome.earlier,
     }
     environment = environment | {"diff": None, "hosts": None, "settings": outcome.config.model_dump(mode="json")}
@@ -145,6 +146,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         Metric.SPEEDUP: speedup.ratio,
         Metric.SPEEDUP_LOW: speedup.low,
         Metric.SPEEDUP_HIGH: speedup.high,
+        Metric.PROCESS_SPEEDUP: speedup.process_ratio,
         Metric.EFFICIENCY: speedup.efficiency,
         **share_metrics(outcome.share),
         Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,

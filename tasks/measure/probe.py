@@ -261,6 +261,8 @@ def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
     seconds = _agree_on_seconds(role, own, link)
     typical = _agree_on_seconds(role, plain_statistics.median(steps) if steps else 0.0, link)
     samples = runner.samples_per_step
+    # Equal times are a mean, as of a GPU's steps.
+    spread = plain_statistics.variance(counted) / seconds**2 if len(set(counted)) > 1 else 0.0
     return Block(
         arm=role,
         seconds_per_sample=seconds / samples,
@@ -268,6 +270,7 @@ def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
         num_steps=num_steps,
         rank_seconds=tuple(runner.gather(own)) if runner.gather else (),
         joules_per_sample=None if before is None or after is None else (after - before) / (num_steps * samples),
+        step_variance=link.agree(spread) or None,
     )
 
 

@@ -22,6 +22,17 @@ class Measurement(Record):
         return label not in needed and (self.can_leave_out or not self.arms)
 
 
+class FurtherStarts(Record):
+    """Probes of a training's two arms in further fresh processes, each short."""
+
+    probes: tuple[ProbeResult, ...] = ()
+    """Disturbed ones included."""
+    seconds: float = 0.0
+    """Wall time of these processes, failed ones included."""
+    reason: str = ""
+    """Why there are so many, or none."""
+
+
 class AllReduceTime(Record):
     """One measured all-reduce."""
 

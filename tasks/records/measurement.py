@@ -26,6 +26,8 @@ class Block(Record):
     otherwise."""
     joules_per_sample: float | None = None
     """Of the processors of rank 0's host, all steps of the block; None where no counter is fast enough."""
+    step_variance: float | None = None
+    """Variance of the counted steps over their squared mean; None where they were not timed one by one."""
 
 
 Rates = dict[str, tuple[float, float | None, float | None]]

@@ -112,11 +112,16 @@ def _badge(speedup: SpeedupResult) -> tuple[str, str]:
         return ("not divided" if speedup.cause == "not divided" else "not measured"), "plain"
     if speedup.contaminated:
         return "measured on a busy machine", "warn"
-    if speedup.significant is None:
+    is_across = speedup.significant is not None
+    differs = speedup.significant if is_across else speedup.significant_within_process
+    where = "" if is_across else " within this process"
+    if differs is None:
         return f"too few {'runs' if speedup.baseline_runs else 'rounds'} for an interval", "warn"
-    if not speedup.significant:
-        return "no measurable difference", "plain"
-    return ("faster (95 % CI above 1)", "good") if speedup.ratio > 1 else ("slower (95 % CI below 1)", "warn")
+    if not differs:
+        return f"no measurable difference{where}", "plain"
+    if speedup.ratio > 1:
+        return f"faster{where} (95 % CI above 1)", "good" if is_across else "plain"
+    return f"slower{where} (95 % CI below 1)", "warn"
 
 
 def _arms(report: ReportInput) -> list[tuple[object, ...]]:

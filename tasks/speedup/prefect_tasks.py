@@ -5,6 +5,7 @@ import logging
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.speedup.records import SpeedupResult
@@ -13,10 +14,15 @@ from paceline.tasks.speedup.verdict import speedup_result
 
 @task(name="account", cache_policy=NO_CACHE)
 @redact_errors
-def account(train: TrainResult, num_cores: int | None = None, earlier: tuple[float, ...] = ()) -> SpeedupResult:
+def account(
+    train: TrainResult,
+    num_cores: int | None = None,
+    earlier: tuple[float, ...] = (),
+    starts: FurtherStarts | None = None,
+) -> SpeedupResult:
     """Judge how much faster the run was than its baseline, and why."""
     log = get_run_logger()
-    result = speedup_result(train.probe, train, num_cores, earlier)
+    result = speedup_result(train.probe, train, num_cores, earlier, starts)
     is_doubtful = result.contaminated or result.cause == "too few rounds"
     log.log(logging.WARNING if is_doubtful else logging.INFO, "%s", result.verdict)
     if result.efficiency is not None:

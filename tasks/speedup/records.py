@@ -38,6 +38,17 @@ class FactorCard(Record):
     None where an arm for it is missing."""
 
 
+class VarianceComponents(Record):
+    """Variances of the log-ratio by level, each without those of the levels below; None where unknown."""
+
+    process: float | None = None
+    """From one start to the next."""
+    block: float | None = None
+    """From round to round inside a process; with that of the steps where `step` is unknown."""
+    step: float | None = None
+    """Of one step of each arm inside a block."""
+
+
 class SpeedupResult(Record):
     """The `speedup` part of a run's summary. None where not measured."""
 
@@ -47,13 +58,22 @@ class SpeedupResult(Record):
     high: float | None = None
     """Ends of the 95 % interval of `ratio`."""
     scope: Literal["within this process", "across starts"] | None = None
-    """What the interval and `significant` hold for: repetitions inside this process, or further starts of the run too.
-    None where the ratio is not of a probe."""
+    """What the interval holds for: repetitions inside this process, or further starts of the run too. None where the
+    ratio is not of a probe."""
+    starts: Literal["measured", "borrowed"] | None = None
+    """Where the variance between starts is from: further processes of this run, or earlier starts of the series."""
     num_starts: int = 0
-    """Earlier starts that the variance between starts is borrowed from."""
+    """Starts that show the variance between starts: processes of this run, or earlier ones."""
+    starts_reason: str = ""
+    """Why further processes were, or were not, measured."""
+    start_ratios: tuple[float, ...] = ()
+    start_rounds: tuple[int, ...] = ()
+    """Ratio and rounds of each measured process, this one first; empty where the variance was not measured."""
+    variance: VarianceComponents | None = None
+    process_ratio: float | None = None
     process_low: float | None = None
     process_high: float | None = None
-    """Ends of the interval within this process."""
+    """Ratio and interval within this process."""
     typical_ratio: float | None = None
     typical_low: float | None = None
     typical_high: float | None = None
@@ -70,7 +90,10 @@ class SpeedupResult(Record):
     num_blocks: int = 0
     """Paired rounds behind the ratio; 0 where it was divided by other runs."""
     significant: bool | None = None
-    """Whether the interval excludes 1."""
+    """Whether the interval excludes 1. None without an interval, and where it holds within this process alone: nothing
+    is significant across runs by one start."""
+    significant_within_process: bool | None = None
+    """Whether the interval within this process excludes 1. None without one."""
     efficiency: float | None = None
     """Parallel efficiency: throughput on N devices over N times that of one device, same execution otherwise."""
     efficiency_low: float | None = None

@@ -18,11 +18,18 @@ from paceline.tasks.measure.paired_ratio import (
     speedup_ratio,
     typical_ratio,
 )
+from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import FACTORS, Arm
 from paceline.tasks.records.measurement import ProbeResult, Validity
 from paceline.tasks.records.training import TrainResult
-from paceline.tasks.speedup.between_starts import MAX_STARTS, across_starts
+from paceline.tasks.speedup.between_starts import (
+    MAX_STARTS,
+    across_starts,
+    over_processes,
+    process_ratios,
+    variance_components,
+)
 from paceline.tasks.speedup.diagnosis import MIN_SHARE, Bottleneck, Diagnosis, diagnose
 from paceline.tasks.speedup.factor_card import ONE_AT_A_TIME, factor_card
 from paceline.tasks.speedup.limit_share import LimitShare, format_share, limit_share
@@ -63,7 +70,7 @@ class _Facts:
     not_amortised: tuple[float, float] | None
     card: FactorCard
     share: LimitShare
-    num_starts: int  # that the variance between starts is borrowed from
+    scope: str  # in words
 
     @property
     def bottleneck(self) -> Cause | None:
@@ -77,16 +84,28 @@ def speedup_result(
     train: TrainResult | None = None,
     num_cores: int | None = None,
     earlier: Sequence[float] = (),
+    starts: FurtherStarts | None = None,
 ) -> SpeedupResult:
-    """Judge a probe; `earlier` are the ratios of earlier starts of the same work on the same kind of device."""
+    """Judge a probe by what further starts of the same work show of the variance between starts.
+
+    Args:
+        probe: Of the training's own process.
+        train: What it led to.
+        num_cores: Of the host.
+        earlier: Ratios of earlier starts on the same kind of device, which count without enough of `starts`.
+        starts: Probes of the same arms in further processes of this run.
+    """
     inside = speedup_ratio(probe.rounds) if probe else None
     if probe is None or inside is None:
         why = (train and train.no_probe) or "the run had no probe"
         return SpeedupResult(verdict=f"not measured: {why}", cause="not measured")
     order_effect = carry_over(probe.rounds, "baseline", "candidate")
     inside = allow_for(inside, order_effect)
-    borrowed = across_starts(inside, earlier)
-    ratio = borrowed or inside
+    further = starts or FurtherStarts()
+    probes = [probe, *(each for each in further.probes if not each.validity.contaminated)]
+    measured, borrowed = over_processes(probes), across_starts(inside, earlier)
+    ratio = measured or borrowed or inside
+    num_starts = len(probes) if measured else min(len(earlier), MAX_STARTS) if borrowed else 0
     validity = probe.validity
     if validity.num_cores is None and num_cores is not None:
         validity = judge(validity.model_copy(update={"num_cores": num_cores}))
@@ -103,7 +122,9 @@ def speedup_result(
         not_amortised=not_amortised(probe, train),
         card=factor_card(probe, train.search if train else None),
         share=limit_share(train) if train else LimitShare(),
-        num_starts=min(len(earlier), MAX_STARTS) if borrowed else 0,
+        scope=f"across starts, by {num_starts} {'processes' if measured else 'earlier ones'}"
+        if num_starts
+        else "within this process",
     )
     cause, typical = _cause(facts), typical_ratio(probe.rounds)
     notes = _conduct(len(probe.warm_up), order_effect) + _typical_step(inside, typical)
@@ -113,8 +134,14 @@ def speedup_result(
         ratio=ratio.value,
         low=ratio.low,
         high=ratio.high,
-        scope="across starts" if borrowed else "within this process",
-        num_starts=facts.num_starts,
+        scope="across starts" if num_starts else "within this process",
+        starts="measured" if measured else "borrowed" if borrowed else None,
+        num_starts=num_starts,
+        starts_reason=further.reason,
+        start_ratios=process_ratios(probes) if measured else (),
+        start_rounds=tuple(len(each.rounds) for each in probes) if measured else (),
+        variance=variance_components(probes),
+        process_ratio=inside.value,
         process_low=inside.low,
         process_high=inside.high,
         typical_ratio=typical.value if typical else None,
@@ -125,7 +152,8 @@ def speedup_result(
         carry_over=order_effect.bias if order_effect else None,
         carry_over_p=order_effect.p_value if order_effect else None,
         num_blocks=len(probe.rounds),
-        significant=ratio.significant,
+        significant=ratio.significant if num_starts else None,
+        significant_within_process=inside.significant,
         efficiency=facts.efficiency.value if facts.efficiency else None,
         efficiency_low=facts.efficiency.low if facts.efficiency else None,
         efficiency_high=facts.efficiency.high if facts.efficiency else None,
@@ -224,8 +252,7 @@ def _evidence(facts: _Facts) -> str:
     if facts.ratio.low is None or facts.ratio.high is None:
         return f"({rounds}, no interval)"
     low, high = (format_ratio(end, facts.ratio.value) for end in (facts.ratio.low, facts.ratio.high))
-    scope = f"across starts, by {facts.num_starts} earlier ones" if facts.num_starts else "within this process"
-    return f"(95 % interval {low} to {high} {scope}, {rounds})"
+    return f"(95 % interval {low} to {high} {facts.scope}, {rounds})"
 
 
 def format_ratio(ratio: float, centre: float | None = None) -> str:

@@ -62,7 +62,8 @@ def evidence_files(
     Args:
         raw: Step times of the training's probe.
         trained: A training with a probe.
-        facts: Of the run: `contaminated`, `reasons`, the ratios `earlier` of earlier starts, and what identifies it.
+        facts: Of the run: `contaminated`, `reasons`, ratios and rounds of `further` processes, ratios of `earlier`
+            starts, and what identifies it.
         summary: As `--json` prints it; the figures are taken from it. `rows`: as a terminal shows it.
         documents: Further files, the analysis plan among them.
 

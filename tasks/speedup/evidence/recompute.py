@@ -33,7 +33,7 @@ CARRY_OVER_LEVEL, WARM_UP_LEVEL, MIN_FALL = 0.05, 0.01, 0.01
 MIN_INTERVAL_ROUNDS, MIN_ROUNDS, MIN_AUTOCORRELATION_ROUNDS = 3, 6, 8
 MIN_STEPS_TO_DROP_FIRST = 3
 USUAL_AUTOCORRELATION, MAX_AUTOCORRELATION = 0.1, 0.8
-MIN_STARTS, MAX_STARTS = 4, 30
+MIN_PROCESSES, MIN_STARTS, MAX_STARTS = 3, 4, 30
 
 Estimate = tuple[Any, Any, Any]
 """Value and the ends of its interval, None with too few rounds."""
@@ -83,11 +83,11 @@ def differences(figures: Figures, printed: Figures) -> list[str]:
 def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     """The figures of the summary, by their paths in its JSON; None for what cannot be known from these data."""
     samples, devices = facts["samples_per_step"], facts["num_devices"]
-    total, typical, places = block_seconds(steps)  # of a step
+    total, typical, places, spread = block_seconds(steps)  # of a step
     slowness = np.mean([np.log(seconds / samples[arm]) for arm, seconds in total.items()], axis=0)
     num_warm_up = warm_up(slowness)
-    total, typical, places = (
-        {arm: column[num_warm_up:] for arm, column in one.items()} for one in (total, typical, places)
+    total, typical, places, spread = (
+        {arm: column[num_warm_up:] for arm, column in one.items()} for one in (total, typical, places, spread)
     )
     rates = {arm: samples[arm] / float(np.median(seconds)) for arm, seconds in total.items()}
     per_sample = {arm: np.log(seconds / samples[arm]) for arm, seconds in total.items()}
@@ -95,22 +95,30 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     is_last = places["baseline"] > places["candidate"]
     bias, p_value = carry_over(per_sample["baseline"] + per_sample["candidate"], is_last)
     inside = allow_for(estimate(ratio), bias, p_value)
-    value, low, high = across_starts(inside, facts["earlier"])
+    further = [ratio for ratio, _ in facts["further"]]
+    (value, low, high), num_starts = across_starts(inside, further, facts["earlier"])
+    num_steps = int(np.max(steps["step"])) + 1
+    components = variance_components(ratio, inside[0], facts["further"], (spread, num_steps))
     efficiency: Estimate = (None, None, None)
     if "single" in total:
         efficiency = estimate(per_sample["single"] - per_sample["candidate"] - math.log(devices))
     steady = np.log(typical["baseline"] / samples["baseline"] * samples["candidate"] / typical["candidate"])
     figures = {
         **_named("speedup.{}", "ratio low high", (value, low, high)),
-        **_named("speedup.process_{}", "low high", inside[1:]),
+        **_named("speedup.process_{}", "ratio low high", inside),
         **_named("speedup.typical_{}", "ratio low high", estimate(steady)),
         "speedup.autocorrelation": autocorrelation(ratio),
         "speedup.num_warm_up": num_warm_up,
         "speedup.carry_over": bias,
         "speedup.carry_over_p": p_value,
         "speedup.num_blocks": ratio.size,
-        "speedup.num_starts": min(len(facts["earlier"]), MAX_STARTS) if borrows(inside, facts["earlier"]) else 0,
-        "speedup.significant": None if low is None else low > 1 or high < 1,
+        "speedup.num_starts": num_starts,
+        "speedup.significant": excludes_one(low, high) if num_starts else None,
+        "speedup.significant_within_process": excludes_one(*inside[1:]),
+        **_named("speedup.variance.{}", "process block step", components),
+        **{f"speedup.start_ratios.{at}": one for at, one in enumerate([inside[0], *further] if further else [])},
+        **{f"speedup.start_rounds.{at + 1}": number for at, (_, number) in enumerate(facts["further"])},
+        **({"speedup.start_rounds.0": ratio.size} if further else {}),
         **_named("speedup.efficiency{}", " _low _high", efficiency),
         **_named("speedup.{}_samples_per_second", "baseline candidate", (rates["baseline"], rates["candidate"])),
     }
@@ -144,7 +152,7 @@ def _named(pattern: str, names: str, values: tuple[Any, ...]) -> Figures:
 
 
 def block_seconds(steps: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Mean and median seconds of a step in each block of the last attempt, and its place in the round; by arm.
+    """Mean and median seconds of a step in each block of the last attempt, its place in the round, spread; by arm.
 
     The first of three or more steps, in which caches are filled again, is left out of the mean.
     """
@@ -163,7 +171,33 @@ def block_seconds(steps: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
         },
         {arm: np.array([np.median(each) for each in blocks[arm]]) for arm in blocks},
         {arm: np.array(places[arm]) for arm in blocks},
+        {
+            arm: np.array([_spread(each[each.size >= MIN_STEPS_TO_DROP_FIRST :]) for each in blocks[arm]])
+            for arm in blocks
+        },
     )
+
+
+def _spread(seconds: Any) -> float:
+    """Variance over the squared mean; nan where the steps were not timed one by one."""
+    return float(np.var(seconds, ddof=1)) / float(np.mean(seconds)) ** 2 if len(set(seconds)) > 1 else math.nan
+
+
+def variance_components(
+    ratio: Any, own: float, further: list[Any], inside: tuple[dict[str, Any], int]
+) -> tuple[float | None, float | None, float | None]:
+    """Variances of the log-ratio between processes, blocks and steps, each without those of the levels below."""
+    spread, num_steps = inside
+    block = float(np.var(ratio, ddof=1)) if ratio.size > 1 else None
+    process = None
+    if block is not None and len(further) + 1 >= MIN_PROCESSES:
+        logs = np.log(np.array([own, *(one for one, _ in further)]))
+        noise = block * float(np.mean([1 / ratio.size, *(1 / number for _, number in further)]))
+        process = max(0.0, float(logs.var(ddof=1)) - noise)
+    step = float(np.mean([spread["baseline"], spread["candidate"]])) * 2
+    if block is not None and not math.isnan(step):
+        block = max(0.0, block - step / num_steps)
+    return process, block, step
 
 
 def warm_up(slowness: Any) -> int:
@@ -249,19 +283,27 @@ def autocorrelation(values: Any) -> float | None:
     return (count * float(np.sum(residuals[1:] * residuals[:-1])) / square + 1) / (count - 3) if square > 0 else 0.0
 
 
-def borrows(inside: Estimate, earlier: list[float]) -> bool:
-    """Whether the interval takes the variance between starts from earlier ones."""
-    return inside[1] is not None and len(earlier) >= MIN_STARTS
+def excludes_one(low: float | None, high: float | None) -> bool | None:
+    """Whether an interval does not hold 1; None without one."""
+    return None if low is None or high is None else low > 1 or high < 1
 
 
-def across_starts(inside: Estimate, earlier: list[float]) -> Estimate:
-    """Interval for the next start, from the ratios of earlier starts; that of the process with too few of them."""
+def across_starts(inside: Estimate, further: list[float], earlier: list[float]) -> tuple[Estimate, int]:
+    """Interval for the next start and the number of starts behind it; that of the process and 0 with too few of them.
+
+    Student's t over this process and further ones, else the scatter of earlier starts.
+    """
     value, low, high = inside
-    if not borrows(inside, earlier):
-        return inside
+    if len(further) + 1 >= MIN_PROCESSES:
+        logs = np.log(np.array([value, *further]))
+        centre, count = float(logs.mean()), logs.size
+        reach = t_quantile((1 + CONFIDENCE) / 2, count - 1) * float(logs.std(ddof=1)) / math.sqrt(count)
+        return (math.exp(centre), math.exp(centre - reach), math.exp(centre + reach)), count
+    if low is None or len(earlier) < MIN_STARTS:
+        return inside, 0
     logs = np.log(np.array(earlier[-MAX_STARTS:]))
     reach = math.exp(t_quantile((1 + CONFIDENCE) / 2, logs.size - 1) * float(logs.std(ddof=1)))
-    return value, min(low, value / reach), max(high, value * reach)
+    return (value, min(low, value / reach), max(high, value * reach)), logs.size
 
 
 def t_quantile(probability: float, degrees: int) -> float:

@@ -129,9 +129,9 @@ def _advice(setting: str, ratio: Interval) -> Advice:
     if ratio.low is None or ratio.high is None:
         verdict = "too few rounds for an interval"
     elif ratio.low > 1:
-        verdict = "faster (95 % CI above 1)"
+        verdict = "faster within this process (95 % CI above 1)"
     elif ratio.high < 1:
-        verdict = "slower (95 % CI below 1), leave it"
+        verdict = "slower within this process (95 % CI below 1), leave it"
     else:
         verdict = "no measurable gain"
     return Advice(setting=setting, ratio=ratio.value, low=ratio.low, high=ratio.high, reason=f"{verdict}: {why}")

@@ -97,8 +97,8 @@ class TrainJob(Record):
 
     @property
     def checkpoints(self) -> Path:
-        """Directory of the run's checkpoints."""
-        return self.directory / "checkpoints"
+        """Directory of the run's checkpoints. A measurement has none: those of a training are not its progress."""
+        return self.directory / ("checkpoints" if self.measurement is None else "measured")
 
 
 def train_group(job: TrainJob, address: str, on_progress: Progress | None = None) -> TrainResult:

@@ -92,15 +92,20 @@ def test_text_is_escaped():
 @pytest.mark.parametrize(
     ("ratio", "fields", "badge"),
     [
-        (1.5, {}, "faster (95 % CI above 1)"),
-        (0.8, {}, "slower (95 % CI below 1)"),
-        (1.001, {}, "no measurable difference"),
+        (1.5, {}, "faster within this process (95 % CI above 1)"),
+        (0.8, {}, "slower within this process (95 % CI below 1)"),
+        (1.001, {}, "no measurable difference within this process"),
         (1.5, {"num_rounds": 2}, "too few rounds for an interval"),
         (1.5, {"validity": judge(Validity(foreign_load=0.9, num_cores=2))}, "measured on a busy machine"),
     ],
 )
 def test_the_badge_says_how_certain_the_speedup_is(ratio, fields, badge):
     assert f">{badge}</span>" in render_report(make_report(make_probe(ratio, **fields)))
+
+
+def test_the_badge_of_an_interval_across_starts_names_no_process(report):
+    across = report.speedup.model_copy(update={"significant": True, "scope": "across starts"})
+    assert ">faster (95 % CI above 1)</span>" in render_report(replace(report, speedup=across))
 
 
 def test_credentials_are_not_shown(report):

@@ -2,6 +2,7 @@ from typing import get_args
 
 import pytest
 
+from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import Validity
@@ -29,7 +30,8 @@ def test_sentence_in_full():
         "(inferred; --diagnose measures it)."
     )
     assert result.ratio == pytest.approx(1.5, rel=0.02)
-    assert (result.significant, result.contaminated, result.num_blocks) == (True, False, 12)
+    assert (result.significant, result.significant_within_process) == (None, True), "by one start, not across runs"
+    assert (result.contaminated, result.num_blocks) == (False, 12)
     assert result.efficiency is None
     assert result.baseline_samples_per_second == pytest.approx(500, rel=0.02)
     assert result.candidate_samples_per_second == pytest.approx(750, rel=0.02)
@@ -255,11 +257,13 @@ def test_warm_up_and_carry_over_are_reported_and_the_interval_allows_for_them():
 def test_an_interval_is_of_one_process_until_earlier_starts_show_how_starts_differ():
     probe = make_probe(1.03, noise=0.005)
     alone = speedup_result(probe, earlier=(1.01, 1.05, 1.03))
-    assert (alone.scope, alone.num_starts, alone.significant) == ("within this process", 0, True)
+    assert (alone.scope, alone.num_starts, alone.starts) == ("within this process", 0, None)
+    assert (alone.significant, alone.significant_within_process) == (None, True)
     assert "within this process, 12 paired rounds" in alone.verdict
     starts = (1.01, 1.05, 1.03, 0.98, 1.06)
     found = speedup_result(probe, earlier=starts)
-    assert (found.scope, found.num_starts, found.significant) == ("across starts", 5, False)
+    assert (found.scope, found.num_starts, found.starts) == ("across starts", 5, "borrowed")
+    assert (found.significant, found.significant_within_process) == (False, True)
     assert found.cause == "no measurable difference"
     assert "across starts, by 5 earlier ones, 12 paired rounds" in found.verdict
     assert (found.process_low, found.process_high) == (alone.low, alone.high)
@@ -283,3 +287,18 @@ def test_a_step_whose_memory_is_nearer_to_its_limit_than_its_arithmetic_is_memor
     assert speedup_result(probe, make_train(probe, **limited())).cause == "compute-bound"
     neither = make_train(probe, **limited(of_limit=0.01, of_bandwidth=0.03))
     assert speedup_result(probe, neither).cause == "compute-bound", "far from either limit"
+
+
+def test_processes_of_this_run_count_before_earlier_starts_and_disturbed_ones_not_at_all():
+    probe, earlier = make_probe(1.03, noise=0.005), (1.01, 1.05, 1.03, 0.98, 1.06)
+    further = [make_probe(ratio, 4, 0.005) for ratio in (1.05, 1.02, 1.04)]
+    found = speedup_result(probe, earlier=earlier, starts=FurtherStarts(probes=further, reason="took 30 s"))
+    assert (found.scope, found.starts, found.num_starts) == ("across starts", "measured", 4)
+    assert (found.significant, found.starts_reason) == (True, "took 30 s")
+    assert "across starts, by 4 processes, 12 paired rounds" in found.verdict
+    assert found.start_ratios == pytest.approx((1.03, 1.05, 1.02, 1.04), abs=0.01)
+    assert found.process_low < found.process_ratio < found.process_high < found.high
+    assert found.variance.process > 0
+    disturbed = [each.model_copy(update={"validity": BUSY}) for each in further[1:]]
+    without = speedup_result(probe, earlier=earlier, starts=FurtherStarts(probes=(further[0], *disturbed)))
+    assert (without.starts, without.start_ratios, without.variance.process) == ("borrowed", (), None)

@@ -15,7 +15,7 @@ from paceline.tasks.measure.probe import MIN_STEPS_TO_DROP_FIRST
 from paceline.tasks.records.execution import BASELINE, ladder_arms
 from paceline.tasks.speedup.evidence import recompute
 from tests.support.evidence import BUSY, QUIET, SimulatedProbe, evidence_of
-from tests.support.reports import CANDIDATE, limited
+from tests.support.reports import CANDIDATE, limited, make_probe
 
 TWO_ARMS = {"baseline": 0.1, "candidate": 0.06}
 EFFICIENCY = TWO_ARMS | {"single": 0.055}
@@ -43,6 +43,7 @@ CASES = {
     **{f"{number} starts": (TWO_ARMS, {}, {}, {"earlier": EARLIER[:number]}) for number in (3, 4, 5)},
     "40 starts": (TWO_ARMS, {}, {}, {"earlier": 8 * EARLIER}),
     "narrow starts": (TWO_ARMS, {}, {}, {"earlier": (1.65, 1.651, 1.652, 1.65)}),
+    "measured starts": (TWO_ARMS, {}, {}, {"further": tuple(make_probe(ratio, 4) for ratio in (1.6, 1.7, 1.65))}),
     "starts without an interval": (TWO_ARMS, {}, {"max_seconds": 0.9}, {"earlier": EARLIER}),
     "measured again": (TWO_ARMS, {"validities": (BUSY, BUSY, QUIET)}, {"max_seconds": 12}, {}),
     "two devices": (EFFICIENCY, {"num_devices": 2}, {}, {"world_size": 2}),
@@ -77,7 +78,9 @@ def numbers(tree, path=""):
     return set() if isinstance(tree, str) else {path[1:]}
 
 
-TEXTS = {f"speedup.{name}" for name in ("baseline_arithmetic", "candidate_arithmetic", "bound", "contaminated")}
+TEXTS = {
+    f"speedup.{name}" for name in ("baseline_arithmetic", "candidate_arithmetic", "bound", "contaminated", "starts")
+}
 
 
 def test_every_number_of_the_summary_is_recomputed(case):
@@ -109,6 +112,7 @@ def test_kinds_of_results_are_all_there():
             known.setdefault(name, set()).add(value is not None)
     shares = {name for name in known if ".shares." in name and not name.endswith((".1", ".2"))}
     always = {"speedup.num_blocks", "speedup.ratio", "speedup.typical_ratio", *shares}
+    always |= {"speedup.process_ratio"} | {name for name in known if ".start_r" in name}
     always |= {f"speedup.{arm}_samples_per_second" for arm in ("baseline", "candidate")}
     assert {name for name, values in known.items() if values == {True}} == always | {
         "speedup.num_starts",
