@@ -17,7 +17,7 @@ from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
 
 COPY_SD = 0.02  # relative time that a copy of an arm has as its own: assumed, as in simulate_intervals.py (equal_arms)
-FALSE_DEPARTURES = 0.025  # of a probe: a search has several
+FALSE_DEPARTURES = 0.015  # of a probe: a search has several
 ARITHMETIC = ("precision", "memory_format")
 LAYER_SETTINGS = (*ARITHMETIC, "num_threads")  # settings that decide how fast the layers compute
 SEARCHED = (*LAYER_SETTINGS, "loading", "compile")  # settings that autotuning can change
