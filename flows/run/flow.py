@@ -92,7 +92,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 config, plan, prepared, trained, evaluated, workload, checked.hardware, checked.pretrained
             )
             if config.speedup.baseline in SELF_CONTAINED_BASELINES:
-                outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle))
+                outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle), starts=starts)
                 speedup = account(trained, checked.hardware.num_cores, outcome.earlier, starts)
             else:
                 speedup = speedup_over_others(outcome, handle)

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.conf.config import Config
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
+from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
@@ -31,6 +32,7 @@ class Outcome:
     hardware: Hardware
     pretrained: Pretrained | None = None  # initial weights; None for those of the seed
     speedup: SpeedupResult = field(default_factory=SpeedupResult)
+    starts: FurtherStarts = field(default_factory=FurtherStarts)  # probes in further processes
     earlier: tuple[float, ...] = ()  # ratios of earlier starts that `speedup` borrows the variance from
 
     @cached_property

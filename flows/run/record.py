@@ -104,8 +104,10 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
 def _log_evidence(outcome: Outcome, handle: RunHandle, summary: dict[str, Any], environment: dict[str, Any]) -> None:
     """Store the raw data behind the speedup in the run's directory and in MLflow; nothing without a probe."""
     trained, speedup, directory = outcome.trained, outcome.speedup, Environment().root / "runs" / handle.run_id
-    raw = find_steps(directory, trained.probe.steps) if trained.probe is not None else None
-    if raw is None:
+    further = (probe for probe in outcome.starts.probes if not probe.validity.contaminated)
+    contents = [find_steps(directory, probe.steps) for probe in (trained.probe, *further) if probe is not None]
+    raw = [content for content in contents if content is not None]
+    if trained.probe is None or len(raw) < len(contents):
         return
     validities = (speedup.validity, trained.validity if outcome.is_disturbed else None)
     facts = {
@@ -113,7 +115,6 @@ def _log_evidence(outcome: Outcome, handle: RunHandle, summary: dict[str, Any], 
         "workload": outcome.workload,
         "contaminated": bool(speedup.contaminated) or outcome.is_disturbed,
         "reasons": [reason for validity in validities if validity for reason in validity.reasons],
-        "further": tuple(zip(speedup.start_ratios, speedup.start_rounds, strict=True))[1:],
         "earlier": outcome.earlier,
     }
     environment = environment | {"diff": None, "hosts": None, "settings": outcome.config.model_dump(mode="json")}

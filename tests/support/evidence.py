@@ -85,22 +85,24 @@ class SimulatedProbe:
         return probe, content.getvalue()
 
 
-def evidence_of(probe, raw, *, earlier=(), further=(), contaminated=None, **fields):
+def evidence_of(probe, raw, *, earlier=(), starts=(), contaminated=None, **fields):
     """The summary that a run with this probe would print, and its files of evidence."""
     fields = {"windows": WINDOWS, "window_samples": WINDOW_SAMPLES} | limited() | fields
     seconds = sum(window[2] for window in fields["windows"])
     rate = sum(fields["window_samples"]) / seconds if seconds else None
     trained = make_train(probe, samples_per_second=rate, **fields)
     share = limit_share(trained)
-    speedup = add_share(speedup_result(probe, trained, 2, earlier, FurtherStarts(probes=further)), share)
+    speedup = add_share(
+        speedup_result(probe, trained, 2, earlier, FurtherStarts(probes=[one[0] for one in starts])), share
+    )
     train = share.model_dump(mode="json", include={*SHARES}) | {"samples_per_second": rate}
     summary = {"speedup": speedup.model_dump(mode="json"), "train": train, "rows": [("speedup", speedup.verdict)]}
     facts = {
         "run_id": 32 * "a",
         "contaminated": speedup.contaminated if contaminated is None else contaminated,
         "reasons": list(speedup.validity.reasons),
-        "further": list(zip(speedup.start_ratios, speedup.start_rounds, strict=True))[1:],
         "earlier": list(earlier),
     }
     documents = {PLAN: analysis_plan(Speedup()), Artifact.ENVIRONMENT: b"{}"}
+    raw = [raw, *(content for further, content in starts if not further.validity.contaminated)]
     return summary, evidence_files(raw, trained, facts, summary, documents)

@@ -54,16 +54,29 @@ def find_steps(directory: Path, digest: str | None) -> bytes | None:
     return next((content for content in contents if hashlib.sha256(content).hexdigest() == digest), None)
 
 
+def _merge_processes(raw: Sequence[bytes]) -> dict[str, Any]:
+    """The step times of several processes in one table, with the number of the process in each row."""
+    loaded = [dict(np.load(io.BytesIO(content))) for content in raw]
+    arms, arm = np.unique(np.concatenate([one["arms"][one.pop("arm")] for one in loaded]), return_inverse=True)
+    process = np.repeat(np.arange(len(loaded), dtype=np.int8), [one["seconds"].size for one in loaded])
+    num_left_out = sum(one.pop("num_left_out") for one in loaded)
+    columns = {name: np.concatenate([one[name] for one in loaded]) for name in loaded[0] if name != "arms"}
+    return {"process": process, "arms": arms, "arm": arm.astype(np.int8), **columns, "num_left_out": num_left_out}
+
+
 def evidence_files(
-    raw: bytes, trained: TrainResult, facts: dict[str, Any], summary: dict[str, Any], documents: dict[str, bytes]
+    raw: Sequence[bytes],
+    trained: TrainResult,
+    facts: dict[str, Any],
+    summary: dict[str, Any],
+    documents: dict[str, bytes],
 ) -> dict[str, bytes]:
     """The files of the archive by name.
 
     Args:
-        raw: Step times of the training's probe.
+        raw: Step times of the training's probe, then those of the further processes that count.
         trained: A training with a probe.
-        facts: Of the run: `contaminated`, `reasons`, ratios and rounds of `further` processes, ratios of `earlier`
-            starts, and what identifies it.
+        facts: Of the run: `contaminated`, `reasons`, the ratios `earlier` of earlier starts, and what identifies it.
         summary: As `--json` prints it; the figures are taken from it. `rows`: as a terminal shows it.
         documents: Further files, the analysis plan among them.
 
@@ -72,7 +85,7 @@ def evidence_files(
     """
     measured, cost, share = trained.probe, trained.cost, limit_share(trained)
     assert measured is not None
-    steps = dict(np.load(io.BytesIO(raw)))
+    steps = _merge_processes(raw)
     names = ("window_first_step", "window_num_steps", "window_seconds")
     windows = {name: np.array([window[at] for window in trained.windows]) for at, name in enumerate(names)}
     windows["window_samples"] = np.array(trained.window_samples)

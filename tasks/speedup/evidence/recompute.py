@@ -34,6 +34,7 @@ MIN_INTERVAL_ROUNDS, MIN_ROUNDS, MIN_AUTOCORRELATION_ROUNDS = 3, 6, 8
 MIN_STEPS_TO_DROP_FIRST = 3
 USUAL_AUTOCORRELATION, MAX_AUTOCORRELATION = 0.1, 0.8
 MIN_PROCESSES, MIN_STARTS, MAX_STARTS = 3, 4, 30
+COLUMNS = ("arms", "arm", "attempt", "position", "step", "seconds")
 
 Estimate = tuple[Any, Any, Any]
 """Value and the ends of its interval, None with too few rounds."""
@@ -83,22 +84,21 @@ def differences(figures: Figures, printed: Figures) -> list[str]:
 def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     """The figures of the summary, by their paths in its JSON; None for what cannot be known from these data."""
     samples, devices = facts["samples_per_step"], facts["num_devices"]
-    total, typical, places, spread = block_seconds(steps)  # of a step
-    slowness = np.mean([np.log(seconds / samples[arm]) for arm, seconds in total.items()], axis=0)
-    num_warm_up = warm_up(slowness)
-    total, typical, places, spread = (
-        {arm: column[num_warm_up:] for arm, column in one.items()} for one in (total, typical, places, spread)
-    )
+    processes = [counted_blocks(steps, number, samples) for number in np.unique(steps["process"])]
+    num_warm_up, total, typical, places, spread = processes[0]  # seconds of a step
     rates = {arm: samples[arm] / float(np.median(seconds)) for arm, seconds in total.items()}
     per_sample = {arm: np.log(seconds / samples[arm]) for arm, seconds in total.items()}
     ratio = per_sample["baseline"] - per_sample["candidate"]
     is_last = places["baseline"] > places["candidate"]
     bias, p_value = carry_over(per_sample["baseline"] + per_sample["candidate"], is_last)
     inside = allow_for(estimate(ratio), bias, p_value)
-    further = [ratio for ratio, _ in facts["further"]]
+    logs = [np.log(one["baseline"] / one["candidate"]) for _, one, *_ in processes[1:]]
+    logs = [one + math.log(samples["candidate"] / samples["baseline"]) for one in logs]
+    further, num_rounds = [estimate(one)[0] for one in logs], [one.size for one in logs]
     (value, low, high), num_starts = across_starts(inside, further, facts["earlier"])
-    num_steps = int(np.max(steps["step"])) + 1
-    components = variance_components(ratio, inside[0], facts["further"], (spread, num_steps))
+    num_steps = int(np.max(steps["step"][steps["process"] == 0])) + 1
+    components = variance_components(ratio, inside[0], list(zip(further, num_rounds, strict=True)), (spread, num_steps))
+    is_measured = len(processes) >= MIN_PROCESSES
     efficiency: Estimate = (None, None, None)
     if "single" in total:
         efficiency = estimate(per_sample["single"] - per_sample["candidate"] - math.log(devices))
@@ -116,9 +116,8 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
         "speedup.significant": excludes_one(low, high) if num_starts else None,
         "speedup.significant_within_process": excludes_one(*inside[1:]),
         **_named("speedup.variance.{}", "process block step", components),
-        **{f"speedup.start_ratios.{at}": one for at, one in enumerate([inside[0], *further] if further else [])},
-        **{f"speedup.start_rounds.{at + 1}": number for at, (_, number) in enumerate(facts["further"])},
-        **({"speedup.start_rounds.0": ratio.size} if further else {}),
+        **{f"speedup.start_ratios.{at}": one for at, one in enumerate([inside[0], *further]) if is_measured},
+        **{f"speedup.start_rounds.{at}": one for at, one in enumerate([ratio.size, *num_rounds]) if is_measured},
         **_named("speedup.efficiency{}", " _low _high", efficiency),
         **_named("speedup.{}_samples_per_second", "baseline candidate", (rates["baseline"], rates["candidate"])),
     }
@@ -149,6 +148,15 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
 
 def _named(pattern: str, names: str, values: tuple[Any, ...]) -> Figures:
     return {pattern.format(name): value for name, value in zip(names.split(" "), values, strict=True)}
+
+
+def counted_blocks(steps: Mapping[str, Any], process: int, samples: Mapping[str, int]) -> tuple[Any, ...]:
+    """Number of rounds of a process that are its warm-up, and `block_seconds` without them."""
+    rows = steps["process"] == process
+    columns = block_seconds({name: steps[name] if name == "arms" else steps[name][rows] for name in COLUMNS})
+    slowness = np.mean([np.log(seconds / samples[arm]) for arm, seconds in columns[0].items()], axis=0)
+    num_warm_up = warm_up(slowness)
+    return num_warm_up, *({arm: column[num_warm_up:] for arm, column in one.items()} for one in columns)
 
 
 def block_seconds(steps: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:

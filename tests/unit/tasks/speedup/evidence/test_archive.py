@@ -86,7 +86,7 @@ def test_steps_of_another_probe_are_no_evidence():
 def test_tables_have_each_step_and_each_window(files):
     steps = parquet.read_table(io.BytesIO(files["steps.parquet"]))
     loaded = np.load(io.BytesIO(files["steps.npz"]))
-    assert steps.column_names == ["arm", "attempt", "round", "position", "step", "started", "seconds"]
+    assert steps.column_names == ["process", "arm", "attempt", "round", "position", "step", "started", "seconds"]
     assert steps["seconds"].to_pylist() == loaded["seconds"].tolist()
     assert steps["arm"].to_pylist() == loaded["arms"][loaded["arm"]].tolist()
     assert set(

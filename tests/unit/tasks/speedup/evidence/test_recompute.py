@@ -15,7 +15,7 @@ from paceline.tasks.measure.probe import MIN_STEPS_TO_DROP_FIRST
 from paceline.tasks.records.execution import BASELINE, ladder_arms
 from paceline.tasks.speedup.evidence import recompute
 from tests.support.evidence import BUSY, QUIET, SimulatedProbe, evidence_of
-from tests.support.reports import CANDIDATE, limited, make_probe
+from tests.support.reports import CANDIDATE, limited
 
 TWO_ARMS = {"baseline": 0.1, "candidate": 0.06}
 EFFICIENCY = TWO_ARMS | {"single": 0.055}
@@ -27,6 +27,18 @@ LADDER = TWO_ARMS | {
     for number, role in enumerate(ladder_arms(BASELINE, CANDIDATE.model_copy(update=COMPILED)))
 }
 EARLIER = (1.6, 1.72, 1.65, 1.58, 1.69)
+
+
+def started(number, num_devices=1, steps=3, **machine):
+    """Probes of further processes, each a little faster or slower, with their step times."""
+    random = np.random.default_rng(number)
+    probes = []
+    for seed in range(number):
+        seconds = {"baseline": 0.1, "candidate": 0.06 * np.exp(random.normal(0, 0.03))}
+        simulated = SimulatedProbe(seconds, seed=100 + seed, num_devices=num_devices, **machine)
+        probes.append(simulated.measure(num_blocks=4 + 2 * seed, steps_per_block=steps, max_seconds=5))
+    return tuple(probes)
+
 
 CASES = {
     "plain": (TWO_ARMS, {}, {}, {}),
@@ -43,7 +55,11 @@ CASES = {
     **{f"{number} starts": (TWO_ARMS, {}, {}, {"earlier": EARLIER[:number]}) for number in (3, 4, 5)},
     "40 starts": (TWO_ARMS, {}, {}, {"earlier": 8 * EARLIER}),
     "narrow starts": (TWO_ARMS, {}, {}, {"earlier": (1.65, 1.651, 1.652, 1.65)}),
-    "measured starts": (TWO_ARMS, {}, {}, {"further": tuple(make_probe(ratio, 4) for ratio in (1.6, 1.7, 1.65))}),
+    **{f"{number} processes": (TWO_ARMS, {}, {}, {"starts": started(number)}) for number in (1, 2, 5)},
+    "processes of steps that are a mean": (TWO_ARMS, {}, {"steps_per_block": 1}, {"starts": started(3, steps=1)}),
+    "a disturbed process": (TWO_ARMS, {}, {}, {"starts": (*started(2), *started(1, validities=9 * (BUSY,)))}),
+    "processes and starts": (EFFICIENCY, {"num_devices": 2}, {}, {"starts": started(2, 2), "earlier": EARLIER}),
+    "one round": (TWO_ARMS, {}, {"max_seconds": 0.1}, {}),
     "starts without an interval": (TWO_ARMS, {}, {"max_seconds": 0.9}, {"earlier": EARLIER}),
     "measured again": (TWO_ARMS, {"validities": (BUSY, BUSY, QUIET)}, {"max_seconds": 12}, {}),
     "two devices": (EFFICIENCY, {"num_devices": 2}, {}, {"world_size": 2}),
