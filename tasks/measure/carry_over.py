@@ -4,8 +4,7 @@ Senn, "Cross-over Trials in Clinical Research" (2002), chapters 3 and 10. In the
 the other one in every second round and itself in the others. Call the extra time of A after B a, and that of B after A
 b, both as logarithms. Drift and common noise aside, log A + log B is larger by a in rounds with A second, and by b in
 those with B second, and the mean of log A - log B is off by (a - b) / 2. So the alternation of the sums shows how far
-off the ratio is. It is estimated by least squares with a straight line for the drift. Slow noise is nearly orthogonal
-to an alternation, which makes the test of Student's t conservative under autocorrelation.
+off the ratio is. It is estimated by least squares with a straight line for the drift.
 """
 
 from collections.abc import Iterable

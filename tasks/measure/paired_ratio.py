@@ -181,9 +181,7 @@ def autocorrelation(values: Floats) -> float | None:
 def estimate_ratio(log_ratios: Floats, confidence: float | None = None) -> Estimate | None:
     """The ratio behind log-ratios; None without any, and without an interval when they are too few.
 
-    Args:
-        log_ratios: Of the rounds of a probe, in their order; or of repeats, with their level.
-        confidence: As in `location_interval`. The autocorrelation widens the interval of a probe only.
+    Without a level they are the rounds of a probe in their order, and their autocorrelation widens the interval.
     """
     if log_ratios.size == 0:
         return None
