@@ -1,5 +1,4 @@
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -111,7 +110,7 @@ def counter(tmp_path):
 
 
 def test_a_reading_has_its_interval_and_the_part_above_the_power_before_the_start(tmp_path, counter):
-    meter = EnergyMeter(powercap_root=tmp_path, own=lambda: (1, os.getpid()))  # all others are children of the first
+    meter = EnergyMeter(powercap_root=tmp_path, own=psutil.pids)  # so that no other work on this machine counts
     counter.write_text("100000000")
     found = meter.energy(False)
     assert (found.joules, found.low, found.high, found.neighbours) == (100.0, 95.0, 105.0, ())
@@ -153,7 +152,7 @@ def test_the_power_before_the_start_is_measured_for_a_while_and_only_with_a_coun
 def test_a_neighbour_on_a_gpu_takes_the_interval(monkeypatch):
     told = [100.0]
     monkeypatch.setattr(energy, "gpu_joules", lambda uuids: told[0])
-    meter = EnergyMeter(["GPU-a"], own=lambda: (1, os.getpid()))
+    meter = EnergyMeter(["GPU-a"], own=psutil.pids)
     told[0] = 130.0
     ends = [(found.low, found.high) for found in (meter.energy(False), meter.energy(True))]
     assert ends == [(28.5, 31.5), (None, None)]
