@@ -17,6 +17,7 @@ from paceline.conf.recipe import Recipe
 from paceline.conf.section import Section
 
 SELF_CONTAINED_BASELINES = ("probe", "none")
+RatioName = Literal["naive", "competent", "end_to_end", "of_limit"]
 Overlap = Literal["queue", "skip", "cancel-oldest"]  # policy for a scheduled run whose predecessor has not ended
 
 
@@ -55,6 +56,14 @@ class Speedup(Section):
     """Factor card. `ladder`: measure every combination of loading, layout and precision with further arms of the probe,
     as time allows, and show Shapley values. `off`: show one factor at a time, as far as it was measured anyway. `auto`:
     a ladder with `speedup.diagnose` where the networks of its arms fit into a tenth of the free memory."""
+    competent_loop: bool = True
+    """Also time a loop in plain PyTorch, with the workers of a DataLoader and the precision and layout of the run, in a
+    process without Paceline. Needs `speedup.baseline=probe` and `speedup.max_seconds` of at least 10."""
+    headline: RatioName = "competent"
+    """Ratio in the headline of the report and of the summary. `competent`: over that loop; `naive`: over the baseline;
+    `end_to_end`: time from cold start to result, of that loop over that of the run; `of_limit`: share of what the
+    device was measured to do. Without the chosen ratio the next one in the order `competent`, `naive` takes its place,
+    and is named."""
     price_per_device_hour: Annotated[float, Field(ge=0)] | None = None
     """Price of one device for one hour, in any currency; gives the cost per epoch."""
 

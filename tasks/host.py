@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from functools import cache
 from pathlib import Path
 
@@ -49,6 +50,15 @@ def _takes_more() -> bool:
         return bool(ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_OF_OLD + 1) == 1)
     except AttributeError:  # another C library
         return False
+
+
+def process_seconds() -> float | None:
+    """Seconds since this process started; None on systems without /proc."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 PR_SET_PDEATHSIG = 1

@@ -3,6 +3,7 @@
 A flow without a prestart, as in a deployment, opens its own cluster.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -12,10 +13,12 @@ from typing import Self
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
+from paceline.flows.checks.origin import FLOW_RUN
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import Opening, open_cluster
+from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.train.launch.placement import prepare_seats
 
@@ -70,6 +73,12 @@ class Prestart:
 
 
 _current: ContextVar[Prestart | None] = ContextVar("prestart", default=None)
+
+
+def cold_seconds() -> float | None:
+    """Seconds since the start of this run's process; None where that may have had other work before."""
+    is_fresh = _current.get() is not None or FLOW_RUN in os.environ
+    return process_seconds() if is_fresh else None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from paceline.conf.environment import Environment, quieten
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.checks.prestart import cluster_for_run
+from paceline.flows.checks.prestart import cluster_for_run, cold_seconds
 from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import new_run, resume_run
@@ -37,6 +37,7 @@ from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.names import Tag
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.summary import summary_table
+from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.evidence.archive import analysis_plan
 from paceline.tasks.speedup.limit_share import add_share
 from paceline.tasks.speedup.prefect_tasks import account
@@ -123,6 +124,8 @@ def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, An
         registered=registry.register_model(outcome, judgement, handle),
     )
     view = mlflow_views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
+    stages = outcome.config, outcome.prepared, outcome.trained
+    outcome = replace(outcome, speedup=add_ratios(outcome.speedup, *stages, cold_seconds()))
     summary = summarise(outcome, verdicts, handle, view, time.monotonic() - started)
     record(outcome, verdicts, handle, summary)
     registry.promote(outcome, verdicts.registered, handle)

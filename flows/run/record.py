@@ -26,6 +26,7 @@ from paceline.tasks.speedup.evidence.archive import (
     pack,
 )
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import break_even_steps, steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
@@ -166,6 +167,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         Metric.NUM_RESTARTS: len(trained.restarts),
         Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
     }
+    metrics |= ratio_metrics(outcome.speedup)
     metrics |= {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
     if speedup.factors is not None:
         metrics |= {Metric.factor(one.factor): one.ratio for one in speedup.factors.factors}
@@ -190,6 +192,22 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
         Metric.FOREIGN_CORES: trained.validity.foreign_load if trained.validity else None,
     }
     return metrics | {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
+
+
+def ratio_metrics(speedup: SpeedupResult) -> dict[str, float | None]:
+    """The ratios besides the one over the naive baseline, with the ends of their intervals."""
+    ratios = {
+        Metric.OVER_COMPETENT: speedup.ratios.get("competent"),
+        Metric.END_TO_END: speedup.ratios.get("end_to_end"),
+        Metric.OF_LIMIT: speedup.ratios.get("of_limit"),
+        Metric.EQUAL_HARDWARE: speedup.equal_hardware,
+    }
+    return {
+        f"{name}{suffix}": getattr(ratio, end)
+        for name, ratio in ratios.items()
+        if ratio is not None
+        for suffix, end in (("", "value"), ("_low", "low"), ("_high", "high"))
+    }
 
 
 def share_metrics(share: LimitShare) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ import math
 import statistics as plain_statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from paceline.conf.config import Speedup
@@ -32,7 +32,10 @@ Clock = Callable[[], float]
 
 MAX_ROLES_IN_PALINDROMES = 3
 """Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
-BY_PRODUCTS = ("single", "uncompiled")
+COMPETENT = "competent"
+COMPETENT_ROUNDS = 10
+"""Rounds in which the competent loop, a process of its own, takes part: it must not take the others' time."""
+BY_PRODUCTS = ("single", "all_cores", "uncompiled", COMPETENT)
 """Arms that get no time of their own: they measure the efficiency and what compiling saves, as time allows."""
 REPEAT_FACTOR = 2.0
 """A contaminated measurement is repeated while all attempts together take at most so many times the time limit."""
@@ -62,6 +65,10 @@ class ArmRunner:
     joules: Callable[[], float | None] = lambda: None  # a counter's reading
 
 
+class ArmLostError(RuntimeError):
+    """An arm cannot be executed any more, on all ranks; the probe continues without it."""
+
+
 class Watch(Protocol):
     """Observer of the machine until `stop()`."""
 
@@ -75,6 +82,7 @@ class _Link:
     agree: Agree
     clock: Clock
     steps: StepTimes
+    lost: dict[str, str] = field(default_factory=dict)  # arms by role, and why
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,7 @@ def run_probe(
     started = clock()
     runners = {role: runners[role] for role in _in_order(runners)}
     step_seconds = {role: _warm_up(role, runner, link) for role, runner in runners.items()}
+    runners = {role: runner for role, runner in runners.items() if role not in link.lost}
     num_steps = _steps_per_block(step_seconds, settings)
     attempt, validity, num_repeats = _attempts(runners, num_steps, settings, link, watch)
     baseline = runners["baseline"]
@@ -132,6 +141,7 @@ def run_probe(
         others={role: runner.arm for role, runner in runners.items() if role not in {"baseline", "candidate"}},
         diverged=tuple(role for role, runner in runners.items() if agree(float(runner.has_diverged()))),
         warm_up=attempt.warm_up,
+        left_out=link.lost,
         rounds=attempt.rounds,
         seconds=agree(clock() - started),
         stopped_because=attempt.reason,
@@ -175,7 +185,11 @@ def _warm_up(role: str, runner: ArmRunner, link: _Link) -> float:
     """Run steps that are thrown away until their time no longer falls; the last one's seconds."""
     last = math.inf
     for num_done in range(1, MAX_WARMUP_STEPS + 1):
-        previous, last = last, _agree_on_seconds(role, sum(runner.run(1)), link)
+        try:
+            previous, last = last, _agree_on_seconds(role, sum(runner.run(1)), link)
+        except ArmLostError as error:
+            link.lost[role] = str(error)
+            return 0.0
         if num_done >= MIN_WARMUP_STEPS and last >= SETTLED * previous:
             break
     return last
@@ -201,14 +215,16 @@ def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup
     The looks are planned after the first palindrome and are after complete ones: `paired_ratio` has the coverage under
     exactly this rule. Rounds of the warm-up count for the limits and for nothing else.
     """
-    roles = tuple(runners)
     rounds: list[tuple[Block, ...]] = []
     looks = range(0)
     link.steps.start_attempt()
     started = link.clock()
     while True:
-        order = order_of_round(roles, len(rounds))
-        rounds.append(tuple(_block(role, runners[role], num_steps, link) for role in order))
+        link.steps.start_round()
+        is_over = len(rounds) >= COMPETENT_ROUNDS
+        roles = tuple(role for role in runners if role not in link.lost and not (role == COMPETENT and is_over))
+        blocks = [_block(role, runners[role], num_steps, link) for role in order_of_round(roles, len(rounds))]
+        rounds.append(tuple(block for block in blocks if block is not None))
         elapsed = link.agree(link.clock() - started)
         if len(rounds) == ROUNDS_PER_LOOK:
             affordable = int(settings.max_seconds * len(rounds) / max(elapsed, 1e-9))
@@ -236,7 +252,7 @@ def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
 
 def _is_narrow(rounds: Sequence[tuple[Block, ...]], settings: Speedup) -> bool:
     roles = {block.arm for block in rounds[0] if not block.arm.startswith(LADDER_PREFIX)}  # those as time allows
-    compared = roles - {"candidate"}
+    compared = roles - {"candidate", COMPETENT}
     judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
     ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
     widths = [math.inf if ratio is None or ratio.half_width is None else ratio.half_width for ratio in ratios]
@@ -251,9 +267,13 @@ def _limit_reached(num_rounds: int, elapsed: float, settings: Speedup) -> StopRe
     return None
 
 
-def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
+def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block | None:
     started, before = time.time(), runner.joules()
-    steps = runner.run(num_steps)
+    try:
+        steps = runner.run(num_steps)
+    except ArmLostError as error:
+        link.lost[role] = str(error)
+        return None
     after = runner.joules()
     link.steps.add(role, started, steps)
     counted = steps[1:] if len(steps) >= MIN_STEPS_TO_DROP_FIRST else steps

@@ -21,14 +21,20 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds = array("d")
-        self._blocks: list[tuple[str, int, float, int]] = []
-        """Arm, attempt, Unix time of the start, number of steps."""
-        self._attempt = -1
+        self._blocks: list[tuple[str, int, float, int, int, int]] = []
+        """Arm, attempt, Unix time of the start, number of steps, round, and position in it."""
+        self._attempt = self._round = self._position = -1
         self._num_left_out = 0
 
     def start_attempt(self) -> None:
         """Start the rounds again."""
         self._attempt += 1
+        self._round = -1
+
+    def start_round(self) -> None:
+        """Start a round, of all arms or of those that are left."""
+        self._round += 1
+        self._position = -1
 
     def add(self, arm: str, started: float, seconds: Sequence[float]) -> None:
         """Add a block that started at a Unix time. On a GPU each step of a block has their mean."""
@@ -36,14 +42,15 @@ class StepTimes:
             self._num_left_out += len(seconds)
             return
         self._seconds.extend(seconds)
-        self._blocks.append((arm, self._attempt, started, len(seconds)))
+        self._position += 1
+        self._blocks.append((arm, self._attempt, started, len(seconds), self._round, self._position))
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """A row for each step, its arm as a position in `arms`; and the number of steps that were left out."""
         arms = list(dict.fromkeys(block[0] for block in self._blocks))
         arm = np.array([arms.index(block[0]) for block in self._blocks], dtype=np.int8)
-        attempt, num_steps = (np.array([block[at] for block in self._blocks], dtype=np.int32) for at in (1, 3))
-        place = np.arange(arm.size) - np.searchsorted(attempt, attempt)
+        columns = (np.array([block[at] for block in self._blocks], dtype=np.int32) for at in (1, 3, 4, 5))
+        attempt, num_steps, number, position = columns
         block = np.repeat(np.arange(arm.size), num_steps)
         step = np.arange(block.size) - (np.cumsum(num_steps) - num_steps)[block]
         seconds = np.array(self._seconds)
@@ -52,8 +59,8 @@ class StepTimes:
             "arms": np.array(arms, dtype=np.str_),
             "arm": arm[block],
             "attempt": attempt[block],
-            "round": (place // max(1, len(arms))).astype(np.int32)[block],
-            "position": (place % max(1, len(arms))).astype(np.int8)[block],
+            "round": number[block],
+            "position": position.astype(np.int8)[block],
             "step": step.astype(np.int32),
             "started": np.array([each[2] for each in self._blocks])[block]
             + before

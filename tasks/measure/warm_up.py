@@ -28,7 +28,9 @@ MIN_FALL = 0.01  # of the logarithm of the times; less cannot shift the ratio by
 
 def num_warm_up(rounds: Sequence[Sequence[Block]]) -> int:
     """Number of leading rounds to leave out for all arms alike: complete palindromes, 0 for none."""
-    slowness = np.array([np.mean([math.log(block.seconds_per_sample) for block in blocks]) for blocks in rounds])
+    arms = set.intersection(*({block.arm for block in blocks} for blocks in rounds))  # those of all rounds
+    logs = ([math.log(block.seconds_per_sample) for block in blocks if block.arm in arms] for blocks in rounds)
+    slowness = np.array([np.mean(values) for values in logs])
     dropped, least_left = 0, max(2, math.ceil(LEAST_LEFT * len(rounds)))
     while length := fall(slowness[dropped:], least_left):
         dropped += length

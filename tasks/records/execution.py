@@ -58,7 +58,7 @@ COMPILE_LABELS: dict[Compile, str] = {
     "graph": "one graph",
     "step_graph": "compiled in one graph",
 }
-Variant = Literal["full", "synthetic_input", "no_sync", "token_sync", "no_update"]
+Variant = Literal["full", "synthetic_input", "no_sync", "token_sync", "no_update", "competent"]
 
 
 class Arm(Record):
@@ -85,7 +85,8 @@ class Arm(Record):
     variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
-    as usual, but exchange a single number, `no_update` leaves the weights as they are."""
+    as usual, but exchange a single number, `no_update` leaves the weights as they are. `competent`: a loop in plain
+    PyTorch, in a process without Paceline; its workers load, whatever `loading` says."""
 
     @property
     def label(self) -> str:

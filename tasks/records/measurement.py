@@ -83,6 +83,23 @@ class Validity(Record):
     """One clause per limit that was broken, with the figure."""
 
 
+class CompetentCosts(Record):
+    """Costs of the competent loop besides its steps, in seconds; rank 0's."""
+
+    start_seconds: float
+    """Processor time of starting the interpreter and importing torch. Other work runs at that time."""
+    build_seconds: float
+    """From the network to the end of the second step, with the start of the workers that load."""
+    evaluation_seconds: tuple[float, ...]
+    """For a sample, in repeats."""
+    record_seconds: float
+    """Writing the weights and a result to a file."""
+    num_workers: int
+    """Processes that load, of each rank."""
+    num_threads: int
+    """Of each rank."""
+
+
 class ProbeResult(Record):
     """Raw outcome of a paired probe."""
 
@@ -93,11 +110,14 @@ class ProbeResult(Record):
     samples_per_step: dict[str, int] = Field(default_factory=dict)
     """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
     others: dict[str, Arm] = Field(default_factory=dict)
-    """Further arms of the same rounds, keyed as `Block.arm`, such as `single`, `half_batch`, `with loading`."""
+    """Further arms of the same rounds, keyed as `Block.arm`, such as `single`, `half_batch`, `with loading`; `all_cores`,
+    the candidate's execution on one rank with the cores of all; `competent`."""
     diverged: tuple[str, ...] = ()
     """Arms whose last loss is not a finite number, keyed as `Block.arm`: their steps are not those of a training."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Arms that could not be executed, by role, and why."""
+    competent: CompetentCosts | None = None
+    """Of the arm `competent`, a loop in a process of its own; None without it."""
     arithmetic: dict[str, str] = Field(default_factory=dict)
     """Arithmetic of each arm on GPUs, keyed as `Block.arm`; empty on CPUs and where not recorded."""
     rounds: tuple[tuple[Block, ...], ...]

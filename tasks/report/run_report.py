@@ -15,6 +15,7 @@ from paceline.tasks.report.run_charts import budget_items, draw_speed
 from paceline.tasks.report.summary import clock_text, energy_text, prediction_text
 from paceline.tasks.scores import class_scores, quality_facts
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.baselines.ratios import HEADLINES
 from paceline.tasks.speedup.data_sheet import sheet_of
 from paceline.tasks.speedup.limit_share import LimitShare, format_flops, format_share
 from paceline.tasks.speedup.records import SpeedupResult
@@ -62,6 +63,7 @@ class ReportInput:
 def render_report(report: ReportInput) -> str:
     """Render the page as HTML."""
     speedup, train, summary = report.speedup, report.train, report.summary
+    shown = _shown(speedup)
     quality = {name: report.figures[name] for name in ("confusion", "examples", "mistakes") if name in report.figures}
     pretrained = summary.get("pretrained")
     details = {
@@ -74,9 +76,10 @@ def render_report(report: ReportInput) -> str:
         "run",
         draw_speed(speedup, train, {}) | quality,
         report=report,
-        headline="speedup not measured" if speedup.ratio is None else f"{format_ratio(speedup.ratio)} x",
-        interval=_interval(speedup),
-        badge=_badge(speedup),
+        headline="speedup not measured" if shown.ratio is None else f"{format_ratio(shown.ratio)} x",
+        interval=_interval(shown),
+        headlines=HEADLINES,
+        badge=_badge(shown),
         verdict=upper_first(speedup.verdict).rstrip(".") + ".",
         prediction=prediction_text(summary.get("prediction")),
         arms=_arms(report),
@@ -100,11 +103,23 @@ def render_report(report: ReportInput) -> str:
     )
 
 
+def _shown(speedup: SpeedupResult) -> SpeedupResult:
+    """The speedup with the ratio of the headline in place of the one over the naive baseline."""
+    if speedup.headline is None:
+        return speedup
+    ratio = speedup.ratios[speedup.headline]
+    scope = {"naive": speedup.scope, "competent": "within this process"}.get(speedup.headline)
+    significant = None if ratio.low is None or ratio.high is None else ratio.low > 1 or ratio.high < 1
+    ends = {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
+    return speedup.model_copy(update=ends | {"significant": significant, "scope": scope})
+
+
 def _interval(speedup: SpeedupResult) -> str:
+    of = HEADLINES[speedup.headline] if speedup.headline else None
     if speedup.ratio is None or speedup.low is None or speedup.high is None:
-        return ""
+        return of or ""
     low, high = (format_ratio(end, speedup.ratio) for end in (speedup.low, speedup.high))
-    return " ".join(filter(None, (f"{low} to {high} with 95 % confidence", speedup.scope)))
+    return " ".join(filter(None, (f"{low} to {high} with 95 % confidence", speedup.scope, of)))
 
 
 def _badge(speedup: SpeedupResult) -> tuple[str, str]:
@@ -112,6 +127,8 @@ def _badge(speedup: SpeedupResult) -> tuple[str, str]:
         return ("not divided" if speedup.cause == "not divided" else "not measured"), "plain"
     if speedup.contaminated:
         return "measured on a busy machine", "warn"
+    if speedup.headline == "of_limit":
+        return "share of the limit", "plain"
     is_across = speedup.significant is not None
     differs = speedup.significant if is_across else speedup.significant_within_process
     where = "" if is_across else " within this process"

@@ -8,7 +8,9 @@ from paceline.tasks.records.data import Pretrained
 from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
+from paceline.tasks.speedup.baselines.ratios import HEADLINES
 from paceline.tasks.speedup.limit_share import format_flops, format_share
+from paceline.tasks.speedup.verdict import format_ratio
 
 NUM_BUDGET_ITEMS = 4
 MAX_CLOCK_DIFFERENCE = 0.01
@@ -24,8 +26,10 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", _data(summary.get("dataset"))),
         ("weights", Pretrained.model_validate(pretrained).summary if pretrained else ""),
         ("quality", _quality(evaluate)),
+        ("headline", _headline(speedup)),
         ("speedup", str(speedup.get("verdict") or "")),
         ("factors", _factors(speedup.get("factors"))),
+        *((name.replace("_", " "), ratio["meaning"]) for name, ratio in (speedup.get("ratios") or {}).items()),
         ("limit", _limit(speedup, train, summary.get("execution") or {})),
         ("efficiency", _efficiency(speedup, train)),
         ("prediction", prediction_text(summary.get("prediction"))),
@@ -59,6 +63,17 @@ def _quality(evaluate: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts if name in shown_top or not name.startswith("top-"))
 
 
+def _headline(speedup: Mapping[str, Any]) -> str:
+    name = speedup.get("headline")
+    if name is None:
+        return ""
+    ratio = speedup["ratios"][name]
+    ends = [format_ratio(ratio[end], ratio["value"]) for end in ("low", "high") if ratio[end] is not None]
+    interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
+    disturbed = "; the machine was disturbed meanwhile" if speedup["contaminated"] else ""
+    return f"{format_ratio(ratio['value'])} x{interval} {HEADLINES[name]}{disturbed}"
+
+
 def _limit(speedup: Mapping[str, Any], train: Mapping[str, Any], execution: Mapping[str, Any]) -> str:
     if speedup.get("of_limit") is None:
         return f"unknown: {train['why_no_share']}" if train.get("why_no_share") else ""
@@ -90,7 +105,9 @@ def _efficiency(speedup: Mapping[str, Any], train: Mapping[str, Any]) -> str:
     low, high = speedup.get("efficiency_low"), speedup.get("efficiency_high")
     interval = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
     devices = f" of {train['world_size']} devices" if train else ""
-    return f"{speedup['efficiency']:.2f}{interval}{devices}"
+    equal = speedup.get("equal_hardware")
+    same = f"; {equal['value']:.2f} of one rank on all cores" if equal else ""
+    return f"{speedup['efficiency']:.2f}{interval}{devices}{same}"
 
 
 def prediction_text(prediction: Mapping[str, Any] | None) -> str:

@@ -80,6 +80,8 @@ class ComparedRow(Record):
     """Speedup that the run measured against its own baseline."""
     own_low: float | None
     own_high: float | None
+    over_competent: float | None = None
+    """Throughput over the competent loop, as the run measured it."""
     efficiency: float | None
     data_wait_fraction: float | None
     accuracy: float | None
@@ -135,6 +137,7 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
         own_ratio=metrics.get(Metric.SPEEDUP),
         own_low=metrics.get(Metric.SPEEDUP_LOW),
         own_high=metrics.get(Metric.SPEEDUP_HIGH),
+        over_competent=metrics.get(Metric.OVER_COMPETENT),
         efficiency=metrics.get(Metric.EFFICIENCY),
         data_wait_fraction=metrics.get(Metric.DATA_WAIT_FRACTION),
         accuracy=metrics.get(Metric.TEST_ACCURACY),

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from paceline.conf.config import RatioName
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.records.record import Record
 
@@ -47,6 +48,17 @@ class VarianceComponents(Record):
     """From round to round inside a process; with that of the steps where `step` is unknown."""
     step: float | None = None
     """Of one step of each arm inside a block."""
+
+
+class Ratio(Record):
+    """A ratio, and what it means."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """Ends of the 95 % interval."""
+    meaning: str
+    """One sentence with the figures, or why the ratio is not known."""
 
 
 class SpeedupResult(Record):
@@ -131,5 +143,11 @@ class SpeedupResult(Record):
     """Bytes per second that a step moves at the least, over what the device did in a copy."""
     bound: Literal["memory"] | None = None
     """`memory` where `of_bandwidth` is above `of_limit`. None says neither, because the traffic may be larger."""
+    ratios: dict[RatioName, Ratio] = Field(default_factory=dict)
+    """Over the naive baseline (`ratio` with its sentence), over a competent loop, end to end, and of the limit."""
+    headline: RatioName | None = None
+    """The one in the headline; None where none is known."""
+    equal_hardware: Ratio | None = None
+    """Throughput of N ranks on CPUs over that of one rank on all their cores."""
     baseline_runs: tuple[str, ...] = ()
     """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""

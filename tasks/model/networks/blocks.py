@@ -1,7 +1,7 @@
 """Blocks of several networks: convolutions, subsampling, features in their memory format."""
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 
 
@@ -37,6 +37,10 @@ def keep_format(features_NCHW: torch.Tensor) -> torch.Tensor:
     orders at once: a ReLU then takes up to nine times as long (infra/LOG.md, 2026-11-23). A compiled network orders its
     memory itself.
     """
+    if isinstance(
+        features_NCHW, fx.Proxy
+    ):  # traced for a process without Paceline: the gradient of a mean of one pixel
+        return functional.avg_pool2d(features_NCHW, 1)
     if features_NCHW.requires_grad and not torch.compiler.is_compiling() and not features_NCHW.is_contiguous():
         features_NCHW.register_hook(lambda gradient_NCHW: gradient_NCHW.contiguous(memory_format=torch.channels_last))
     return features_NCHW

@@ -154,7 +154,9 @@ def counted_blocks(steps: Mapping[str, Any], process: int, samples: Mapping[str,
     """Number of rounds of a process that are its warm-up, and `block_seconds` without them."""
     rows = steps["process"] == process
     columns = block_seconds({name: steps[name] if name == "arms" else steps[name][rows] for name in COLUMNS})
-    slowness = np.mean([np.log(seconds / samples[arm]) for arm, seconds in columns[0].items()], axis=0)
+    total = columns[0]
+    to_the_end = {arm: seconds for arm, seconds in total.items() if seconds.size == total["candidate"].size}
+    slowness = np.mean([np.log(seconds / samples[arm]) for arm, seconds in to_the_end.items()], axis=0)
     num_warm_up = warm_up(slowness)
     return num_warm_up, *({arm: column[num_warm_up:] for arm, column in one.items()} for one in columns)
 

@@ -18,6 +18,7 @@ from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.record import Record
+from paceline.tasks.train.competent import process
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.layout import (
     Placement,
@@ -100,9 +101,10 @@ def prepare_seats(address: str, config: Config, plan: Plan) -> None:
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
         placements = find_placements(client, config, plan.accelerator, None)
         requests = []
+        before = (process.__name__,) if process.is_wanted(config.speedup) else ()
         for placement in placements:
             devices = devices_on_host(placement, placements) if plan.accelerator == "gpu" else ()
-            requests.append((placement.worker, keep_ready, (plan.num_threads, placement.host, devices)))
+            requests.append((placement.worker, keep_ready, (plan.num_threads, placement.host, devices, before)))
         call_workers(client, requests, ANSWER_SECONDS)
 
 

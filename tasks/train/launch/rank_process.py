@@ -24,10 +24,10 @@ RANK_MODULE = "paceline.tasks.train.rank.main"
 _ready: list[Standby] = []
 
 
-def keep_ready(num_threads: int, host: str, devices: tuple[str, ...]) -> None:
+def keep_ready(num_threads: int, host: str, devices: tuple[str, ...], before: tuple[str, ...] = ()) -> None:
     """Start a standby process for a rank of this worker; runs on the worker."""
     environment = rank_environment(os.environ, num_threads, interface_of(host), devices)
-    _ready.append(Standby(standby_command(RANK_MODULE), environment))
+    _ready.append(Standby(standby_command(RANK_MODULE, *before), environment))
 
 
 def start_rank(

@@ -60,9 +60,14 @@ def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None
     return None
 
 
-def standby_command(run: str) -> list[str]:
-    """Command of a process that imports a module, and calls its `main` with the path of the spec that it receives."""
-    return [sys.executable, "-m", __name__, run]
+def standby_command(run: str, *before: str) -> list[str]:
+    """Command of a process that imports a module, and calls its `main` with the path of the spec that it receives.
+
+    Args:
+        run: The module.
+        before: A module whose `start_early` is called first.
+    """
+    return [sys.executable, "-m", __name__, run, *before]
 
 
 # The process
@@ -93,9 +98,11 @@ def _receive_order() -> str:
     return str(order["spec"])
 
 
-def main(run: str) -> int:
+def main(run: str, *before: str) -> int:
     """Import the module, wait for a spec, and run it."""
     die_with_supervisor()
+    for name in before:
+        importlib.import_module(name).start_early()
     gc.disable()  # until the rank starts: searching the imported modules for garbage takes a quarter of the time
     program = importlib.import_module(run)
     status: int = program.main(_receive_order())

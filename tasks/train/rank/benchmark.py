@@ -10,12 +10,13 @@ import torch
 from torch import distributed
 
 from paceline.conf.execution import CAPTURED, Compression
+from paceline.tasks.cluster.hardware import usable_cores
 from paceline.tasks.data.loading.resident import free_bytes
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import MeasureMemoryError
 from paceline.tasks.measure.energy import EnergyMeter
-from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
+from paceline.tasks.measure.probe import COMPETENT, ArmLostError, ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
@@ -24,6 +25,8 @@ from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import BASELINE, Arm, Variant, arithmetic_of, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
+from paceline.tasks.train.competent.arm import CompetentLoop
+from paceline.tasks.train.competent.process import is_wanted
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.callbacks import write_atomically
@@ -73,6 +76,7 @@ class ArmBenchmark:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
+        self._guest: Arm | None = None  # whose process shares the device: it is left out first where memory is wanting
         recipe = context.config.recipe
         self._inputs = StepInputs(context.network, context.task, recipe, recipe.learning_rate, context.device)
         reads_energy = context.writes and context.device.type == "cpu" and context.spec.num_nodes == 1
@@ -86,14 +90,23 @@ class ArmBenchmark:
 
     def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
         """Measure arms in alternating blocks, without those that cannot be executed; the same result on every rank."""
-        settings, left_out, steps = self._context.config.speedup, self.left_out(arms), StepTimes()
+        settings, steps = self._context.config.speedup, StepTimes()
+        left_out = self.left_out(arms)
+        loop = None
         with ExitStack() as stack:
-            runners = {
-                role: self.runner(stack, arm, ready.get(role)) for role, arm in arms.items() if role not in left_out
-            }
+            if COMPETENT in arms and COMPETENT not in left_out:
+                try:
+                    loop = CompetentLoop(self._context, arms[COMPETENT], stack)
+                    self._guest = arms[COMPETENT]
+                except ArmLostError as error:
+                    left_out[COMPETENT] = str(error)
+            runners = {} if loop is None else {COMPETENT: loop.runner}
+            own = {role: arm for role, arm in arms.items() if role not in (*left_out, COMPETENT)}
+            runners |= {role: self.runner(stack, arm, ready.get(role)) for role, arm in own.items()}
             probe = run_probe(runners, settings, group.broadcast, self.watch, steps=steps)
         digest = steps.write(self._context.directory / STEPS_FILE) if self._context.writes else None
-        return probe.model_copy(update={"left_out": left_out, "steps": digest})
+        costs = loop and loop.costs
+        return probe.model_copy(update={"left_out": left_out | probe.left_out, "competent": costs, "steps": digest})
 
     def left_out(self, arms: Mapping[str, Arm]) -> dict[str, str]:
         """Arms that cannot be executed, as an earlier attempt has found, by role, and why."""
@@ -145,7 +158,7 @@ class ArmBenchmark:
         samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
         if arm.num_devices == 1 and not context.writes:
             return ArmRunner(arm, lambda num_steps: [], samples)  # this rank takes no part in the arm
-        with _name_arm(arm):
+        with _name_arm(self._guest or arm):
             source = ready if ready is not None else self._source(stack, arm, plan)
             step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
         run = self._on_threads(arm, stack.enter_context(closing(step)).run)
@@ -157,7 +170,7 @@ class ArmBenchmark:
         def steps(number: int) -> Sequence[float]:
             torch.set_num_threads(arm.num_threads or self._context.num_threads)
             try:
-                with _name_arm(arm):
+                with _name_arm(self._guest or arm):
                     return run(number)
             finally:
                 torch.set_num_threads(self._context.spec.plan.num_threads)
@@ -248,6 +261,11 @@ def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> Pro
     arms = {"baseline": BASELINE.model_copy(update=memory), "candidate": arm}
     if arm.num_devices > 1:
         arms["single"] = arm.model_copy(update={"num_devices": 1})
+        num_threads = context.num_threads * arm.num_devices
+        if context.device.type == "cpu" and context.spec.num_nodes == 1 and num_threads <= usable_cores():
+            arms["all_cores"] = arm.model_copy(update={"num_devices": 1, "num_threads": num_threads})
+    if is_wanted(context.config.speedup):
+        arms[COMPETENT] = arm.model_copy(update={"variant": "competent", "num_threads": None})
     if arm.compile != "off":
         arms["uncompiled"] = arm.model_copy(update={"compile": "off"})  # whether compiling pays
     if context.config.speedup.diagnose:

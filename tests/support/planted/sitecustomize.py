@@ -13,7 +13,8 @@ half done. SAVE_SECONDS is the least time between two checkpoints where the conf
 SAVE_COST what each takes longer. SLOW_ARITHMETIC is a precision, bf16, tf32 or fp32, in which each sample of a step
 takes so many seconds more, such as bf16=0.002 or fp32+tf32=0.002, and LAYER_SECONDS the least time in which to find
 that out. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the time between two renewals of the
-concurrency lease of a flow in a process of its own, in seconds.
+concurrency lease of a flow in a process of its own, in seconds. LOOP_KILLED is a number of requests, after which the
+process of the competent loop is killed; of one rank alone where one is named, such as rank-1=3.
 """
 
 import os
@@ -39,6 +40,22 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "WAITING" in os.environ
         return loss
 
     objective.batch_loss = wait_for_loss
+
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "LOOP_KILLED" in os.environ:
+    import itertools
+
+    from paceline.tasks.train.competent.process import LoopProcess
+
+    *killing_rank, last_request = os.environ["LOOP_KILLED"].split("=")
+    asking, requests = LoopProcess.ask, itertools.count()
+
+    def ask(process, request, seconds):
+        if next(requests) == int(last_request):
+            process._process.kill()
+        return asking(process, request, seconds)
+
+    if not killing_rank or f"/{killing_rank[0]}/" in sys.orig_argv[-1]:
+        LoopProcess.ask = ask
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "MEMORY" in os.environ:
     import torch

@@ -7,8 +7,13 @@ import pytest
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
+<<<<<<< HEAD
 from paceline.tasks.measure.paired_ratio import arm_ratio, joules_per_sample, speedup_ratio, typical_ratio
 from paceline.tasks.measure.probe import ArmRunner, order_of_round, run_probe
+=======
+from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio, typical_ratio
+from paceline.tasks.measure.probe import ArmLostError, ArmRunner, order_of_round, run_probe
+>>>>>>> c1390bf (Time a competent loop in a process of its own, and report four ratios)
 from paceline.tasks.records.measurement import Validity
 from tests.support.refusals import refused
 from tests.support.simulated_machine import ARM, Machine
@@ -294,6 +299,7 @@ def test_identical_arms_among_six_are_rarely_called_different(noise):
     assert sum(bool(estimate.significant) for estimate in _trials(noise, SIX, 200)) <= 10
 
 
+<<<<<<< HEAD
 def test_joules_of_a_sample_are_read_around_each_block_of_an_arm():
     machine, watts = Machine({"baseline": 0.01, "candidate": 0.005}), 64.0
     machine.runners = {
@@ -306,3 +312,50 @@ def test_joules_of_a_sample_are_read_around_each_block_of_an_arm():
     assert [*joules_per_sample(machine.probe(num_blocks=8).rounds)] == ["baseline"]
     assert joules_per_sample(Machine({"baseline": 0.01, "candidate": 0.01}).probe().rounds) == {}
     assert joules_per_sample(()) == {}
+=======
+def test_a_lost_arm_is_left_out_with_its_reason_and_the_others_go_on():
+    machine = Machine({"baseline": 0.1, "candidate": 0.05, "competent": 0.07})
+    whole = machine.runners["competent"]
+    calls = itertools.count()
+
+    def run(num_steps):
+        if next(calls) > 5:
+            raise ArmLostError("its process ended")
+        return whole.run(num_steps)
+
+    machine.runners["competent"] = replace(whole, run=run)
+    result = machine.probe(num_blocks=8)
+    assert result.left_out == {"competent": "its process ended"}
+    assert _order(result)[-2:] == ["bc", "cb"]
+    assert len(result.rounds) == 8
+    assert arm_ratio(result.rounds, "competent", "candidate").value == pytest.approx(1.4)
+
+
+def test_an_arm_that_is_lost_in_its_warm_up_takes_no_part():
+    machine = Machine({"baseline": 0.1, "candidate": 0.05, "competent": 0.07})
+
+    def run(num_steps):
+        raise ArmLostError("no memory")
+
+    machine.runners["competent"] = replace(machine.runners["competent"], run=run)
+    result = machine.probe()
+    assert (result.left_out, result.others) == ({"competent": "no memory"}, {})
+    assert _order(result)[:2] == ["bc", "cb"]
+
+
+def test_the_competent_loop_takes_part_in_the_first_rounds_only():
+    noise = np.random.default_rng(0)
+    machine = Machine({"baseline": 0.1, "candidate": 0.1, "competent": 0.1}, lambda: noise.normal(0, 0.001))
+    result = machine.probe(num_blocks=24, target_half_width=1e-6)
+    counts = [sum(block.arm == "competent" for block in blocks) for blocks in result.rounds]
+    assert counts == [1] * 10 + [0] * 14
+
+
+@pytest.mark.parametrize(("own", "plain", "ratio"), [(0.05, 0.05, 1.0), (0.1, 0.05, 0.5), (0.05, 0.1, 2.0)])
+def test_a_slow_arm_of_ours_and_a_slow_competent_loop_are_told_apart(own, plain, ratio):
+    noise = np.random.default_rng(5)
+    machine = Machine({"baseline": 0.2, "candidate": own, "competent": plain}, lambda: noise.normal(0, 0.01))
+    found = arm_ratio(machine.probe().rounds, "competent", "candidate")
+    assert found.low <= ratio <= found.high
+    assert (found.low > 1, found.high < 1) == (ratio > 1, ratio < 1)
+>>>>>>> c1390bf (Time a competent loop in a process of its own, and report four ratios)

@@ -1,0 +1,1 @@
+"""The baselines of a run, and its ratios over them."""

@@ -1,0 +1,1 @@
+"""The competent loop: the baseline that a good engineer writes in plain PyTorch."""

@@ -1,0 +1,70 @@
+"""The process of the competent loop, as a rank starts it and speaks with it."""
+
+import pickle
+import subprocess
+import sys
+import time
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from paceline.conf.config import Speedup
+
+LOOP = Path(__file__).with_name("loop.py")
+MIN_PROBE_SECONDS = 10.0  # a shorter probe has no time for the loop, whose start takes some seconds
+POLL_SECONDS = 0.1
+
+
+class LoopError(RuntimeError):
+    """The loop has failed, ended, or not answered in time."""
+
+
+class LoopProcess:
+    """A process that imports torch, and then waits."""
+
+    def __init__(self) -> None:
+        self._pipe, theirs = Pipe()
+        with theirs:  # -P: modules in the script's folder must not hide packages
+            command = [sys.executable, "-P", str(LOOP), str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    def ask(self, request: Any, seconds: float) -> Any:
+        """The answer to a request; LoopError without one within these seconds."""
+        end = time.monotonic() + seconds
+        try:
+            self._pipe.send_bytes(pickle.dumps(request))  # `send` would share the memory of tensors
+            while not self._pipe.poll(POLL_SECONDS):  # workers of the loop hold its end open when it has ended
+                if self._process.poll() is not None:
+                    raise LoopError("its process ended")
+                if time.monotonic() > end:
+                    raise LoopError(f"it did not answer within {seconds:.0f} s")
+            outcome, answer = self._pipe.recv()
+        except (OSError, EOFError) as error:
+            raise LoopError("its process ended") from error
+        if outcome == "failed":
+            raise LoopError(answer)
+        return answer
+
+    def close(self) -> None:
+        """End the process; its workers end with it."""
+        self._pipe.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+_ready: list[LoopProcess] = []
+
+
+def is_wanted(speedup: Speedup) -> bool:
+    """Whether a run measures the loop."""
+    return speedup.baseline == "probe" and speedup.competent_loop and speedup.max_seconds >= MIN_PROBE_SECONDS
+
+
+def start_early() -> None:
+    """Start the loop next to the imports of this process, which will be a rank."""
+    _ready.append(LoopProcess())
+
+
+def take_process() -> LoopProcess:
+    """The process that was started early, or a new one."""
+    return _ready.pop() if _ready else LoopProcess()
