@@ -4,18 +4,19 @@ import io
 
 import numpy as np
 
-from paceline.conf.config import Speedup
+from paceline.conf.config import Config, Speedup
 from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.names import Artifact
 from paceline.tasks.records.execution import BASELINE, ladder_arms
-from paceline.tasks.records.measurement import Validity
+from paceline.tasks.records.measurement import CompetentCosts, Validity
+from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files
 from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
 from paceline.tasks.speedup.verdict import speedup_result
-from tests.support.reports import CANDIDATE, limited, make_train
+from tests.support.reports import CANDIDATE, limited, make_report, make_train
 
 WINDOWS = ((0, 50, 6.5), (50, 50, 4.25), (100, 37, 3.1))
 WINDOW_SAMPLES = (3200, 3200, 2301)
@@ -95,6 +96,13 @@ def evidence_of(probe, raw, *, earlier=(), starts=(), contaminated=None, **field
     speedup = add_share(
         speedup_result(probe, trained, 2, earlier, FurtherStarts(probes=[one[0] for one in starts])), share
     )
+    if probe.others.keys() & {"competent", "all_cores"}:
+        costs = CompetentCosts(
+            start_seconds=2.0, build_seconds=1.0, evaluation_seconds=(1e-4,) * 5, record_seconds=0.1, num_workers=1,
+            num_threads=2,
+        )  # fmt: skip
+        with_costs = trained.model_copy(update={"probe": probe.model_copy(update={"competent": costs})})
+        speedup = add_ratios(speedup, Config(), make_report(None).prepared, with_costs, 100.0)
     train = share.model_dump(mode="json", include={*SHARES}) | {"samples_per_second": rate}
     summary = {"speedup": speedup.model_dump(mode="json"), "train": train, "rows": [("speedup", speedup.verdict)]}
     facts = {

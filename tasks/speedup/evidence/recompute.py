@@ -121,6 +121,10 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
         **_named("speedup.efficiency{}", " _low _high", efficiency),
         **_named("speedup.{}_samples_per_second", "baseline candidate", (rates["baseline"], rates["candidate"])),
     }
+    for arm, name in (("competent", "ratios.competent"), ("all_cores", "equal_hardware")):
+        if count := per_sample.get(arm, ratio[:0]).size:  # the competent loop runs in the first rounds only
+            over_arm = estimate(per_sample[arm] - per_sample["candidate"][:count])
+            figures |= _named(f"speedup.{name}." + "{}", "value low high", over_arm)
     for pattern, terms in facts["factors"].items():
         logs = sum(weight * per_sample[arm] for arm, weight in terms.items())
         gain = estimate(logs) if terms else (None, None, None)

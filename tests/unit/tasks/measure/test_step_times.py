@@ -12,6 +12,8 @@ def filled():
     for attempt in range(2):
         steps.start_attempt()
         for number, arm in enumerate("bccbbc"):
+            if number % 2 == 0:
+                steps.start_round()
             steps.add(arm, 100.0 * attempt + 10 * number, [0.5, 0.25, 0.125])
     return steps
 

@@ -97,6 +97,7 @@ def numbers(tree, path=""):
 TEXTS = {
     f"speedup.{name}" for name in ("baseline_arithmetic", "candidate_arithmetic", "bound", "contaminated", "starts")
 }
+TEXTS |= {"speedup.headline", "speedup.equal_hardware"}  # without the arms that they need
 
 
 def test_every_number_of_the_summary_is_recomputed(case):
@@ -104,6 +105,19 @@ def test_every_number_of_the_summary_is_recomputed(case):
     figures, differ = recompute.check(files)
     assert differ == []
     assert numbers({name: summary[name] for name in ("speedup", "train")}) - TEXTS - set(figures) == set()
+
+
+@pytest.mark.parametrize("slow_seconds", [0.0, 3.0])
+def test_arms_that_leave_early_or_have_all_cores_are_recomputed_too(slow_seconds):
+    """The slow loop leaves the rounds: what is left is faster, which is no warm-up."""
+    arms = TWO_ARMS | {"competent": 0.5, "all_cores": 0.07}
+    probe, raw = SimulatedProbe(arms, slow_seconds=slow_seconds, num_devices=2).measure(num_blocks=24)
+    assert len(probe.warm_up) == (0 if slow_seconds == 0 else 2)
+    summary, files = evidence_of(probe, raw, world_size=2)
+    figures, differ = recompute.check(files)
+    assert differ == []
+    assert summary["speedup"]["ratios"]["competent"]["value"] == pytest.approx(0.5 / 0.06, rel=0.1)
+    assert {"speedup.ratios.competent.low", "speedup.equal_hardware.value"} <= figures.keys()
 
 
 def test_the_numbers_are_those_of_the_product(case):
