@@ -46,7 +46,7 @@ def test_the_loop_is_measured_and_changes_no_loss(make_job, cluster_address):
 
 
 def test_a_killed_loop_costs_its_ratio_and_nothing_else(make_job, cluster_address):
-    with planted(cluster_address, "", LOOP_KILLED="6"):  # a job, two steps of warm-up, three blocks
+    with planted(cluster_address, "rank-0=0", LOOP_KILLED="6"):  # a job, two steps of warm-up, three blocks
         result = train_group(make_job(*PROBED, *TRAINED), cluster_address)
     assert result.losses == pytest.approx(json.loads(GOLDEN.read_text()), rel=1e-3)
     assert result.restarts == ()
@@ -58,7 +58,7 @@ def test_a_killed_loop_costs_its_ratio_and_nothing_else(make_job, cluster_addres
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [None, "rank-1=5"])
 def test_two_ranks_have_loops_of_one_group_and_lose_them_together(make_job, cluster_address, killed):
-    with planted(cluster_address, "", **{} if killed is None else {"LOOP_KILLED": killed}):
+    with planted(cluster_address, killed and "rank-0=0", **{"LOOP_KILLED": killed} if killed else {}):
         result = train_group(make_job(*PROBED, *TWO), cluster_address)
     probe = result.probe
     arms = {"baseline", "candidate", "single", "all_cores"}
