@@ -110,8 +110,8 @@ class ProbeResult(Record):
     samples_per_step: dict[str, int] = Field(default_factory=dict)
     """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
     others: dict[str, Arm] = Field(default_factory=dict)
-    """Further arms of the same rounds, keyed as `Block.arm`, such as `single`, `half_batch`, `with loading`; `all_cores`,
-    the candidate's execution on one rank with the cores of all; `competent`."""
+    """Further arms of the same rounds, keyed as `Block.arm`, such as `single`, `half_batch`, `with loading`,
+    `competent`, and `all_cores`: the candidate's execution on one rank with the cores of all."""
     diverged: tuple[str, ...] = ()
     """Arms whose last loss is not a finite number, keyed as `Block.arm`: their steps are not those of a training."""
     left_out: dict[str, str] = Field(default_factory=dict)

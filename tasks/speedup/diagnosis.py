@@ -135,7 +135,7 @@ def _step_times(probe: ProbeResult) -> dict[str, Floats]:
     """Step seconds of each arm in each round, and those of `rank_times`."""
     by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
     times = {
-        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[0]
+        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[-1]
     }
     return times | {role: np.array(seconds) for role, seconds in rank_times(probe).items()}
 
