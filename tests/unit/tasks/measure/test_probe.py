@@ -7,13 +7,8 @@ import pytest
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
-<<<<<<< HEAD
 from paceline.tasks.measure.paired_ratio import arm_ratio, joules_per_sample, speedup_ratio, typical_ratio
-from paceline.tasks.measure.probe import ArmRunner, order_of_round, run_probe
-=======
-from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio, typical_ratio
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, order_of_round, run_probe
->>>>>>> c1390bf (Time a competent loop in a process of its own, and report four ratios)
 from paceline.tasks.records.measurement import Validity
 from tests.support.refusals import refused
 from tests.support.simulated_machine import ARM, Machine
@@ -299,7 +294,6 @@ def test_identical_arms_among_six_are_rarely_called_different(noise):
     assert sum(bool(estimate.significant) for estimate in _trials(noise, SIX, 200)) <= 10
 
 
-<<<<<<< HEAD
 def test_joules_of_a_sample_are_read_around_each_block_of_an_arm():
     machine, watts = Machine({"baseline": 0.01, "candidate": 0.005}), 64.0
     machine.runners = {
@@ -312,7 +306,8 @@ def test_joules_of_a_sample_are_read_around_each_block_of_an_arm():
     assert [*joules_per_sample(machine.probe(num_blocks=8).rounds)] == ["baseline"]
     assert joules_per_sample(Machine({"baseline": 0.01, "candidate": 0.01}).probe().rounds) == {}
     assert joules_per_sample(()) == {}
-=======
+
+
 def test_a_lost_arm_is_left_out_with_its_reason_and_the_others_go_on():
     machine = Machine({"baseline": 0.1, "candidate": 0.05, "competent": 0.07})
     whole = machine.runners["competent"]
@@ -358,4 +353,3 @@ def test_a_slow_arm_of_ours_and_a_slow_competent_loop_are_told_apart(own, plain,
     found = arm_ratio(machine.probe().rounds, "competent", "candidate")
     assert found.low <= ratio <= found.high
     assert (found.low > 1, found.high < 1) == (ratio > 1, ratio < 1)
->>>>>>> c1390bf (Time a competent loop in a process of its own, and report four ratios)
