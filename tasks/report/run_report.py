@@ -134,11 +134,9 @@ def _badge(speedup: SpeedupResult) -> tuple[str, str]:
     where = "" if is_across else " within this process"
     if differs is None:
         return f"too few {'runs' if speedup.baseline_runs else 'rounds'} for an interval", "warn"
-    if not differs:
-        return f"no measurable difference{where}", "plain"
-    if speedup.ratio > 1:
+    if differs and speedup.ratio > 1:
         return f"faster{where} (95 % CI above 1)", "good" if is_across else "plain"
-    return f"slower{where} (95 % CI below 1)", "warn"
+    return (f"slower{where} (95 % CI below 1)", "warn") if differs else (f"no measurable difference{where}", "plain")
 
 
 def _arms(report: ReportInput) -> list[tuple[object, ...]]:
