@@ -20,6 +20,9 @@ OTHERS = {
     "execution.strategy": Choice(value="none", reason="a single rank shares its work with no other"),
     "data.storage": Choice(value="to be chosen", reason="raw unless the pixels exceed a quarter of the memory"),
     "cluster.num_workers": Choice(value="to be chosen", reason="one worker per core, and at least one per rank"),
+    "speedup.factors": Choice(
+        value="to be chosen", reason="a ladder with speedup.diagnose, where its arms fit into memory"
+    ),
     "speedup.starts": Choice(value="to be chosen", reason="2 to 5 in a twentieth of the training's time, or none"),
     "speedup.steps_per_block": Choice(value="to be chosen", reason="enough steps for a block of a quarter of a second"),
 }

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -201,14 +201,14 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES, trust_times:
         raise InputError(f"data.root={root}: is a file; give the folder that holds the class folders")
     # Of a remote store one long listing is quicker than many short ones, unless workers share them.
     in_partitions = is_local(filesystem) or has_workers()
-    read = partial(_read_below, root, suffixes, trust_times)
-    tree = (_read_partitions(root, suffixes, read) if in_partitions else None) or read("")[0]
+    tree = _read_partitions(root, suffixes, trust_times) if in_partitions else None
+    tree = tree or _read_below(root, suffixes, "", trust_times)[0]
     if not tree.files and not tree.ignored:
         raise InputError(f"data.root={root}: is empty; give the folder that holds the class folders")
     return tree
 
 
-def _read_below(root: str, suffixes: frozenset[str], trust_times: bool, top: str) -> tuple[Tree, list[str]]:
+def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool = False) -> tuple[Tree, list[str]]:
     """The tree below one folder, with its folders on this disk as they are without links."""
     filesystem, path = open_root(root)
     tree, visited = _TreeBuilder(suffixes), set[str]()
@@ -230,7 +230,7 @@ def _read_below(root: str, suffixes: frozenset[str], trust_times: bool, top: str
     return built, sorted(visited)
 
 
-def _read_partitions(root: str, suffixes: frozenset[str], read: Callable[[str], tuple[Tree, list[str]]]) -> Tree | None:
+def _read_partitions(root: str, suffixes: frozenset[str], trust_times: bool = False) -> Tree | None:
     """The tree by its class folders, which workers read; None where there are less than two, or images next to them.
 
     Samples come in the same order as from one process.
@@ -252,6 +252,7 @@ def _read_partitions(root: str, suffixes: frozenset[str], read: Callable[[str], 
 
     def samples() -> Iterator[Samples]:
         """The samples of one partition after the other, so that no more than one need be in memory."""
+        read = partial(_read_below, root, suffixes, trust_times=trust_times)
         listed = list_partitions(read, [name[:-1] for name in partitions])
         numbers = {folder: number for number, folder in enumerate(folders)}
         for name, (tree, real) in zip(partitions, listed, strict=True):
