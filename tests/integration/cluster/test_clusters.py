@@ -192,7 +192,7 @@ def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
     settings = Cluster(kind="ssh", hosts=("paceline-host", "paceline-stranger"))
     with refused("cluster.hosts", "paceline-stranger", "BatchMode=yes"):
         ask_hosts(settings, None)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr("paceline.tasks.cluster.ssh.PYTHON", "/nowhere/python")
     with refused("cluster.hosts", "paceline-host", "/nowhere/python"):
         ask_hosts(Cluster(kind="ssh", hosts=("paceline-host",)), None)
 
