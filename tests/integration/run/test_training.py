@@ -120,7 +120,7 @@ def test_two_ranks_evaluate_every_sample_once_and_probe_against_one(make_job, cl
     found = evaluate_predictions(result.predictions, truth, 1.0)  # refuses missing and repeated samples
     assert found.num_samples == job.prepared.num_test
     assert result.probe is not None
-    assert {block.arm for block in result.probe.rounds[0]} == {"baseline", "candidate", "single"}
+    assert {block.arm for block in result.probe.rounds[0]} == {"baseline", "candidate", "single", "all_cores"}
     assert result.probe.baseline.num_devices == 1
     assert result.probe.candidate.num_devices == 2
 
