@@ -55,7 +55,7 @@ def with_figures(text: str, rows: dict[str, str]) -> str:
     assert block is not None
     lines = []
     for line in block[0].splitlines():
-        name = line.partition(" ")[0]
+        name = line[:12].strip()
         if name not in rows:
             lines += [line] if name else []
             continue

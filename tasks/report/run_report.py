@@ -109,9 +109,13 @@ def _shown(speedup: SpeedupResult) -> SpeedupResult:
         return speedup
     ratio = speedup.ratios[speedup.headline]
     scope = {"naive": speedup.scope, "competent": "within this process"}.get(speedup.headline)
-    significant = None if ratio.low is None or ratio.high is None else ratio.low > 1 or ratio.high < 1
-    ends = {"ratio": ratio.value, "low": ratio.low, "high": ratio.high}
-    return speedup.model_copy(update=ends | {"significant": significant, "scope": scope})
+    excludes_one = None if ratio.low is None or ratio.high is None else ratio.low > 1 or ratio.high < 1
+    significance = {
+        "significant": excludes_one if scope == "across starts" else None,
+        "significant_within_process": excludes_one,
+    }
+    ends = {"ratio": ratio.value, "low": ratio.low, "high": ratio.high, "scope": scope}
+    return speedup.model_copy(update=ends | significance)
 
 
 def _interval(speedup: SpeedupResult) -> str:

@@ -15,7 +15,7 @@ from paceline.tasks.report.run_report import render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.limit_share import LimitShare, limit_share
-from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.speedup.records import Ratio, SpeedupResult
 from paceline.tasks.speedup.verdict import Cause, speedup_result
 from tests.support.ladders import Game
 from tests.support.reports import CANDIDATE, CLASSES, limited, make_probe, make_report, make_train
@@ -106,6 +106,13 @@ def test_the_badge_says_how_certain_the_speedup_is(ratio, fields, badge):
 def test_the_badge_of_an_interval_across_starts_names_no_process(report):
     across = report.speedup.model_copy(update={"significant": True, "scope": "across starts"})
     assert ">faster (95 % CI above 1)</span>" in render_report(replace(report, speedup=across))
+
+
+def test_the_badge_of_a_ratio_over_the_competent_loop_is_of_one_process(report):
+    ratios = report.speedup.ratios | {"competent": Ratio(value=1.14, low=1.05, high=1.2, meaning="as measured")}
+    shown = {"significant": True, "scope": "across starts", "ratios": ratios, "headline": "competent"}
+    page = render_report(replace(report, speedup=report.speedup.model_copy(update=shown)))
+    assert ">faster within this process (95 % CI above 1)</span>" in page
 
 
 def test_credentials_are_not_shown(report):
