@@ -86,10 +86,11 @@ with warnings.catch_warnings():
         the champion."""
         on_regression: Literal["mark", "confirm", "fail", "off"] = "mark"
         """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
-        artifact and an event report it. `confirm`: before that, the last good run is rebuilt and timed against it.
-        `fail`: the flow and the command fail as well, after everything is recorded. `off`: runs are not compared."""
+        artifact and an event report it. `confirm`: the last good run is first rebuilt and timed against the new run;
+        the alarm is sent in any case, with the result. `fail`: the flow and the command fail as well, after everything
+        is recorded. `off`: runs are not compared."""
         confirm_seconds: Annotated[float, Field(gt=0)] = 600.0
-        """Time limit of a confirmation, seconds: rebuilding the last good run, and twelve short probes."""
+        """Time limit of a confirmation, seconds: rebuilding the last good run, and up to twelve short probes."""
         max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
         """Loss of training throughput that is to be found within three runs, as a share, relative to the baseline that
         was timed in the same run; twice as much is to be found in a single run."""

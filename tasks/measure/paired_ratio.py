@@ -69,7 +69,7 @@ trials each, 2026-11-21; the least 94.8 %)."""
 MIN_ROUNDS = 6  # fewest rounds for which a signed-rank interval can reach 95 %
 MIN_ROUNDS_TO_STOP = 8
 """Fewest rounds before an early stop. Six would do for independent noise but leave little margin under autocorrelated
-noise: false alarms 4.5 %, with eight 3.7 to 3.9 % (20,000 trials each)."""
+noise. Before the looks were planned: false alarms 4.5 %, with eight 3.7 to 3.9 % (20,000 trials each)."""
 MIN_INTERVAL_ROUNDS = 3
 """Fewest rounds that get an interval at all; from here to `MIN_ROUNDS` it is Student's t, wide and so honest."""
 USUAL_AUTOCORRELATION = 0.1  # up to here the estimate is mostly chance, and the levels of the looks suffice
@@ -104,7 +104,7 @@ class Estimate:
 
 
 def planned_looks(max_rounds: int) -> range:
-    """Numbers of rounds at which a probe of at most `max_rounds` may stop: nine of them from a third on.
+    """Numbers of rounds at which a probe of at most `max_rounds` may stop: at most nine, from a third on.
 
     The error that the looks spend together depends on these shares of the plan, so the same level serves all plans.
     """

@@ -130,8 +130,8 @@ class SpeedupResult(Record):
     validity: Validity | None = None
     """Of the machine during the probe."""
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
-    """Of the candidate's step, with the ends of the 95 % interval: `input`, `communication`, `contention`, `overhead`
-    and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
+    """Of the candidate's step, with the ends of the 95 % interval: `input`, `communication`, `imbalance`, `contention`,
+    `update`, `overhead` and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
     diagnosis: tuple[str, ...] = ()
     """One sentence for each share, the largest first."""
     factors: FactorCard | None = None

@@ -39,8 +39,8 @@ class Confirmation(Record):
 
 
 def not_timed(reason: str) -> Confirmation:
-    """The confirmation that has measured nothing."""
-    return Confirmation(verdict="not timed", text=f"not confirmed: {reason}")
+    """Confirmation of an alarm that was not timed."""
+    return Confirmation(verdict="not timed", text=f"not checked: {reason}")
 
 
 def confirm(old: Sequence[float], new: Sequence[float], then: float | None, loss: float) -> Confirmation:

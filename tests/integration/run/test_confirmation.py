@@ -82,7 +82,7 @@ def night(make_job):
 def test_a_score_is_not_timed(night, cluster_address):
     judged = night.confirm(cluster_address, SCORE)
     assert judged["confirmation"]["verdict"] == "not timed"
-    assert judged["text"] == "throughput fell; not confirmed: a score does not depend on speed, so nothing was timed"
+    assert judged["text"] == "throughput fell; not checked: a score does not depend on speed, so nothing was timed"
     assert night.tags()["paceline.confirmation"] in judged["text"]
 
 
@@ -107,7 +107,7 @@ def test_a_good_run_without_records_is_named(make_job, cluster_address):
     )
     tracking.finish(bare, "FINISHED")
     judged = night.confirm(cluster_address, THROUGHPUT)
-    assert judged["text"].endswith(f"not confirmed: the records of the last good run {bare.run_id[:8]} are gone")
+    assert judged["text"].endswith(f"not checked: the records of the last good run {bare.run_id[:8]} are gone")
 
 
 def test_an_interruption_sends_the_alarm_and_leaves_the_run_as_it_was(night, cluster_address, prefect_url, monkeypatch):
@@ -120,7 +120,7 @@ def test_an_interruption_sends_the_alarm_and_leaves_the_run_as_it_was(night, clu
     night.tags()
     wanted = {"artifacts": {"key": {"any_": ["regression"]}}, "sort": "CREATED_DESC"}
     texts = [found["data"] for found in httpx.post(f"{prefect_url}/artifacts/filter", json=wanted).json()]
-    assert any("throughput fell; not confirmed: it was interrupted" in text for text in texts)
+    assert any("throughput fell; not checked: it was interrupted" in text for text in texts)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_the_same_execution_is_about_the_machine_alone():
 def test_too_few_processes_and_an_unknown_rate_give_no_number():
     found = confirm((1.0, 1.0), (1.0,), THEN, 0.05)
     assert (found.verdict, found.ratio, found.machine) == ("not timed", None, None)
-    assert found.text == "not confirmed: 1 of at least 3 processes of each run could be timed"
+    assert found.text == "not checked: 1 of at least 3 processes of each run could be timed"
     found = confirm(*rates(1000, 880), None, 0.05)
     assert (found.verdict, found.machine, found.machine_share) == ("confirmed", None, None)
     assert "the machine's part is unknown" in found.text
