@@ -37,10 +37,8 @@ KINDS = {
 }
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "webdataset"]
-
-
-@pytest.mark.parametrize("kind", ["webdataset", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_a_run_learns_from_it(call, tmp_path, kind):
     preset, make, more = KINDS[kind]
     make(tmp_path)
