@@ -15,7 +15,7 @@ from paceline.tasks import deadline
 from paceline.tasks.errors import PacelineError, RunError, TimeLimitError, one_line
 from paceline.tasks.measure.records import Measurement
 from paceline.tasks.names import Artifact, Tag
-from paceline.tasks.records.execution import BASELINE, Plan
+from paceline.tasks.records.execution import Plan, baseline_of
 from paceline.tasks.speedup.nights.confirmation import ORDER, Confirmation, confirm, not_timed
 from paceline.tasks.speedup.nights.regression import is_measure
 from paceline.tasks.track import run as tracking
@@ -112,8 +112,7 @@ def _against(run_id: str, outcome: Outcome, job: TrainJob, address: str) -> Conf
 def _probe_of(job: TrainJob, outcome: Outcome, plan: Plan, **options: Any) -> TrainJob:
     """The probe of an execution, as each run has it before its training, but shorter."""
     arm = arm_of(plan, outcome.trained.worker_load)
-    memory = {name: getattr(arm, name) for name in ("micro_batch", "activation_checkpointing")}
-    arms = {"baseline": BASELINE.model_copy(update=memory), "candidate": arm}
+    arms = {"baseline": baseline_of(arm), "candidate": arm}
     speedup = outcome.config.speedup
     shorter = speedup.model_copy(update={"max_seconds": min(PROBE_SECONDS, speedup.max_seconds)})
     options |= {"config": outcome.config.model_copy(update={"speedup": shorter}), "plan": plan}

@@ -105,8 +105,8 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
 def _log_evidence(outcome: Outcome, handle: RunHandle, summary: dict[str, Any], environment: dict[str, Any]) -> None:
     """Store the raw data behind the speedup in the run's directory and in MLflow; nothing without a probe."""
     trained, speedup, directory = outcome.trained, outcome.speedup, Environment().root / "runs" / handle.run_id
-    further = (probe for probe in outcome.starts.probes if not probe.validity.contaminated)
-    contents = [find_steps(directory, probe.steps) for probe in (trained.probe, *further) if probe is not None]
+    probes = (trained.probe, *outcome.starts.undisturbed)
+    contents = [find_steps(directory, probe.steps) for probe in probes if probe is not None]
     raw = [content for content in contents if content is not None]
     if trained.probe is None or len(raw) < len(contents):
         return

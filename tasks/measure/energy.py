@@ -24,7 +24,7 @@ IDLE_SECONDS = 1.0  # power is averaged over a second on GPUs from Ampere on (NV
 MIN_NAMED_CORES = 0.05
 MAX_NAMED = 5
 GPU_TOO_SLOW = "the sensor of a GPU averages over a second (NVML), and a block of the probe is shorter"
-NO_BLOCKS = "there is no probe, its ranks are on several hosts, or a counter stood still in one of its blocks"
+NO_BLOCKS = "there is no probe, its ranks are on several hosts, or a counter did not change during one of its blocks"
 SECONDS_PER_READ = 60.0
 """Between two looks at the packages' counters. They wrap at 65 to 262 kJ, after four minutes at the very least, and a
 wrap is seen only when there is a look in each turn."""

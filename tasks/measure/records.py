@@ -32,6 +32,11 @@ class FurtherStarts(Record):
     reason: str = ""
     """Why there are so many, or none."""
 
+    @property
+    def undisturbed(self) -> tuple[ProbeResult, ...]:
+        """The probes that count."""
+        return tuple(probe for probe in self.probes if not probe.validity.contaminated)
+
 
 class AllReduceTime(Record):
     """One measured all-reduce."""

@@ -116,6 +116,13 @@ class Arm(Record):
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 """Default baseline of a run."""
 
+
+def baseline_of(arm: Arm) -> Arm:
+    """The default baseline, with as little memory as an arm: it may not fit where it takes more samples at once."""
+    memory = {name: getattr(arm, name) for name in ("micro_batch", "activation_checkpointing")}
+    return BASELINE.model_copy(update=memory)
+
+
 FACTORS = {
     "loading": "loading",
     "layout": "memory_format",

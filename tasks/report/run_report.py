@@ -20,7 +20,7 @@ from paceline.tasks.speedup.data_sheet import sheet_of
 from paceline.tasks.speedup.limit_share import LimitShare, format_flops, format_share
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import break_even_steps
-from paceline.tasks.speedup.verdict import format_ratio
+from paceline.tasks.speedup.verdict import format_ends, format_ratio
 
 MAX_CLASSES = 20  # classes that are listed; of more, the worst
 ARM_FIELDS = (
@@ -122,8 +122,8 @@ def _interval(speedup: SpeedupResult) -> str:
     of = HEADLINES[speedup.headline] if speedup.headline else None
     if speedup.ratio is None or speedup.low is None or speedup.high is None:
         return of or ""
-    low, high = (format_ratio(end, speedup.ratio) for end in (speedup.low, speedup.high))
-    return " ".join(filter(None, (f"{low} to {high} with 95 % confidence", speedup.scope, of)))
+    ends = format_ends(speedup.low, speedup.high, speedup.ratio)
+    return " ".join(filter(None, (f"{ends} with 95 % confidence", speedup.scope, of)))
 
 
 def _badge(speedup: SpeedupResult) -> tuple[str, str]:

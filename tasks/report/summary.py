@@ -10,7 +10,7 @@ from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
 from paceline.tasks.speedup.baselines.ratios import HEADLINES
 from paceline.tasks.speedup.limit_share import format_flops, format_share
-from paceline.tasks.speedup.verdict import format_ratio
+from paceline.tasks.speedup.verdict import format_ends, format_ratio
 
 NUM_BUDGET_ITEMS = 4
 MAX_CLOCK_DIFFERENCE = 0.01
@@ -68,10 +68,10 @@ def _headline(speedup: Mapping[str, Any]) -> str:
     if name is None:
         return ""
     ratio = speedup["ratios"][name]
-    ends = [format_ratio(ratio[end], ratio["value"]) for end in ("low", "high") if ratio[end] is not None]
-    interval = f" (95 % interval {' to '.join(ends)})" if ends else ""
+    value, low, high = (ratio[key] for key in ("value", "low", "high"))
+    interval = "" if low is None or high is None else f" (95 % interval {format_ends(low, high, value)})"
     disturbed = "; the machine was disturbed meanwhile" if speedup["contaminated"] else ""
-    return f"{format_ratio(ratio['value'])} x{interval} {HEADLINES[name]}{disturbed}"
+    return f"{format_ratio(value)} x{interval} {HEADLINES[name]}{disturbed}"
 
 
 def _limit(speedup: Mapping[str, Any], train: Mapping[str, Any], execution: Mapping[str, Any]) -> str:

@@ -102,7 +102,7 @@ def speedup_result(
     order_effect = carry_over(probe.rounds, "baseline", "candidate")
     inside = allow_for(inside, order_effect)
     further = starts or FurtherStarts()
-    probes = [probe, *(each for each in further.probes if not each.validity.contaminated)]
+    probes = [probe, *further.undisturbed]
     measured, borrowed = over_processes(probes), across_starts(inside, earlier)
     ratio = measured or borrowed or inside
     num_starts = len(probes) if measured else min(len(earlier), MAX_STARTS) if borrowed else 0
@@ -239,7 +239,7 @@ def _typical_step(ratio: Estimate, typical: Estimate | None) -> str:
         return ""
     if (ratio.low or 0.0) <= (typical.high or 0.0) and (typical.low or 0.0) <= (ratio.high or 0.0):
         return ""
-    ends = " to ".join(format_ratio(end or 0.0, typical.value) for end in (typical.low, typical.high))
+    ends = format_ends(typical.low or 0.0, typical.high or 0.0, typical.value)
     return (
         f" The typical step is {format_ratio(typical.value)} times as fast (95 % interval {ends}): some steps take "
         "much longer, and the ratio is that of total times."
@@ -251,8 +251,13 @@ def _evidence(facts: _Facts) -> str:
     rounds = f"{num_rounds} paired round" + ("s" if num_rounds > 1 else "")
     if facts.ratio.low is None or facts.ratio.high is None:
         return f"({rounds}, no interval)"
-    low, high = (format_ratio(end, facts.ratio.value) for end in (facts.ratio.low, facts.ratio.high))
-    return f"(95 % interval {low} to {high} {facts.scope}, {rounds})"
+    ends = format_ends(facts.ratio.low, facts.ratio.high, facts.ratio.value)
+    return f"(95 % interval {ends} {facts.scope}, {rounds})"
+
+
+def format_ends(low: float, high: float, centre: float) -> str:
+    """Format the ends of a ratio's interval for reading, rounded as the ratio: 1.05 to 1.20."""
+    return f"{format_ratio(low, centre)} to {format_ratio(high, centre)}"
 
 
 def format_ratio(ratio: float, centre: float | None = None) -> str:

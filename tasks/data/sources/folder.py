@@ -217,12 +217,7 @@ def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool
         return tree.build(), []
     listed = ListedFolders(path, suffixes, top) if trust_times else None
     if listed and (known := listed.read()):
-        for folder in known.folders:
-            tree.number(folder)
-        for file in known.files:
-            tree.files.add(*file)
-        tree.ignored.update(known.ignored)
-        return tree.build(), known.real_folders
+        return Tree(Samples.of(known.files), tuple(known.folders), Counter(known.ignored)), known.real_folders
     _walk_local(root, path, tree, top, visited)
     built = tree.build()
     if listed:

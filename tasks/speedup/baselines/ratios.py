@@ -17,7 +17,7 @@ from paceline.tasks.records.measurement import CompetentCosts, ProbeResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.limit_share import format_share, limit_share
 from paceline.tasks.speedup.records import Ratio, SpeedupResult
-from paceline.tasks.speedup.verdict import format_ratio
+from paceline.tasks.speedup.verdict import format_ends, format_ratio
 
 HEADLINES: dict[RatioName, str] = {
     "naive": "over the naive baseline",
@@ -158,7 +158,7 @@ def _location(seconds: Sequence[float]) -> Estimate:
 def _ratio(ratio: Estimate, what: str, scope: str | None) -> Ratio:
     interval = "no interval"
     if ratio.low is not None and ratio.high is not None:
-        low, high = (format_ratio(end, ratio.value) for end in (ratio.low, ratio.high))
-        interval = " ".join(filter(None, [f"95 % interval {low} to {high}", scope]))
+        ends = format_ends(ratio.low, ratio.high, ratio.value)
+        interval = " ".join(filter(None, [f"95 % interval {ends}", scope]))
     meaning = f"{format_ratio(ratio.value)} times ({interval}) {what}"
     return Ratio(value=ratio.value, low=ratio.low, high=ratio.high, meaning=meaning)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from paceline.tasks.formatting import format_interval
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, estimate_ratio
 from paceline.tasks.records.record import Record
+from paceline.tasks.speedup.compare import ratio_across
 from paceline.tasks.speedup.study.pairs import as_interval
 
 ORDER = ("old", "new", "new", "old")
@@ -59,22 +59,16 @@ def confirm(old: Sequence[float], new: Sequence[float], then: float | None, loss
     ratio, machine, share = as_interval(estimate_ratio(logs, FIXED_CONFIDENCE)), None, None
     text = "the machine's part is unknown, because the last good run has timed no probe"
     if then:
-        machine = _against_then(np.log(np.asarray(old) / then))
+        now = ratio_across([rate / then for rate in old])  # the rate then is that of one process
+        machine = Interval(value=now.value, low=now.low, high=now.high)
         text = f"the last good run reaches {_format(machine)} of what it reached then"
-        total = math.log(machine.value * (ratio.value if ratio else 1.0))
+        total = math.log(now.value * (ratio.value if ratio else 1.0))
         if total < 0:
-            share = min(1.0, max(0.0, math.log(machine.value) / total))
+            share = min(1.0, max(0.0, math.log(now.value) / total))
             text += f": {share:.0%} of the loss is due to the machine"
     found: Confirmation = _judge(ratio, loss)
     update = {"machine": machine, "machine_share": share, "num_pairs": len(logs), "text": f"{found.text}; {text}"}
     return found.model_copy(update=update)
-
-
-def _against_then(logs: np.ndarray) -> Interval:
-    """Student's prediction interval, because the rate then is that of one process."""
-    number, centre = len(logs), float(np.mean(logs))
-    reach = float(stats.t.ppf(0.975, number - 1) * np.std(logs, ddof=1)) * math.sqrt(1 + 1 / number)
-    return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
 
 
 def _judge(ratio: Interval | None, loss: float) -> Confirmation:

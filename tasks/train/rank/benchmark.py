@@ -22,7 +22,7 @@ from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.out_of_memory import is_out_of_memory
-from paceline.tasks.records.execution import BASELINE, Arm, Variant, arithmetic_of, ladder_arms
+from paceline.tasks.records.execution import Arm, Variant, arithmetic_of, baseline_of, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.competent.arm import CompetentLoop
@@ -256,9 +256,7 @@ def _training_loader(context: RankContext) -> TrainLoader:
 
 def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
     """Probe an arm against the baseline, without arms that do not fit into memory; None where one of the two is."""
-    # A baseline that takes more samples at once than the candidate may not fit where the candidate does.
-    memory = {name: getattr(arm, name) for name in ("micro_batch", "activation_checkpointing")}
-    arms = {"baseline": BASELINE.model_copy(update=memory), "candidate": arm}
+    arms = {"baseline": baseline_of(arm), "candidate": arm}
     if arm.num_devices > 1:
         arms["single"] = arm.model_copy(update={"num_devices": 1})
         num_threads = context.num_threads * arm.num_devices
