@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -72,6 +72,26 @@ class SampleListing:
     run: int = 1
     """Training samples that follow each other into one shard: more than 1 where neighbours are read together."""
 
+    @classmethod
+    def of(
+        cls,
+        data: Data,
+        origin: Origin,
+        class_names: tuple[str, ...],
+        splits: Mapping[SplitName, Samples],
+        ignored: Mapping[str, int] | None = None,
+        **facts: Any,
+    ) -> SampleListing:
+        """A listing of these splits, `train` among them; others that are missing are held out of the training split."""
+        train, validation, test = (splits.get(name) for name in SPLITS)
+        assert train is not None
+        if test is None:
+            train, test = hold_out(train, data.test_fraction)
+        if validation is None:
+            train, validation = hold_out(train, data.validation_fraction)
+        ignored = dict(sorted((ignored or {}).items()))
+        return cls(origin, class_names, train, validation, test, ignored=ignored, **facts)
+
     def split(self, name: SplitName) -> Samples:
         """The samples of one split."""
         samples: Samples = getattr(self, name)
@@ -94,14 +114,11 @@ class SampleListing:
         return digest.hexdigest()
 
 
-def hold_out(
-    samples: Iterable[Sample], fraction: float, name: Callable[[Sample], str] | None = None
-) -> tuple[Samples, Samples]:
+def hold_out(samples: Iterable[Sample], fraction: float) -> tuple[Samples, Samples]:
     """Split samples into (remaining, held out), stratified by class and nearly stable when samples are added.
 
     Within a class the samples are ordered by the sha256 of their names and the first `fraction` (rounded half up) are
     held out. A new sample moves at most one other sample across the border. Both results keep the order of `samples`.
-    `name` replaces the sample's name in the hash.
     """
     samples = Samples.of(samples)
     held = np.zeros(len(samples), dtype=np.bool_)
@@ -109,28 +126,10 @@ def hold_out(
     for members in np.split(order, np.flatnonzero(np.diff(samples.labels[order])) + 1):
         count = int(fraction * len(members) + 0.5)
         if count:
-            part = samples.take(members)
-            digests = bytearray()
-            for text in part.names() if name is None else map(name, part):
-                digests += _sha256(text).digest()
-            held[members[np.argsort(np.frombuffer(digests, dtype="S32"), kind="stable")[:count]]] = True
+            names = (name.encode(errors="surrogateescape") for name in samples.take(members).names())
+            digests = np.fromiter((hashlib.sha256(name).digest() for name in names), dtype="S32", count=len(members))
+            held[members[np.argsort(digests, kind="stable")[:count]]] = True
     return samples.take(np.flatnonzero(~held)), samples.take(np.flatnonzero(held))
-
-
-def complete_splits(splits: Mapping[SplitName, Samples], data: Data) -> tuple[Samples, Samples, Samples]:
-    """Training, validation and test split; those that are missing are held out of the training split."""
-    train, validation, test = (splits.get(name) for name in SPLITS)
-    assert train is not None
-    if test is None:
-        train, test = hold_out(train, data.test_fraction)
-    if validation is None:
-        train, validation = hold_out(train, data.validation_fraction)
-    return train, validation, test
-
-
-def hash_name(name: str) -> str:
-    """A pseudo-random rank for a name that never changes."""
-    return _sha256(name).hexdigest()
 
 
 def order_classes(words: set[str]) -> tuple[str, ...]:
@@ -139,25 +138,22 @@ def order_classes(words: set[str]) -> tuple[str, ...]:
     return tuple(sorted(words, key=(lambda word: (int(word), word)) if are_numbers else (lambda word: (0, word))))
 
 
-def check_classes(samples: Samples, class_names: Sequence[str], where: str) -> None:
+def check_classes(listing: SampleListing, where: str) -> None:
     """Raise an InputError if there are fewer than two classes, or one of them has no training sample."""
+    class_names = listing.class_names
     if len(class_names) < MIN_CLASSES:
         raise InputError(
             f"{where}: found {len(class_names)} class{'' if len(class_names) == 1 else 'es'}"
             f"{' (' + class_names[0] + ')' if class_names else ''}; classification needs {MIN_CLASSES} or more; "
             "add a folder for each further class"
         )
-    labels = set(np.unique(samples.labels).tolist())
+    labels = set(np.unique(listing.train.labels).tolist())
     missing = [name for label, name in enumerate(class_names) if label not in labels]
     if missing:
         raise InputError(
             f"{where}: no training sample of class {', '.join(missing[:5])}; every class needs at least one; "
             "add images, remove the class, or lower data.test_fraction and data.validation_fraction"
         )
-
-
-def _sha256(name: str) -> hashlib._Hash:
-    return hashlib.sha256(name.encode(errors="surrogateescape"))
 
 
 def keep_classes(listing: SampleListing, wanted: Sequence[str]) -> SampleListing:

@@ -66,19 +66,11 @@ def _call(function: Callable[[P], R], number: int, partition: P) -> tuple[int, R
     return number, function(partition)
 
 
-class Disjoint:
-    """Refuses partitions that list the same real files."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._partition_of: dict[str, str] = {}
-
-    def add(self, partition: str, real_places: Sequence[str]) -> None:
-        """Add the folders or files of a partition without links; InputError if another one has listed them."""
-        for place in real_places:
-            other = self._partition_of.setdefault(place, partition)
-            if other != partition:
-                raise InputError(
-                    f"data.root={self._root}: {other} and {partition} list the same samples ({place}); "
-                    "remove one of the links"
-                )
+def refuse_shared(root: str, listed_by: dict[str, str], partition: str, real_places: Sequence[str]) -> None:
+    """Note a partition's folders or files without links in `listed_by`; InputError if another one has listed them."""
+    for place in real_places:
+        other = listed_by.setdefault(place, partition)
+        if other != partition:
+            raise InputError(
+                f"data.root={root}: {other} and {partition} list the same samples ({place}); remove one of the links"
+            )

@@ -44,6 +44,15 @@ class Sample(NamedTuple):
 _sample = partial(tuple.__new__, Sample)  # Sample._make without a frame for each
 
 
+class File(NamedTuple):
+    """One file, or a part of one, as it was listed."""
+
+    path: str  # below the root; for a store of objects, bucket and key
+    size: int = 0  # bytes, of the part; 0 where that is not known
+    stamp: str = ""  # `Sample.stamp`, such as an ETag with its quotes; empty where it is not known
+    start: int | None = None  # first byte of a part; None for the complete file
+
+
 # Shape suffixes: H height, W width, C channels, T targets.
 
 Picture = bytes | npt.NDArray[np.uint8]

@@ -123,16 +123,6 @@ def _open(root: str, path: str) -> IO[bytes]:
     return stream
 
 
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    channels: int
-
-    @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:])) * self.dtype.itemsize
-
-
 def _npz_table(stream: IO[bytes]) -> Table:
     with zipfile.ZipFile(stream) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()}
@@ -141,15 +131,15 @@ def _npz_table(stream: IO[bytes]) -> Table:
                 f"holds {', '.join(sorted(names)) or 'nothing'}; it needs the arrays {IMAGES} and {LABELS}"
             )
         with archive.open(f"{IMAGES}.npy") as member:
-            header = _image_header(member)
+            shape, dtype, row_bytes = _image_header(member)
             held = archive.getinfo(f"{IMAGES}.npy").file_size - member.tell()
-        if held != header.shape[0] * header.row_bytes:
-            raise InputError(f"{IMAGES} of the shape {header.shape} has {held} bytes; write the file again")
+        if held != shape[0] * row_bytes:
+            raise InputError(f"{IMAGES} of the shape {shape} has {held} bytes; write the file again")
         labels = _small_array(archive, LABELS)
         words = _small_array(archive, CLASS_NAMES) if CLASS_NAMES in names else np.zeros(0, dtype=np.str_)
-    if labels.shape[:1] != header.shape[:1]:
-        raise InputError(f"has {header.shape[0]} images and {len(labels)} labels; give one label for each image")
-    return Table(labels, header.channels, tuple(map(str, words.tolist())))
+    if labels.shape[:1] != shape[:1]:
+        raise InputError(f"has {shape[0]} images and {len(labels)} labels; give one label for each image")
+    return Table(labels, channels_of(shape, dtype), tuple(map(str, words.tolist())))
 
 
 def _small_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
@@ -160,34 +150,31 @@ def _small_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
         return np.lib.format.read_array(member, allow_pickle=False)
 
 
-def _image_header(member: IO[bytes]) -> _Header:
+def _image_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape and type of the images, and the bytes of one."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(member)
-    return _Header(shape, dtype, channels_of(shape, dtype, is_fortran=is_fortran))
+    channels_of(shape, dtype, is_fortran=is_fortran)
+    return shape, dtype, int(np.prod(shape[1:])) * dtype.itemsize
 
 
 def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
-    with zipfile.ZipFile(stream) as archive:
-        info = archive.getinfo(f"{IMAGES}.npy")
-        with archive.open(info) as member:
-            header = _image_header(member)
-            header_bytes = member.tell()
-            if info.compress_type != zipfile.ZIP_STORED:
-                following = 0
-                for row in rows:
-                    num_skipped = (row - following) * header.row_bytes
-                    while num_skipped:
-                        num_skipped -= len(_exactly(member, min(num_skipped, BLOCK_BYTES)))
-                    yield _pixels(_exactly(member, header.row_bytes), header)
-                    following = row + 1
-                return
-    stream.seek(info.header_offset)
-    lengths = np.frombuffer(_exactly(stream, 30)[26:], dtype="<u2")  # of name and extra field, in the local header
-    start = info.header_offset + 30 + int(lengths.sum()) + header_bytes
-    for row in rows:
-        stream.seek(start + row * header.row_bytes)
-        yield _pixels(_exactly(stream, header.row_bytes), header)
+    with zipfile.ZipFile(stream) as archive, archive.open(f"{IMAGES}.npy") as member:
+        shape, dtype, row_bytes = _image_header(member)
+        info, source, start = archive.getinfo(f"{IMAGES}.npy"), member, member.tell()
+        if (
+            info.compress_type == zipfile.ZIP_STORED
+        ):  # in the file itself: before Python 3.13 a member reads what it skips
+            stream.seek(info.header_offset)
+            lengths = np.frombuffer(
+                _exactly(stream, 30)[26:], dtype="<u2"
+            )  # of name and extra field, in the local header
+            source, start = stream, start + info.header_offset + 30 + int(lengths.sum())
+        for row in rows:
+            source.seek(start + row * row_bytes)
+            content = np.frombuffer(_exactly(source, row_bytes), dtype)
+            yield in_eight_bits(content.reshape(*shape[1:3], -1))
 
 
 def _exactly(stream: IO[bytes], number: int) -> bytes:
@@ -195,8 +182,3 @@ def _exactly(stream: IO[bytes], number: int) -> bytes:
     if len(content) != number:
         raise InputError(f"{IMAGES} ends before its last image; write the file again")
     return content
-
-
-def _pixels(content: bytes, header: _Header) -> npt.NDArray[np.uint8]:
-    height, width = header.shape[1:3]
-    return in_eight_bits(np.frombuffer(content, header.dtype).reshape(height, width, header.channels))

@@ -8,13 +8,13 @@ Listing reads labels and headers; `array_rows` reads the pixels. Nothing is unpi
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, complete_splits
-from paceline.tasks.data.samples import SamplesBuilder
+from paceline.tasks.data.listing import Origin, SampleListing, SplitName
+from paceline.tasks.data.samples import Sample, SamplesBuilder
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.sources.array_rows import NPZ, PARQUET, ZARR, Table, open_table, stored_groups
 from paceline.tasks.data.storage import s3
@@ -24,67 +24,50 @@ RUN = 256
 """Neighbouring rows that a shard of the training split gets together: they were written, and are read, together."""
 
 
-class _File(NamedTuple):
-    path: str
-    size: int
-    stamp: str
-    split: SplitName | None
-    table: Table
-
-
 def list_samples(data: Data) -> SampleListing:
     """List the rows of all files."""
     root = str(data.root)
-    base, entries, ignored = _find_files(root)
-    files = [_open(root, base, *entry) for entry in entries]
-    channels = {file.table.channels for file in files}
+    base, files, ignored = _find_files(root)
+    tables = [_open(root, base, file.path) for file in files]
+    channels = {table.channels for table in tables}
     if len(channels) > 1:
         raise InputError(f"data.root={root}: some files hold grey images and others coloured ones; give all the same")
-    class_names, labels_of = _classes(root, files)
-    folder.check_split_names(root, [file.path for file in files])
-    builders = {split: SamplesBuilder() for split in SPLITS}
-    for file in files:
-        builder, size = builders[file.split or "train"], file.size // max(1, len(file.table.labels))
-        for row, value in enumerate(file.table.labels.tolist()):
-            builder.add(file.path, labels_of[value], size, file.stamp, row)
-    if not len(builders["train"]):
+    class_names, labels_of = _classes(root, tables)
+    split_names = folder.splits_in_names(root, [file.path for file in files])
+    builders: dict[SplitName, SamplesBuilder] = {split: SamplesBuilder() for split in split_names}
+    for file, table, split in zip(files, tables, split_names, strict=True):
+        for row, value in enumerate(table.labels.tolist()):
+            builders[split].add(file.path, labels_of[value], file.size // len(table.labels), file.stamp, row)
+    splits = {split: builder.build() for split, builder in builders.items() if len(builder)}
+    if "train" not in splits:
         raise InputError(f"data.root={root}: no file of the training split holds an image; name one train{NPZ}")
-    splits = complete_splits({split: builder.build() for split, builder in builders.items() if len(builder)}, data)
-    check_classes(splits[0], class_names, f"data.root={root}")
     origin = Origin("arrays", folder.absolute(base))
-    return SampleListing(origin, class_names, *splits, channels=channels.pop(), run=RUN, ignored=ignored)
+    return SampleListing.of(data, origin, class_names, splits, ignored, channels=channels.pop(), run=RUN)
 
 
-def _find_files(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
-    """The folder, its files of one kind (path, size, stamp), and the other ones by suffix."""
+def _find_files(root: str) -> tuple[str, list[Sample], Counter[str]]:
+    """The folder, its files of one kind, and the other ones by suffix."""
     filesystem, path = folder.reach_root(root)
-    name = path.rpartition("/")[2]
-    is_file = filesystem.isfile(path)
+    name, suffixes = path.rpartition("/")[2], frozenset({NPZ, PARQUET})
     is_store = folder.suffix_of(name) == ZARR
-    base = root.rstrip("/")[: -len(name)] or "." if is_file or is_store else root
-    suffixes = frozenset({NPZ, PARQUET})
     if is_store and not filesystem.isdir(path):
         raise InputError(f"data.root={root}: is not a folder; give an unpacked Zarr store, or a folder of them")
-    if is_file and folder.suffix_of(name) not in suffixes:
+    if filesystem.isfile(path) and folder.suffix_of(name) not in suffixes:
         raise InputError(
             f"data.root={root}: is neither {NPZ} nor {PARQUET} nor {ZARR}; give such a file, or a folder of them"
         )
-    if is_store or not is_file:
-        stores = [name] if is_store else _stores(filesystem, root, path)
-        if stores:
-            return base, [group for store in stores for group in _groups(filesystem, root, base, store)], {}
-    if is_file:
-        info = filesystem.info(path)
-        return base, [(name, int(info["size"] or 0), folder.stamp_of(info) or base)], {}
-    tree = folder.read_tree(root, suffixes)
-    files = [(sample.path, sample.size, sample.stamp) for sample in tree.files]
-    kinds = Counter(folder.suffix_of(path) for path, _, _ in files)
+    stores = [name] if is_store else _stores(filesystem, root, path)
+    if stores:
+        base = root.rstrip("/")[: -len(name)] or "." if is_store else root
+        return base, [group for store in stores for group in _groups(filesystem, root, base, store)], Counter()
+    base, files, ignored = folder.find_files(root, suffixes)
+    kinds = Counter(folder.suffix_of(file.path) for file in files)
     if len(kinds) != 1:
         raise InputError(
             f"data.root={root}: holds {kinds[NPZ]} files {NPZ} and {kinds[PARQUET]} files {PARQUET}; "
             "it needs some, and of one kind"
         )
-    return base, files, dict(sorted(tree.ignored.items()))
+    return base, files, ignored
 
 
 def _stores(filesystem: Any, root: str, path: str) -> list[str]:
@@ -98,8 +81,8 @@ def _stores(filesystem: Any, root: str, path: str) -> list[str]:
     return stores
 
 
-def _groups(filesystem: Any, root: str, base: str, store: str) -> list[tuple[str, int, str]]:
-    """Path, bytes and stamp of each table in a Zarr store; the stamp is of the names, sizes and stamps of its files."""
+def _groups(filesystem: Any, root: str, base: str, store: str) -> list[Sample]:
+    """The tables in a Zarr store; the stamp of each is of the names, sizes and stamps of its files."""
     try:
         paths = stored_groups(base, store)
     except InputError as error:
@@ -107,18 +90,18 @@ def _groups(filesystem: Any, root: str, base: str, store: str) -> list[tuple[str
     groups = []
     for path in paths:
         files = filesystem.find(folder.below(folder.open_root(base)[1], path), detail=True)
-        digest = hashlib.sha256()
-        for name in sorted(files):
-            digest.update(
-                f"{name.rpartition(path)[2]}\0{files[name]['size']}\0{folder.stamp_of(files[name]) or base}\n".encode()
-            )
-        groups.append((path, sum(int(info["size"] or 0) for info in files.values()), digest.hexdigest()))
+        digest, num_bytes = hashlib.sha256(), 0
+        for name, info in sorted(files.items()):
+            stamp = folder.stamp_of(info) or base
+            digest.update(f"{name.rpartition(path)[2]}\0{info['size']}\0{stamp}\n".encode())
+            num_bytes += int(info["size"] or 0)
+        groups.append(Sample(path, 0, num_bytes, digest.hexdigest()))
     return groups
 
 
-def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:
+def _open(root: str, base: str, path: str) -> Table:
     try:
-        table = open_table(base, path)
+        return open_table(base, path)
     except InputError as error:
         raise InputError(f"data.root={root}: {path}: {error}") from error
     except OSError:
@@ -127,16 +110,15 @@ def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:
         if s3.is_of_store(error):
             raise
         raise InputError(f"data.root={root}: {path} cannot be read ({one_line(error)}); write it again") from error
-    return _File(path, size, stamp, folder.split_in_name(path), table)
 
 
-def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[Any, int]]:
+def _classes(root: str, tables: Sequence[Table]) -> tuple[tuple[str, ...], dict[Any, int]]:
     """Class names in the order of their values, and the number of each value."""
-    unordered = {value for file in files for value in np.unique(file.table.labels).tolist()}
+    unordered = {value for table in tables for value in np.unique(table.labels).tolist()}
     if len({isinstance(value, str) for value in unordered}) > 1:
         raise InputError(f"data.root={root}: some labels are numbers and others words; give all the same")
     values = sorted(unordered)
-    named = {file.table.class_names for file in files if file.table.class_names}
+    named = {table.class_names for table in tables if table.class_names}
     if len(named) > 1:
         raise InputError(
             f"data.root={root}: files name different classes, or in another order; give all the same names"

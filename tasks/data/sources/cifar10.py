@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import Origin, SampleListing, check_classes, complete_splits
+from paceline.tasks.data.listing import Origin, SampleListing, SplitName
 from paceline.tasks.data.samples import Item, Sample, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.errors import InputError, one_line
@@ -65,9 +65,8 @@ def list_samples(data: Data) -> SampleListing:
         labels = ((name, row, int(label)) for name in names for row, label in enumerate(read_batch(place, name)[1]))
         return Samples.of(Sample(name, label, 0, stamps[name], row) for name, row, label in labels)
 
-    splits = complete_splits({"train": samples(*TRAIN_BATCHES), "test": samples("test_batch")}, data)
-    check_classes(splits[0], CLASS_NAMES, f"data.root={root}")
-    return SampleListing(Origin("cifar10", place), CLASS_NAMES, *splits, channels=3)
+    splits: dict[SplitName, Samples] = {"train": samples(*TRAIN_BATCHES), "test": samples("test_batch")}
+    return SampleListing.of(data, Origin("cifar10", place), CLASS_NAMES, splits, channels=3)
 
 
 def find_archive(root: str) -> str | None:

@@ -16,9 +16,9 @@ from paceline.conf.data import NUM_COLOURS, Data
 from paceline.tasks.data.decode import video
 from paceline.tasks.data.decode.transform import DecodeError, decode
 from paceline.tasks.data.listing import Origin, SampleListing
-from paceline.tasks.data.samples import Item, Sample, Samples
+from paceline.tasks.data.samples import File, Item, Sample, Samples
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.storage.read_files import File, files_of, read_files
+from paceline.tasks.data.storage.read_files import files_of, read_files
 from paceline.tasks.errors import InputError
 
 VIDEO_SUFFIXES = frozenset(
@@ -42,9 +42,7 @@ def list_samples(data: Data) -> SampleListing:
                 f"data.root={data.root}: images lie in {path}, which is not the folder of one clip; "
                 "give each clip's frames a folder in that of its class: CLASS/CLIP/0001.png"
             )
-    listing = folder.list_samples(data, CLIPS, tree)
-    origin = dataclasses.replace(listing.origin, num_frames=data.num_frames)
-    return dataclasses.replace(listing, origin=origin, channels=NUM_COLOURS * data.num_frames)
+    return folder.list_samples(data, CLIPS, tree, data.num_frames)
 
 
 def read_tree(root: str) -> folder.Tree:
@@ -54,10 +52,7 @@ def read_tree(root: str) -> folder.Tree:
     clips: list[Sample] = []
     frames: dict[int, list[Sample]] = defaultdict(list)
     for sample in tree.files:
-        if folder.suffix_of(sample.path) in VIDEO_SUFFIXES:
-            clips.append(sample)
-        else:
-            frames[sample.label].append(sample)
+        (clips if folder.suffix_of(sample.path) in VIDEO_SUFFIXES else frames[sample.label]).append(sample)
     for number, members in frames.items():
         name = tree.folders[number]
         parent = numbers[name.rpartition("/")[0]] if name else number

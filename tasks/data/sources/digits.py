@@ -1,6 +1,7 @@
 """scikit-learn's 1,797 digits, upright, or rotated with the angle as second target; neither depends on a run's seed."""
 
 import functools
+import hashlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import Origin, SampleListing, complete_splits, hash_name, hold_out
+from paceline.tasks.data.listing import Origin, SampleListing, SplitName, hold_out
 from paceline.tasks.data.samples import Item, Sample, Samples
 
 CLASS_NAMES = tuple("0123456789")
@@ -59,7 +60,7 @@ def list_digits(data: Data) -> SampleListing:
     """The upright digits, split by `test_fraction` and `validation_fraction`."""
     _, labels = _digits()
     samples = Samples.of(Sample("digits", int(label), row=row) for row, label in enumerate(labels))
-    return SampleListing(Origin("digits"), CLASS_NAMES, *complete_splits({"train": samples}, data), channels=1)
+    return SampleListing.of(data, Origin("digits"), CLASS_NAMES, {"train": samples}, channels=1)
 
 
 def list_rotated_digits(data: Data) -> SampleListing:
@@ -68,20 +69,17 @@ def list_rotated_digits(data: Data) -> SampleListing:
     sources, _ = _rotations()
     samples = Samples.of(Sample("rotated", int(labels[source]), row=row) for row, source in enumerate(sources))
     pool = sources[:NUM_ROTATED]
-    upright = [Sample("validation", int(labels[row]), row=int(row)) for row in np.unique(pool)]
-    _, held = hold_out(
-        upright, data.validation_fraction, name=lambda sample: hash_name(f"validation of digit {sample.row}")
-    )
-    is_held = np.isin(pool, [sample.row for sample in held])
-    return SampleListing(
-        Origin("rotated_digits"),
-        CLASS_NAMES,
-        samples.take(np.flatnonzero(~is_held)),
-        samples.take(np.flatnonzero(is_held)),
-        samples[NUM_ROTATED:],
-        channels=1,
-        target_names=("angle",),
-    )
+    names = {row: hashlib.sha256(f"validation of digit {row}".encode()).hexdigest() for row in np.unique(pool).tolist()}
+    upright = [Sample(name, int(labels[row])) for row, name in names.items()]
+    held = set(hold_out(upright, data.validation_fraction)[1].paths)
+    is_held = np.isin(pool, [row for row, name in names.items() if name in held])
+    splits: dict[SplitName, Samples] = {
+        "train": samples.take(np.flatnonzero(~is_held)),
+        "validation": samples.take(np.flatnonzero(is_held)),
+        "test": samples[NUM_ROTATED:],
+    }
+    origin = Origin("rotated_digits")
+    return SampleListing.of(data, origin, CLASS_NAMES, splits, channels=1, target_names=("angle",))
 
 
 def read_digits(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

@@ -6,10 +6,13 @@ Only names and sizes are read. Decoding finds out whether a file has the format 
 import os
 import re
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsspec
@@ -17,11 +20,10 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, complete_splits
-from paceline.tasks.data.partitions import Disjoint, has_workers, list_partitions
-from paceline.tasks.data.samples import Samples, SamplesBuilder
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
+from paceline.tasks.data.partitions import has_workers, list_partitions, refuse_shared
+from paceline.tasks.data.samples import Sample, Samples, SamplesBuilder
 from paceline.tasks.data.storage import cache, s3
-from paceline.tasks.data.storage.listed_folders import ListedFolders
 from paceline.tasks.errors import InputError, one_line
 
 IMAGE_SUFFIXES = frozenset(
@@ -33,6 +35,10 @@ IMAGE_SUFFIXES = frozenset(
 _THROUGH_DASK = re.compile(r"(?:^|::)dask(?:::|://)")
 """fsspec's protocol, alone or in a chain, that unpickles what the scheduler in the URL sends."""
 _NAMES_SHOWN = 5
+_CACHED_VERSION = 1  # of a cached listing
+_SETTLED_SECONDS = 2.0
+"""Age of a folder from which its time is trusted: a later change within the same tick of a file system's clock (2 s on
+FAT, less elsewhere) leaves the time as it is."""
 _STAMPS = (
     *("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"),
     *("CRC", "date_time", "modify", "modificationTime", "sha", "hex"),
@@ -67,16 +73,20 @@ class Tree:
     files: Samples  # files with a recognised suffix, in order of their paths. The label is the number of the folder.
     folders: tuple[str, ...]
     ignored: Counter[str]  # the other files, by suffix
+    real_folders: list[str] = field(default_factory=list)  # on this disk, without links
 
 
 @dataclass
 class _TreeBuilder:
     """A tree while it is being read."""
 
+    root: str
+    base: str  # path of the root
     suffixes: frozenset[str]
     files: SamplesBuilder = field(default_factory=SamplesBuilder)
     folders: dict[str, int] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
+    visited: set[str] = field(default_factory=set)  # real paths of local folders
 
     def add(self, folder: int, path: str, size: int, stamp: str) -> None:
         suffix = suffix_of(path)
@@ -84,9 +94,6 @@ class _TreeBuilder:
             self.files.add(path, folder, size, stamp)
         else:
             self.ignored[suffix or "(none)"] += 1
-
-    def build(self) -> Tree:
-        return Tree(self.files.build(), tuple(self.folders), self.ignored)
 
     def number(self, folder: str) -> int:
         existing = self.folders.get(folder)
@@ -96,8 +103,55 @@ class _TreeBuilder:
             existing = self.folders[folder] = len(self.folders)
         return existing
 
+    def walk_local(self, folder: str) -> None:
+        """Read a local folder in order of the whole paths; unlike fsspec's own walk, this follows linked folders."""
+        number = self.number(folder)
+        path = directory = f"{self.base}/{folder}" if folder else self.base
+        real = os.path.realpath(path)
+        if real in self.visited:  # a link back up the tree
+            return
+        self.visited.add(real)
+        descriptor = None
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            with os.scandir(descriptor) as entries:  # a slash after the names of folders; nothing hidden is a sample
+                names = [f"{item.name}/" if item.is_dir() else item.name for item in entries if item.name[0] != "."]
+            for name in sorted(names):
+                inside, path = f"{folder}/{name}" if folder else name, f"{directory}/{name}"
+                if name.endswith("/"):
+                    self.walk_local(inside[:-1])
+                    continue
+                # Relative to the open folder: the kernel need not walk the whole path for each of a million files.
+                status = os.stat(name, dir_fd=descriptor)
+                # Reading a pipe would wait for ever.
+                if not stat.S_ISREG(status.st_mode) or not os.access(name, os.R_OK, dir_fd=descriptor):
+                    raise PermissionError(path)
+                self.add(number, inside, status.st_size, str(status.st_mtime_ns))
+        except OSError as error:
+            raise InputError(
+                f"data.root={self.root}: {path} cannot be read by this user; all samples must be readable; "
+                "change its permissions or remove it"
+            ) from error
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
-def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> SampleListing:
+    def walk_remote(self, filesystem: Any, top: str) -> None:
+        if top:
+            self.number(top)
+        start = below(self.base, top) if top else self.base
+        for path, info in sorted(filesystem.find(start, detail=True, withdirs=True).items()):
+            relative = path[len(self.base) :].strip("/")
+            if not relative or any(part.startswith(".") for part in relative.split("/")):
+                continue
+            if info["type"] == "directory":
+                self.number(relative)
+            else:
+                folder, stamp = self.number(relative.rpartition("/")[0]), stamp_of(info) or self.root
+                self.add(folder, relative, int(info["size"] or 0), stamp)
+
+
+def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None, num_frames: int = 0) -> SampleListing:
     """List class-named folders of files of a kind. `tree` replaces the tree below the root.
 
     InputError if the root or its layout is wrong.
@@ -124,12 +178,10 @@ def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> S
         chosen = chosen[np.argsort(label_of[chosen], kind="stable")]
         if len(chosen) or split == "train":
             splits[split] = files.take(chosen).with_labels(label_of[chosen])
-    listing = SampleListing(
-        Origin(kind.origin, absolute(root)), class_names, *complete_splits(splits, data), channels=kind.channels
-    )
-    check_classes(listing.train, class_names, f"data.root={root}")
-    outside = Counter(suffix_of(path) for path in files.paths.take(np.flatnonzero(split_of < 0)))
-    return replace(listing, ignored=dict(sorted((tree.ignored + outside).items())))
+    ignored = tree.ignored + Counter(suffix_of(path) for path in files.paths.take(np.flatnonzero(split_of < 0)))
+    origin = Origin(kind.origin, absolute(root), signal=data.used_signal, num_frames=num_frames)
+    channels = kind.channels * max(1, num_frames)
+    return SampleListing.of(data, origin, class_names, splits, ignored, channels=channels)
 
 
 def _place(folder: str, splits: dict[str, SplitName]) -> Place | None:
@@ -146,18 +198,28 @@ def suffix_of(path: str) -> str:
     return (dot + extension).lower() if dot else ""
 
 
-def split_in_name(path: str) -> SplitName | None:
-    """The split that the name of a file starts with, or that of a folder that it lies in; None for no split."""
-    named = (_SPLIT_PREFIX.match(part.lower()) for part in path.split("/"))
-    return next((SPLIT_FOLDERS[match[1]] for match in named if match), None)
+def splits_in_names(root: str, paths: Sequence[str]) -> list[SplitName]:
+    """The split that each file's name, or that of a folder around it, starts with; `train` where none is named.
 
-
-def check_split_names(root: str, paths: Sequence[str]) -> None:
-    """Raise an InputError if some files are named after a split and others are not."""
-    unnamed = [path for path in paths if split_in_name(path) is None]
+    InputError if some files are named after a split and others are not.
+    """
+    found = [next(filter(None, map(_SPLIT_PREFIX.match, path.lower().split("/"))), None) for path in paths]
+    unnamed = [path for path, match in zip(paths, found, strict=True) if match is None]
     if 0 < len(unnamed) < len(paths):
         lost = f"{unnamed[0]} is named after no split, and other files are"
         raise InputError(f"data.root={root}: {lost}; name or remove it")
+    return [SPLIT_FOLDERS[match[1]] if match else "train" for match in found]
+
+
+def find_files(root: str, suffixes: frozenset[str]) -> tuple[str, list[Sample], Counter[str]]:
+    """A folder, its files with one of the suffixes, and its other files by suffix; the root may be the one file."""
+    filesystem, path = reach_root(root)
+    name = path.rpartition("/")[2]
+    if filesystem.isfile(path) and suffix_of(name) in suffixes:
+        base, info = root.rstrip("/")[: -len(name)] or ".", filesystem.info(path)
+        return base, [Sample(name, 0, int(info["size"] or 0), stamp_of(info) or base)], Counter()
+    tree = read_tree(root, suffixes)
+    return root, list(tree.files), tree.ignored
 
 
 def _class_names(
@@ -202,27 +264,44 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES, trust_times:
     # Of a remote store one long listing is quicker than many short ones, unless workers share them.
     in_partitions = is_local(filesystem) or has_workers()
     tree = _read_partitions(root, suffixes, trust_times) if in_partitions else None
-    tree = tree or _read_below(root, suffixes, "", trust_times)[0]
+    tree = tree or _read_below(root, suffixes, "", trust_times)
     if not tree.files and not tree.ignored:
         raise InputError(f"data.root={root}: is empty; give the folder that holds the class folders")
     return tree
 
 
-def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool = False) -> tuple[Tree, list[str]]:
-    """The tree below one folder, with its folders on this disk as they are without links."""
-    filesystem, path = open_root(root)
-    tree, visited = _TreeBuilder(suffixes), set[str]()
+def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool = False) -> Tree:
+    """The tree below one folder.
+
+    With `trust_times`, the listing of an earlier run is valid while the times of the folders stay. The time of a folder
+    changes when a name is added, removed or replaced in it, and not when a file is overwritten in place.
+    """
+    filesystem, base = open_root(root)
+    builder = _TreeBuilder(root, base, suffixes)
     if not is_local(filesystem):
-        _walk_remote(root, filesystem, path, tree, top)
-        return tree.build(), []
-    listed = ListedFolders(path, suffixes, top) if trust_times else None
-    if listed and (known := listed.read()):
-        return Tree(Samples.of(known.files), tuple(known.folders), Counter(known.ignored)), known.real_folders
-    _walk_local(root, path, tree, top, visited)
-    built = tree.build()
-    if listed:
-        listed.write(built.files, built.folders, built.ignored, sorted(visited))
-    return built, sorted(visited)
+        builder.walk_remote(filesystem, top)
+        return Tree(builder.files.build(), tuple(builder.folders), builder.ignored)
+    key = cache.key_of("folders", _CACHED_VERSION, os.path.realpath(base), base, sorted(suffixes), top)
+    started = time.time()
+    if trust_times and (known := cache.recall(key)) is not None:
+        times, files, folders, ignored = known
+        with suppress(OSError):
+            if all(Path(folder).stat().st_mtime_ns == stamp for folder, stamp in times.items()):
+                samples = Samples.of(Sample(*file) for file in files)
+                return Tree(samples, tuple(folders), Counter(ignored), sorted(times))
+    parents = top.split("/")[:-1] if top else []
+    above = {os.path.realpath("/".join([base, *parents[:depth]])) for depth in range(len(parents) + 1) if top}
+    builder.visited |= above
+    builder.walk_local(top)
+    tree = Tree(builder.files.build(), tuple(builder.folders), builder.ignored, sorted(builder.visited - above))
+    if trust_times:
+        with suppress(OSError):
+            times = {folder: Path(folder).stat().st_mtime_ns for folder in tree.real_folders}
+            if (
+                times and max(times.values()) < (started - _SETTLED_SECONDS) * 1e9
+            ):  # not where a folder changed a moment ago
+                cache.remember(key, [times, list(tree.files), tree.folders, tree.ignored])
+    return tree
 
 
 def _read_partitions(root: str, suffixes: frozenset[str], trust_times: bool = False) -> Tree | None:
@@ -243,15 +322,15 @@ def _read_partitions(root: str, suffixes: frozenset[str], trust_times: bool = Fa
     if len(partitions) <= 1 or not suffixes.isdisjoint(ignored):
         return None
     partitions.sort()
-    folders, disjoint = dict.fromkeys(tops), Disjoint(root)
+    folders, listed_by = dict.fromkeys(tops), dict[str, str]()
 
     def samples() -> Iterator[Samples]:
         """The samples of one partition after the other, so that no more than one need be in memory."""
         read = partial(_read_below, root, suffixes, trust_times=trust_times)
         listed = list_partitions(read, [name[:-1] for name in partitions])
         numbers = {folder: number for number, folder in enumerate(folders)}
-        for name, (tree, real) in zip(partitions, listed, strict=True):
-            disjoint.add(name, real)
+        for name, tree in zip(partitions, listed, strict=True):
+            refuse_shared(root, listed_by, name, tree.real_folders)
             ignored.update(tree.ignored)
             number_of = [numbers.setdefault(folder, len(numbers)) for folder in tree.folders]
             folders.update(dict.fromkeys(tree.folders))
@@ -312,64 +391,6 @@ def is_local(filesystem: Any) -> bool:
     """Whether files can be opened by the operating system."""
     protocol = filesystem.protocol
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
-
-
-def _walk_local(root: str, base: str, tree: _TreeBuilder, top: str, visited: set[str]) -> None:
-    """Read a local tree below `top` in order of the whole paths; unlike fsspec's own walk, it follows linked folders.
-
-    The real paths of its folders are added to `visited`.
-    """
-    parents = top.split("/")[:-1] if top else []
-    above = {os.path.realpath("/".join([base, *parents[:depth]])) for depth in range(len(parents) + 1) if top}
-
-    def visit(folder: str) -> None:
-        number = tree.number(folder)
-        path = directory = f"{base}/{folder}" if folder else base
-        real = os.path.realpath(path)
-        if real in visited or real in above:  # a link back up the tree
-            return
-        visited.add(real)
-        descriptor = None
-        try:
-            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            with os.scandir(descriptor) as entries:  # a slash after the names of folders; nothing hidden is a sample
-                names = [f"{item.name}/" if item.is_dir() else item.name for item in entries if item.name[0] != "."]
-            for name in sorted(names):
-                inside, path = f"{folder}/{name}" if folder else name, f"{directory}/{name}"
-                if name.endswith("/"):
-                    visit(inside[:-1])  # noqa: F821 - deleted when all is done
-                    continue
-                # Relative to the open folder: the kernel need not walk the whole path for each of a million files.
-                status = os.stat(name, dir_fd=descriptor)
-                # Reading a pipe would wait for ever.
-                if not stat.S_ISREG(status.st_mode) or not os.access(name, os.R_OK, dir_fd=descriptor):
-                    raise PermissionError(path)
-                tree.add(number, inside, status.st_size, str(status.st_mtime_ns))
-        except OSError as error:
-            raise InputError(
-                f"data.root={root}: {path} cannot be read by this user; all samples must be readable; "
-                "change its permissions or remove it"
-            ) from error
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
-
-    visit(top)
-    del visit  # it refers to itself, and the tree would wait for the garbage collector with it
-
-
-def _walk_remote(root: str, filesystem: Any, base: str, tree: _TreeBuilder, top: str) -> None:
-    if top:
-        tree.number(top)
-    start = below(base, top) if top else base
-    for path, info in sorted(filesystem.find(start, detail=True, withdirs=True).items()):
-        relative = path[len(base) :].strip("/")
-        if not relative or any(part.startswith(".") for part in relative.split("/")):
-            continue
-        if info["type"] == "directory":
-            tree.number(relative)
-        else:
-            tree.add(tree.number(relative.rpartition("/")[0]), relative, int(info["size"] or 0), stamp_of(info) or root)
 
 
 def stamp_of(info: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.conf.data import NUM_COLOURS, Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
+from paceline.tasks.data.listing import Origin, SampleListing
 from paceline.tasks.data.samples import Item, Sample, Samples
 
 NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
@@ -63,8 +63,7 @@ def _listing(
 ) -> SampleListing:
     num_labels = 1 if num_planes else len(class_names)
     samples = Samples.of(Sample(origin.kind, row % num_labels, row=row) for row in range(num_samples))
-    splits = complete_splits({"train": samples}, data)
-    return SampleListing(origin, class_names, *splits, channels=channels, num_planes=num_planes)
+    return SampleListing.of(data, origin, class_names, {"train": samples}, channels=channels, num_planes=num_planes)
 
 
 def read_shapes(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

@@ -12,7 +12,7 @@ from posixpath import normpath
 import numpy as np
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, check_classes, complete_splits, order_classes
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, order_classes
 from paceline.tasks.data.sources import folder
 from paceline.tasks.errors import InputError
 
@@ -59,11 +59,9 @@ def list_samples(data: Data) -> SampleListing:
         raise InputError(f"data.root={root}: {misplaced[0]} lies next to train/; move its images into train/ or test/")
     split_of = np.array([SPLITS.index(folder.SPLIT_FOLDERS[top]) if has_train else 0 for top in tops])
     chosen = {split: np.flatnonzero(split_of == number) for number, split in enumerate(SPLITS)}
-    splits = complete_splits({split: images.take(at) for split, at in chosen.items() if len(at)}, data)
-    check_classes(splits[0], class_names, f"data.root={root}")
+    splits = {split: images.take(at) for split, at in chosen.items() if len(at)}
     ignored = tree.ignored + Counter({CSV: int((~is_image).sum()) - len(tables)})
-    origin = Origin("files", folder.absolute(root))
-    return SampleListing(origin, class_names, *splits, channels=3, ignored=dict(sorted(ignored.items())))
+    return SampleListing.of(data, Origin("files", folder.absolute(root)), class_names, splits, ignored, channels=3)
 
 
 def _rows(root: str, table: str) -> Iterator[tuple[str, str]]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import Origin, SampleListing, SplitName, complete_splits
-from paceline.tasks.data.samples import Item, Sample, Samples
+from paceline.tasks.data.listing import Origin, SampleListing, SplitName
+from paceline.tasks.data.samples import File, Item, Sample, Samples
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.storage.read_files import File, files_of, read_files
+from paceline.tasks.data.storage.read_files import files_of, read_files
 from paceline.tasks.errors import InputError
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
@@ -46,14 +46,9 @@ def list_samples(data: Data) -> SampleListing:
         splits[place[0]].append(Sample(image.path, 0, image.size + mask.size, stamp))
     if "train" not in splits:
         raise InputError(f"data.root={root}: no image of the training split has a mask; fill {IMAGES}/ and {MASKS}/")
-    return SampleListing(
-        Origin("pairs", folder.absolute(root), suffixes[0]),
-        class_names,
-        *complete_splits({split: Samples.of(samples) for split, samples in splits.items()}, data),
-        channels=3,
-        num_planes=1,
-        ignored=dict(sorted(tree.ignored.items())),
-    )
+    origin = Origin("pairs", folder.absolute(root), suffixes[0])
+    columns = {split: Samples.of(samples) for split, samples in splits.items()}
+    return SampleListing.of(data, origin, class_names, columns, tree.ignored, channels=3, num_planes=1)
 
 
 def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from functools import partial
+from typing import Any
 
 from paceline.conf.data import Data
 from paceline.conf.plugins import source_facts
@@ -26,12 +27,6 @@ from paceline.tasks.data.storage import s3
 from paceline.tasks.data.storage.read_files import files_of, read_files
 from paceline.tasks.errors import InputError, SourceError, one_line
 from paceline.tasks.plugins import require_plugin
-
-
-class _Facts(TypedDict, total=False):
-    libraries: Callable[[SampleListing], tuple[str, ...]]
-    key: Callable[[Origin], dict[str, Any]]
-    has_rows: bool
 
 
 @dataclass(frozen=True)
@@ -64,8 +59,9 @@ def list_samples(data: Data) -> SampleListing:
         needs_root = source_facts(data.source).needs_root
     if data.root is None and needs_root:
         raise InputError(f"data.root is not set; source {data.source} needs one; add data.root=DIR")
+    spec = SOURCES.get(data.source, USER_SOURCE)
     try:
-        listing = SOURCES.get(data.source, USER_SOURCE).list_samples(data)
+        listing = spec.list_samples(data)
     except InputError:
         raise
     except Exception as error:  # each remote file system raises its own: no credentials, no route, forbidden
@@ -74,12 +70,15 @@ def list_samples(data: Data) -> SampleListing:
         message = f"data.root={data.root}: cannot be listed ({one_line(error)}); correct the address or the access"
         raise SourceError(message) from error
     listing = replace(listing, origin=replace(listing.origin, fit=data.fit))
-    if data.classes is not None:
-        if listing.num_planes:
+    if listing.num_planes:
+        if data.classes is not None:
             raise InputError(f"data.classes is for classes of whole images, and data.source={data.source} has masks")
+        return listing
+    if spec is not USER_SOURCE:  # of a user's source, only the classes that are learned need samples
+        check_classes(listing, f"data.source={data.source}" if data.root is None else f"data.root={data.root}")
+    if data.classes is not None:
         listing = keep_classes(listing, data.classes)
-    if not listing.num_planes:
-        check_classes(listing.train, listing.class_names, f"data.source={data.source}")
+    check_classes(listing, f"data.source={data.source}")
     return listing
 
 
@@ -97,28 +96,23 @@ def _read_files(origin: Origin, samples: Samples, image_size: int) -> Iterator[I
     return map(Item, read_files(origin.root, files_of(samples)))
 
 
-def _signal_key(origin: Origin) -> dict[str, Any]:
-    assert origin.signal is not None
-    return {"signal": origin.signal.model_dump(mode="json"), "spectrogram": signals.SPECTROGRAM_VERSION}
-
-
 def _clip_key(origin: Origin) -> dict[str, Any]:
     return {"clip": [origin.num_frames, clips.CLIP_VERSION]}
 
 
-_DIGITS: _Facts = {"libraries": lambda _: ("scikit-learn",), "has_rows": True}
-_SIGNALS: _Facts = {"libraries": signals.libraries, "key": _signal_key}
+_of_digits = partial(SourceSpec, libraries=lambda _: ("scikit-learn",), has_rows=True)
+_of_signals = partial(SourceSpec, libraries=signals.libraries, key=signals.key)
 SOURCES: dict[str, SourceSpec] = {
-    "digits": SourceSpec("digits", digits.list_digits, digits.read_digits, **_DIGITS),
-    "rotated_digits": SourceSpec("rotated_digits", digits.list_rotated_digits, digits.read_rotated_digits, **_DIGITS),
+    "digits": _of_digits("digits", digits.list_digits, digits.read_digits),
+    "rotated_digits": _of_digits("rotated_digits", digits.list_rotated_digits, digits.read_rotated_digits),
     "folder": SourceSpec("files", folder.list_samples, _read_files),
     # Its listings of class-named folders are of kind `files`.
     "cifar10": SourceSpec("cifar10", cifar10.list_samples, cifar10.read_samples, has_rows=True),
     "pairs": SourceSpec("pairs", pairs.list_samples, pairs.read),
     "shapes": SourceSpec("shapes", generated.list_shapes, generated.read_shapes, has_rows=True),
     "textures": SourceSpec("textures", generated.list_textures, generated.read_textures, has_rows=True),
-    "signals": SourceSpec("signals", signals.list_samples, signals.read, **_SIGNALS),
-    "tones": SourceSpec("tones", generated.list_tones, generated.read_tones, **_SIGNALS),
+    "signals": _of_signals("signals", signals.list_samples, signals.read),
+    "tones": _of_signals("tones", generated.list_tones, generated.read_tones),
     "arrays": SourceSpec(
         "arrays",
         arrays.list_samples,

@@ -4,9 +4,9 @@ They are WAV, FLAC, MP3, Ogg, NumPy and Parquet files. A file is one sample.
 The decoder is imported at the first sample, because SciPy's signals take a second or two.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,19 @@ SPECTROGRAM_VERSION = 2
 
 def list_samples(data: Data) -> SampleListing:
     """List class-named folders."""
-    listing = folder.list_samples(data, SIGNALS)
-    return dataclasses.replace(listing, origin=dataclasses.replace(listing.origin, signal=data.signal))
+    return folder.list_samples(data, SIGNALS)
 
 
 def libraries(listing: SampleListing) -> tuple[str, ...]:
     """Packages that decide on the pixels; PyAV only where a file needs it, so that the keys of other sets stay."""
     paths = chain.from_iterable(listing.split(split).paths for split in SPLITS)
     return ("scipy", "pyarrow", *(("av",) if any(folder.suffix_of(path) in AUDIO_SUFFIXES for path in paths) else ()))
+
+
+def key(origin: Origin) -> dict[str, Any]:
+    """Settings and version of the spectrograms."""
+    assert origin.signal is not None
+    return {"signal": origin.signal.model_dump(mode="json"), "spectrogram": SPECTROGRAM_VERSION}
 
 
 def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

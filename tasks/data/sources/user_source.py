@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.conf.plugins import Plugin, SourceFacts, source_facts
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, complete_splits
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing
 from paceline.tasks.data.samples import Item, Picture, Samples, SamplesBuilder
 from paceline.tasks.errors import InputError, OutsideError, RunError, SourceError
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
@@ -83,14 +83,10 @@ def list_samples(data: Data) -> SampleListing:
         content = str(getattr(source, "content", ""))
         # Without stamps, samples of one name in two places differ by the place alone.
         place = root if any(split.stamps.any_empty() for split in splits.values()) else ""
-    return SampleListing(
-        Origin("own", root, "", data.source, f"{plugin.identity} {facts} {place} {content}", uuid4().hex),
-        class_names,
-        *complete_splits(splits, data),
-        channels=facts.channels,
-        target_names=facts.target_names,
-        num_planes=int(facts.has_masks),
-    )
+    identity = f"{plugin.identity} {facts} {place} {content}"
+    origin = Origin("own", root, name=data.source, identity=identity, listed=uuid4().hex)
+    more = {"target_names": facts.target_names, "num_planes": int(facts.has_masks)}
+    return SampleListing.of(data, origin, class_names, splits, channels=facts.channels, **more)
 
 
 def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[str]) -> Samples:

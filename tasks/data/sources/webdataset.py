@@ -9,7 +9,6 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from typing import IO, Any, NamedTuple
 
@@ -17,12 +16,12 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, check_classes, complete_splits, order_classes
-from paceline.tasks.data.partitions import Disjoint, list_partitions
-from paceline.tasks.data.samples import Item, Sample, Samples, SamplesBuilder
+from paceline.tasks.data.listing import Origin, SampleListing, SplitName, order_classes
+from paceline.tasks.data.partitions import list_partitions, refuse_shared
+from paceline.tasks.data.samples import File, Item, Sample, Samples, SamplesBuilder
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage import cache
-from paceline.tasks.data.storage.read_files import File, read_files
+from paceline.tasks.data.storage.read_files import read_files
 from paceline.tasks.errors import InputError
 
 TAR = ".tar"
@@ -30,9 +29,6 @@ PACKED = (".gz", ".tgz", ".zst", ".bz2", ".xz")
 CLS, JSON = ".cls", ".json"
 LABELS = ("label", "cls", "class")  # names of the label in a JSON member; the first that is there counts
 MAX_LABEL_BYTES = 2**20
-IMAGES = frozenset(folder.IMAGE_SUFFIXES)
-
-
 INDEX_VERSION = 1  # grows when the samples of an archive are listed in another way
 
 
@@ -47,43 +43,29 @@ class Shard(NamedTuple):
 def list_samples(data: Data) -> SampleListing:
     """List the images of all archives below a root, or of the one archive that it is."""
     root = str(data.root)
-    base, files, ignored = _find_archives(root)
-    folder.check_split_names(root, [file.path for file in files])
+    base, files, ignored = folder.find_files(root, frozenset({TAR}))
+    if not files:
+        packed = sorted(suffix for suffix in ignored if suffix in PACKED)
+        fix = f"unpack those that end in {', '.join(packed)}" if packed else f"give a folder of files {TAR}"
+        raise InputError(f"data.root={root}: holds no file {TAR}; {fix}")
+    split_names = folder.splits_in_names(root, [file.path for file in files])
     filesystem, path = folder.open_root(base)
+    listed_by: dict[str, str] = {}
     if folder.is_local(filesystem):
-        disjoint = Disjoint(root)
         for file in files:
-            disjoint.add(file.path, [os.path.realpath(f"{path}/{file.path}")])
+            refuse_shared(root, listed_by, file.path, [os.path.realpath(f"{path}/{file.path}")])
     shards = list(list_partitions(partial(read_index, root, base), files))
     class_names = order_classes({word for shard in shards for word in shard.words})
     numbers = {word: number for number, word in enumerate(class_names)}
-    parts: dict[str, list[Samples]] = {split: [] for split in SPLITS}
-    for file, (samples, words, unused) in zip(files, shards, strict=True):
+    parts: dict[SplitName, list[Samples]] = {}
+    for split, (samples, words, unused) in zip(split_names, shards, strict=True):
         label_of = np.array([numbers[word] for word in words], dtype=np.int32)
-        parts[folder.split_in_name(file.path) or "train"].append(samples.with_labels(label_of[samples.labels]))
+        parts.setdefault(split, []).append(samples.with_labels(label_of[samples.labels]))
         ignored += unused
-    if not parts["train"]:
+    if "train" not in parts:
         raise InputError(f"data.root={root}: no archive of the training split; name one train-0000{TAR}")
-    splits = complete_splits({split: Samples.join(parts[split]) for split in SPLITS if parts[split]}, data)
-    check_classes(splits[0], class_names, f"data.root={root}")
-    origin = Origin("webdataset", folder.absolute(base))
-    return SampleListing(origin, class_names, *splits, channels=3, ignored=dict(sorted(ignored.items())))
-
-
-def _find_archives(root: str) -> tuple[str, list[Sample], Counter[str]]:
-    """The folder, its archives, and its other files by suffix."""
-    filesystem, path = folder.reach_root(root)
-    name = path.rpartition("/")[2]
-    if filesystem.isfile(path) and folder.suffix_of(name) == TAR:
-        base = root.rstrip("/")[: -len(name)] or "."
-        info = filesystem.info(path)
-        return base, [Sample(name, 0, int(info["size"] or 0), folder.stamp_of(info) or base)], Counter()
-    tree = folder.read_tree(root, frozenset({TAR}))
-    if not tree.files:
-        packed = sorted(suffix for suffix in tree.ignored if suffix in PACKED)
-        fix = f"unpack those that end in {', '.join(packed)}" if packed else f"give a folder of files {TAR}"
-        raise InputError(f"data.root={root}: holds no file {TAR}; {fix}")
-    return root, list(tree.files), tree.ignored
+    splits = {split: Samples.join(part) for split, part in parts.items()}
+    return SampleListing.of(data, Origin("webdataset", folder.absolute(base)), class_names, splits, ignored, channels=3)
 
 
 def read_index(root: str, base: str, file: Sample) -> Shard:
@@ -94,32 +76,22 @@ def read_index(root: str, base: str, file: Sample) -> Shard:
     filesystem, path = folder.open_root(base)
     where, place = f"data.root={root}: {file.path}", folder.below(path, file.path)
     key = cache.key_of("webdataset", INDEX_VERSION, place, file.size, file.stamp)
-    host_cache = cache.of_this_host() if file.stamp not in (root, base) else None  # a root says nothing of the content
-    with suppress(OSError, cache.DamagedError):
-        content = host_cache.get(key) if host_cache else None
-        if content is not None:
-            words, ignored, members = json.loads(content)
-            return Shard(Samples.of(Sample(*member) for member in members), tuple(words), Counter(ignored))
+    is_stamped = file.stamp not in (root, base)  # a root says nothing of the content
+    if is_stamped and (known := cache.recall(key)) is not None:
+        words, ignored, members = known
+        return Shard(Samples.of(Sample(*member) for member in members), tuple(words), Counter(ignored))
     try:
         with filesystem.open(place, "rb") as stream:
             shard = _index(where, file, stream)
     except (tarfile.TarError, EOFError) as error:
         raise InputError(f"{where} is damaged or cut short ({error}); write it again") from error
-    if host_cache:
-        with suppress(OSError):
-            host_cache.put({key: json.dumps([shard.words, shard.ignored, list(shard.samples)]).encode()})
+    if is_stamped:
+        cache.remember(key, [shard.words, shard.ignored, list(shard.samples)])
     return shard
 
 
-class _Group(NamedTuple):
-    """Members of one sample."""
-
-    images: list[tarfile.TarInfo]
-    labels: list[str]
-
-
 def _index(where: str, file: Sample, stream: IO[bytes]) -> Shard:
-    groups: dict[str, _Group] = {}
+    groups: dict[str, tuple[list[tarfile.TarInfo], list[str]]] = {}  # images and labels of each sample
     ignored: Counter[str] = Counter()
     for archive, member in _members(stream):
         name = member.name.removeprefix("./")
@@ -128,22 +100,22 @@ def _index(where: str, file: Sample, stream: IO[bytes]) -> Shard:
         directory, slash, last = name.rpartition("/")
         key, dot, extension = last.partition(".")
         suffix = (dot + extension).lower()
-        if suffix not in IMAGES and suffix not in (CLS, JSON):
+        if suffix not in folder.IMAGE_SUFFIXES and suffix not in (CLS, JSON):
             ignored[suffix or "(none)"] += 1
             continue
-        group = groups.setdefault(directory + slash + key, _Group([], []))
-        if suffix in IMAGES:
+        images, labels = groups.setdefault(directory + slash + key, ([], []))
+        if suffix in folder.IMAGE_SUFFIXES:
             member.name = name
-            group.images.append(member)
+            images.append(member)
         else:
-            group.labels.extend(_words(where, archive, member, suffix))
+            labels += _words(where, archive, member, suffix)
     if not groups:
         raise InputError(f"{where}: holds no image; write images and labels into it, or remove it")
     faults = {
-        "no image": [key for key, group in groups.items() if not group.images],
-        "no label": [key for key, group in groups.items() if not group.labels],
-        "two images": [key for key, group in groups.items() if len(group.images) > 1],
-        "two labels": [key for key, group in groups.items() if len(set(group.labels)) > 1],
+        "no image": [key for key, (images, _) in groups.items() if not images],
+        "no label": [key for key, (_, labels) in groups.items() if not labels],
+        "two images": [key for key, (images, _) in groups.items() if len(images) > 1],
+        "two labels": [key for key, (_, labels) in groups.items() if len(set(labels)) > 1],
     }
     for fault, keys in faults.items():
         if keys:
@@ -152,10 +124,9 @@ def _index(where: str, file: Sample, stream: IO[bytes]) -> Shard:
                 f"give each sample one image and one label: KEY{CLS}, or KEY{JSON} with `{LABELS[0]}`"
             )
     builder, numbers = SamplesBuilder(), dict[str, int]()
-    for group in groups.values():
-        member = group.images[0]
+    for (member, *_), (word, *_) in groups.values():
         stamp = f"{member.offset_data}:{len(file.path)}:{file.stamp}"
-        label = numbers.setdefault(group.labels[0], len(numbers))
+        label = numbers.setdefault(word, len(numbers))
         builder.add(f"{file.path}/{member.name}", label, member.size, stamp)
     return Shard(builder.build(), tuple(numbers), ignored)
 

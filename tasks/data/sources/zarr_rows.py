@@ -15,18 +15,8 @@ from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore
 
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.sources import folder
-from paceline.tasks.data.sources.array_rows import (
-    CLASS_NAMES,
-    IMAGES,
-    LABELS,
-    MAX_LABEL_BYTES,
-    ZARR,
-    Row,
-    Table,
-    channels_of,
-    in_eight_bits,
-)
+from paceline.tasks.data.sources import array_rows, folder
+from paceline.tasks.data.sources.array_rows import CLASS_NAMES, IMAGES, LABELS, ZARR, Row, Table
 from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
 
@@ -52,7 +42,7 @@ def table(url: str) -> Table:
     with warnings.catch_warnings():  # not where rows are read: it holds for all threads of a process
         warnings.simplefilter("ignore")  # of fixed-length words, which other libraries than this one may not read
         labels = _array(group, LABELS)
-    channels = channels_of(images.shape, images.dtype)
+    channels = array_rows.channels_of(images.shape, images.dtype)
     chunk_bytes = int(np.prod(images.chunks)) * images.dtype.itemsize
     if chunk_bytes > MAX_CHUNK_BYTES:
         raise InputError(
@@ -61,8 +51,8 @@ def table(url: str) -> Table:
         )
     if labels.shape != images.shape[:1]:
         raise InputError(f"has {images.shape[0]} images and labels {labels.shape}; give one label for each image")
-    if labels.nbytes > MAX_LABEL_BYTES:
-        raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {MAX_LABEL_BYTES} are understood")
+    if labels.nbytes > array_rows.MAX_LABEL_BYTES:
+        raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {array_rows.MAX_LABEL_BYTES} are understood")
     outer = url.rpartition("/")[0]
     names = group.attrs.get(CLASS_NAMES)
     if not names:  # of the store that the group lies in
@@ -78,7 +68,7 @@ def table(url: str) -> Table:
 def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
     """Images of rows, in their order."""
     images = _array(_group(url), IMAGES)
-    channels = channels_of(images.shape, images.dtype)
+    channels = array_rows.channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]
     # Whatever part of an image a chunk holds, all of the image is read.
     row_bytes = int(np.prod(images.shape[1:])) * images.dtype.itemsize
@@ -101,7 +91,7 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
             if (image == images.fill_value).all():  # as which Zarr reads missing chunks
                 yield DecodeError(f"every pixel is the fill value {images.fill_value}, as where nothing was written")
             else:
-                yield in_eight_bits(image.reshape(*image.shape[:2], channels))
+                yield array_rows.in_eight_bits(image.reshape(*image.shape[:2], channels))
 
 
 def _group(url: str) -> zarr.Group:

@@ -6,12 +6,14 @@ missing. A key covers all that the content depends on, so no entry becomes stale
 
 import fcntl
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from paceline.conf.environment import Environment
@@ -132,6 +134,23 @@ def of_this_host() -> Cache | None:
 @cache
 def _open_cache(directory: Path, limit: int) -> Cache:
     return Cache(private_directory(directory, "what was fetched"), limit)
+
+
+def recall(key: str) -> Any:
+    """A value of JSON from the cache of this host; None where it has none. Errors as in `of_this_host`."""
+    stored = of_this_host()
+    with suppress(OSError, DamagedError):
+        content = stored.get(key) if stored else None
+        return None if content is None else json.loads(content)
+    return None
+
+
+def remember(key: str, value: object) -> None:
+    """Store a value as JSON in the cache of this host, if that can be written."""
+    stored = of_this_host()
+    with suppress(OSError):
+        if stored:
+            stored.put({key: json.dumps(value).encode()})
 
 
 def limit_of(given: str | None) -> int:

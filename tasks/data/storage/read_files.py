@@ -10,10 +10,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import File, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage import cache, s3
 from paceline.tasks.errors import InputError
@@ -26,20 +27,6 @@ WAVE_BYTES = 32 * 2**20
 T = TypeVar("T")
 
 _LOGGER = logging.getLogger(__name__)
-
-
-class File(NamedTuple):
-    """One file, or a part of one, as it was listed."""
-
-    path: str  # below the root
-    size: int = 0  # bytes; 0 where that is not known
-    stamp: str = ""  # `Sample.stamp`; empty where it is not known
-    start: int | None = None  # first byte of a part; None for the complete file
-
-    @property
-    def end(self) -> int | None:
-        """The byte after the part; None for the complete file."""
-        return None if self.start is None else self.start + self.size
 
 
 @dataclass
@@ -80,12 +67,13 @@ def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
     if folder.is_local(filesystem):
         return (_read_local(f"{base}/{file.path}", file) for file in files)
     if s3.is_s3(root):
-        return _read_s3(_S3Reader(root, filesystem, base), _waves(files))
+        return _S3Reader(root, filesystem, base).read(_waves(files))
     return (content for wave in _waves(files) for content in _read_fsspec(filesystem, base, wave))
 
 
 Wave = list[File]
-Contents = Callable[[], Sequence[bytes | OSError]]  # waits for a wave that was requested
+Requested = tuple[Sequence[str], Sequence[bytes | None], Future[list[s3.Fetched]]]
+"""A wave that was requested: keys in the cache, what was there, and what is fetched."""
 
 
 def _waves(files: Iterable[File]) -> Iterator[Wave]:
@@ -107,7 +95,7 @@ def _read_fsspec(filesystem: Any, base: str, wave: Wave) -> list[bytes | OSError
     contents: list[bytes | OSError] = filesystem.cat_ranges(
         [folder.below(base, file.path) for file in wave],
         [file.start for file in wave],
-        [file.end for file in wave],
+        [None if file.start is None else file.start + file.size for file in wave],
         on_error="return",
     )
     for content in contents:
@@ -117,22 +105,8 @@ def _read_fsspec(filesystem: Any, base: str, wave: Wave) -> list[bytes | OSError
     return contents
 
 
-def _read_s3(reader: _S3Reader, waves: Iterator[Wave]) -> Iterator[bytes | OSError]:
-    """Read one wave while the one before is in use."""
-    first = next(waves, None)
-    ahead = reader.request(first) if first else None
-    try:
-        while ahead is not None:
-            contents = ahead()
-            following = next(waves, None)
-            ahead = reader.request(following) if following else None
-            yield from contents
-    finally:
-        reader.close()
-
-
 class _S3Reader:
-    """Objects of S3, from the cache or the store."""
+    """Objects of S3, from the cache or the store; one wave is fetched while the one before is in use."""
 
     def __init__(self, root: str, filesystem: Any, base: str) -> None:
         self._root = root
@@ -140,60 +114,59 @@ class _S3Reader:
         self._base = base
         self._endpoint = _name_host(lambda: s3.endpoint_of(root, filesystem))
         self._cache = cache.of_this_host()
-        self._on_its_way: Future[list[s3.Fetched]] | None = None
 
-    def request(self, wave: Wave) -> Contents:
-        """Request a wave; returns a function that waits for it."""
-        objects = [s3.Wanted(folder.below(self._base, file.path), *file[1:]) for file in wave]
-        keys = [self._key(item) for item in objects]
-        cached = [self._from_cache(key) for key in keys]
-        missing = [place for place, content in enumerate(cached) if content is None]
-        fetching = asyncio.run_coroutine_threadsafe(
-            s3.fetch(self._root, self._filesystem, [objects[place] for place in missing]), self._filesystem.loop
-        )
-        self._on_its_way = fetching
+    def read(self, waves: Iterator[Wave]) -> Iterator[bytes | OSError]:
+        ahead: Requested | None = None
+        try:
+            for wave in chain(waves, [None]):
+                contents = self._receive(*ahead) if ahead else []
+                ahead = self._request(wave) if wave else None
+                yield from contents
+        finally:
+            if ahead:
+                ahead[-1].cancel()
 
-        def contents() -> list[bytes | OSError]:
-            fetched = dict(zip(missing, _name_host(fetching.result), strict=True))
-            self._store({keys[place]: result.content for place, result in fetched.items()})
-            sizes = [len(result.content) for result in fetched.values() if isinstance(result.content, bytes)]
-            num_retries = sum(result.num_sent - 1 for result in fetched.values())
-            num_fetched, num_cached = len(fetched), len(cached) - len(missing)
-            _count(num_cached=num_cached, num_fetched=num_fetched, num_bytes=sum(sizes), num_retries=num_retries)
-            return [fetched[place].content if content is None else content for place, content in enumerate(cached)]
+    def _request(self, wave: Wave) -> Requested:
+        objects = [file._replace(path=folder.below(self._base, file.path)) for file in wave]
+        keys, cached = zip(*map(self._from_cache, objects), strict=True)
+        missing = [item for item, content in zip(objects, cached, strict=True) if content is None]
+        fetching = s3.fetch(self._root, self._filesystem, missing)
+        return keys, cached, asyncio.run_coroutine_threadsafe(fetching, self._filesystem.loop)
 
+    def _receive(
+        self, keys: Sequence[str], cached: Sequence[bytes | None], fetching: Future[list[s3.Fetched]]
+    ) -> list[bytes | OSError]:
+        fetched = _name_host(fetching.result)
+        answers = iter(fetched)
+        contents = [next(answers)[0] if content is None else content for content in cached]
+        missing = [key for key, content in zip(keys, cached, strict=True) if content is None]
+        new = {key: content for key, (content, _) in zip(missing, fetched, strict=True) if isinstance(content, bytes)}
+        new.pop("", None)
+        if self._cache is not None:
+            try:
+                self._cache.put(new)
+            except OSError as error:  # a help, no more
+                _LOGGER.warning("cannot write to the cache (%s); continuing without it", error)
+                self._cache = None
+        num_bytes = sum(len(content) for content, _ in fetched if isinstance(content, bytes))
+        num_fetched, num_retries = len(fetched), sum(num_sent - 1 for _, num_sent in fetched)
+        num_cached = len(cached) - num_fetched
+        _count(num_cached=num_cached, num_fetched=num_fetched, num_bytes=num_bytes, num_retries=num_retries)
         return contents
 
-    def close(self) -> None:
-        """Give up what is on its way."""
-        if self._on_its_way is not None:
-            self._on_its_way.cancel()
-
-    def _key(self, one: s3.Wanted) -> str:
-        """Key in the cache; empty where no ETag identifies the content."""
-        facts = one if one.start is not None else one[:-1]
-        return cache.key_of(self._endpoint, *facts) if self._cache is not None and one.etag else ""
-
-    def _from_cache(self, key: str) -> bytes | None:
-        if self._cache is None or not key:
-            return None
+    def _from_cache(self, file: File) -> tuple[str, bytes | None]:
+        """An object's key in the cache, empty where no ETag identifies the content; and the content if it is there."""
+        if self._cache is None or not file.stamp:
+            return "", None
+        key = cache.key_of(self._endpoint, *(file if file.start is not None else file[:-1]))
         try:
-            return self._cache.get(key)
+            return key, self._cache.get(key)
         except cache.DamagedError as error:
             _LOGGER.warning("%s in the cache is damaged; fetching again", error)
             _count(num_damaged=1)
         except OSError as error:
             _LOGGER.warning("cannot read the cache (%s); fetching again", error)
-        return None
-
-    def _store(self, contents: dict[str, bytes | OSError]) -> None:
-        if self._cache is None:
-            return
-        try:
-            self._cache.put({key: content for key, content in contents.items() if key and isinstance(content, bytes)})
-        except OSError as error:  # a help, no more
-            _LOGGER.warning("cannot write to the cache (%s); continuing without it", error)
-            self._cache = None
+        return key, None
 
 
 def _name_host(ask: Callable[[], T]) -> T:

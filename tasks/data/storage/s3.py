@@ -7,9 +7,9 @@ import asyncio
 import errno
 from collections.abc import Sequence, Set
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from paceline.tasks.data.samples import File
 from paceline.tasks.errors import InputError, OutsideError, SourceError, one_line
 
 PROTOCOLS = ("s3", "s3a")
@@ -51,23 +51,8 @@ _MEANINGS: tuple[tuple[Set[str], str], ...] = (
 _UNREACHABLE = frozenset({"ConnectionError", "HTTPClientError"})
 
 
-class Wanted(NamedTuple):
-    """An object as it was listed."""
-
-    path: str  # bucket and key
-    size: int  # bytes; 0 where that is not known
-    etag: str  # ETag with its quotes; empty where it is not known
-    start: int | None = None  # first of `size` bytes that are wanted; None for the complete object
-
-
-@dataclass
-class Fetched:
-    """The answer for one object."""
-
-    content: bytes | OSError  # an error where the store has it no more, or refuses it
-    num_sent: int  # requests, those sent again included
-
-
+Fetched = tuple[bytes | OSError, int]
+"""The content of an object, or why the store has it no more or refuses it; requests, those sent again included."""
 _SENT: ContextVar[list[int] | None] = ContextVar("_SENT", default=None)
 """One entry for each request of the running coroutine; None where s3fs fetches on its own."""
 
@@ -133,7 +118,7 @@ def code_of(error: BaseException | None) -> str:
     return ""
 
 
-async def fetch(root: str, filesystem: Any, wanted: Sequence[Wanted]) -> list[Fetched]:
+async def fetch(root: str, filesystem: Any, wanted: Sequence[File]) -> list[Fetched]:
     """Get objects, all at once, in the given order, in the event loop of the file system.
 
     Raises:
@@ -165,15 +150,15 @@ def _note_sent(request: object, **_: object) -> None:
         sent.append(1)
 
 
-async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fetched:
+async def _fetch_one(root: str, filesystem: Any, client: Any, one: File) -> Fetched:
     from botocore.exceptions import ClientError
 
     sent: list[int] = []
     _SENT.set(sent)
     bucket, key, _ = filesystem.split_path(one.path)
     request = {"Bucket": bucket, "Key": key, **filesystem.req_kw}
-    if one.etag and not filesystem.local_expiry_check:  # what s3fs calls stores that do not know If-Match
-        request["IfMatch"] = one.etag
+    if one.stamp and not filesystem.local_expiry_check:  # what s3fs calls stores that do not know If-Match
+        request["IfMatch"] = one.stamp
     if one.start is not None and one.size:
         request["Range"] = f"bytes={one.start}-{one.start + one.size - 1}"
     content: bytes | OSError
@@ -187,10 +172,10 @@ async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fe
             content = PermissionError(errno.EACCES, f"the store denies access ({code})")
         else:
             raise _change_error(root, one) if code in CHANGED else refusal(root, error) from error
-    return Fetched(content, len(sent))
+    return content, len(sent)
 
 
-async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> bytes:
+async def _whole(root: str, client: Any, asked: dict[str, Any], one: File) -> bytes:
     """The content of one object; what breaks off, or has another checksum than the store says, is requested again."""
     from aiohttp import ClientError as BrokenOff
     from botocore.exceptions import BotoCoreError
@@ -201,7 +186,7 @@ async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> 
             answer = await client.get_object(**asked)
         except BotoCoreError as error:
             raise refusal(root, error) from error
-        if one.etag and answer.get("ETag") != one.etag:  # a store that does not know If-Match
+        if one.stamp and answer.get("ETag") != one.stamp:  # a store that does not know If-Match
             answer["Body"].close()
             raise _change_error(root, one)
         try:
@@ -216,7 +201,7 @@ async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> 
         await asyncio.sleep(waits.pop(0))
 
 
-def _change_error(root: str, one: Wanted) -> SourceError:
+def _change_error(root: str, one: File) -> SourceError:
     return SourceError(
         f"data.root={root}: {one.path} has changed since it was listed; let the writer finish, and run again"
     )

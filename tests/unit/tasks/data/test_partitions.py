@@ -36,7 +36,7 @@ def test_a_tree_in_partitions_is_the_tree(tmp_path, layout, is_remote):
     memory.put(str(tmp_path), "/partitions", recursive=True)
     root = "memory://partitions" if is_remote else str(tmp_path)
     try:
-        whole, _ = folder._read_below(root, folder.IMAGE_SUFFIXES, "")
+        whole = folder._read_below(root, folder.IMAGE_SUFFIXES, "")
         parts = folder._read_partitions(root, folder.IMAGE_SUFFIXES)
         assert parts.files.with_labels(whole.files.labels) == whole.files
         assert set(parts.folders) == set(whole.folders)

@@ -459,4 +459,4 @@ def test_what_the_store_says_is_not_taken_for_a_damaged_file(tmp_path, monkeypat
 
     monkeypatch.setattr(arrays, "open_table", unreachable)
     with pytest.raises(exceptions.EndpointConnectionError):
-        arrays._open("s3://bucket/set", str(tmp_path), "all.npz", 1, "")
+        arrays._open("s3://bucket/set", str(tmp_path), "all.npz")
