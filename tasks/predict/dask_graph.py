@@ -49,7 +49,7 @@ def predict_parts(
 ) -> list[PartRecord]:
     """Have every part predicted by some worker; their records in order of completion. Finished parts stay on errors."""
     records: list[PartRecord] = []
-    total = sum(len(part.samples) for part in parts)
+    total = sum(len(part.images.samples) for part in parts)
     done = 0
     with connect_to_workers(address, "prediction") as client:
 

@@ -7,7 +7,6 @@ as values of a column, so that a part is one file. Shapes: N samples that could 
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from paceline.tasks.predict.job import Part
+from paceline.tasks.predict.job import Images
 from paceline.tasks.predict.outputs import Arrays, Asked
 from paceline.tasks.records.data import ModelFacts
 
@@ -23,21 +22,15 @@ PIXEL_TASKS = ("segment", "denoise")  # tasks with outputs per pixel
 _ROWS = 256
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Number of correct predictions, where labels are known."""
+class Counts(NamedTuple):
+    """Correct predictions where labels are known, as in `PartRecord`."""
 
     num_known: int = 0
     num_correct: int = 0
     class_pixels: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Columns and counts of a part."""
-
-    columns: dict[str, pa.Array]
-    counts: Counts = field(default_factory=Counts)
+Answers = tuple[dict[str, pa.Array], Counts]  # of a part
 
 
 class Row(NamedTuple):
@@ -49,16 +42,19 @@ class Row(NamedTuple):
     outputs: Sequence[Any]  # as `paceline.tasks.predict.outputs.Arrays` has it, of this sample
 
 
-def answers_of(asked: Asked, facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays | None) -> Answers:
+def answers_of(asked: Asked, facts: ModelFacts, images: Images, positions: list[int], arrays: Arrays | None) -> Answers:
     """The columns of a part besides `path` and `error`, where they are of whole samples."""
+    truth: list[str | None] = [None] * len(images.samples)
+    if not images.num_planes:  # classes of pixels are none of the whole image
+        truth = [images.class_names[label] if label >= 0 else None for label in images.samples.labels.tolist()]
     if asked != "features":
-        return _classes(facts, part, positions, arrays)
+        return _classes(facts, truth, positions, arrays)
     values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
-    rows = np.zeros((len(part.samples), values_ND.shape[1]), dtype=np.float32)
+    rows = np.zeros((len(truth), values_ND.shape[1]), dtype=np.float32)
     missing = np.ones(len(rows), dtype=np.bool_)
     rows[positions], missing[positions] = values_ND, False
     # Classifiers of the features are fitted to `true_label`.
-    return Answers({"features": _lists(rows, missing), "true_label": pa.array(_truth(part), pa.string())})
+    return {"features": _lists(rows, missing), "true_label": pa.array(truth, pa.string())}, Counts()
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -68,9 +64,9 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def _classes(facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays | None) -> Answers:
+def _classes(facts: ModelFacts, truth: list[str | None], positions: list[int], arrays: Arrays | None) -> Answers:
     """`label`, `probability`, `probabilities` (in the order of the classes), targets, `true_label`."""
-    number = len(part.samples)
+    number = len(truth)
     labels, rows = np.full(number, -1), np.full((number, len(facts.class_names)), np.nan, dtype=np.float32)
     if arrays is not None:
         labels[positions], rows[positions] = arrays[0].argmax(1), arrays[0]
@@ -86,28 +82,20 @@ def _classes(facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays
         if arrays is not None and len(arrays) > 1:
             values[positions] = arrays[1][:, index]
         columns[name] = pa.array(values, pa.float32(), mask=missing)
-    truth = _truth(part)
     # Of classes that the model was not trained on it can only be wrong.
     learned = [position for position in positions if truth[position] in facts.class_names]
     pairs = [(truth[position], facts.class_names[labels[position]]) for position in learned]
     columns["true_label"] = pa.array(truth, pa.string())
-    return Answers(columns, Counts(len(pairs), sum(true == label for true, label in pairs)))
+    return columns, Counts(len(pairs), sum(true == label for true, label in pairs))
 
 
-def _truth(part: Part) -> list[str | None]:
-    """The samples' classes, where they are known; classes of pixels are none of the whole image."""
-    if part.num_planes:
-        return [None] * len(part.samples)
-    return [part.class_names[label] if label >= 0 else None for label in part.samples.labels.tolist()]
-
-
-def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
+def pixel_answers_of(asked: Asked, facts: ModelFacts, number: int, rows: Iterable[Row]) -> Answers:
     """The same where they are of pixels; no more than one row need exist at a time.
 
     `mask` (its pixels are classes, from 0), `shares` (of the pixels, in the order of the classes) and `confidence`; or
     `image` and `change`: root mean square of the noise that was removed, of 255.
     """
-    number, num_classes = len(part.samples), len(facts.class_names)
+    num_classes = len(facts.class_names)
     images: list[bytes | None] = [None] * number
     values: list[float | None] = [None] * number
     if asked != "segment":
@@ -117,7 +105,7 @@ def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable
             squares = (np.square(pixels_HWC[band].astype(np.float32) - picture_HWC[band]) for band in bands)
             total = sum(float(square.sum(dtype=np.float64)) for square in squares)
             values[position] = math.sqrt(total / pixels_HWC.size)
-        return Answers({"image": pa.array(images, pa.binary()), "change": pa.array(values, pa.float32())})
+        return {"image": pa.array(images, pa.binary()), "change": pa.array(values, pa.float32())}, Counts()
     shares, counts_3K = np.zeros((number, num_classes), dtype=np.float32), np.zeros((3, num_classes), dtype=np.int64)
     for position, _, mask_HW, (classes_HW, confidence) in rows:
         images[position] = png(classes_HW)
@@ -133,10 +121,8 @@ def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable
         "shares": _lists(shares, np.array([image is None for image in images])),
         "confidence": pa.array(values, pa.float32()),
     }
-    if not counts_3K.any():
-        return Answers(columns)
     num_correct, _, num_known = counts_3K.sum(1).tolist()
-    return Answers(columns, Counts(num_known, num_correct, tuple(counts_3K.ravel().tolist())))
+    return columns, Counts(num_known, num_correct, tuple(counts_3K.ravel().tolist()) if counts_3K.any() else ())
 
 
 def _lists(rows_NK: npt.NDArray[np.float32], missing_N: npt.NDArray[np.bool_]) -> pa.ListArray:

@@ -1,13 +1,16 @@
 """One part of a prediction, as a worker does it: read images, predict, write one Parquet file.
 
-A file has a row for every sample, also for those that could not be read.
+A file has a row for every sample, also for those that could not be read. A device that predicts faster than one thread
+decodes gets blocks of samples, read by several threads. Shapes: N samples, H height, W width, C channels.
 """
 
 import io
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,45 +19,55 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paceline.tasks.data.decode.pixels import read_pixels, read_whole
+from paceline.tasks.data.decode.map_ahead import map_ahead
+from paceline.tasks.data.decode.pixels import Pixels, read_pixels, read_whole
 from paceline.tasks.data.decode.transform import DecodeError, UnreadError
+from paceline.tasks.data.listing import Origin
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.sources.registry import spec_of
 from paceline.tasks.data.storage.read_files import count_reads
 from paceline.tasks.files import write_durably
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.outputs import Arrays
 from paceline.tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
-from paceline.tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
-from paceline.tasks.predict.prefetch import PixelBatch, read_ahead
+from paceline.tasks.predict.predictor import Predictor, parity, predictor
 from paceline.tasks.records.data import ModelFacts, Reads
 
 PARITY_PIXELS = 2**21  # pixels of images at their own sizes that are compared with the plain model
+BLOCK_BYTES = 2**20  # pixels of a block: a few photographs, so that the first ones are soon there
+AHEAD = 2  # blocks for each thread that are read or wait for the device
 METADATA = b"paceline"  # key of the metadata in a file
+
+
+@dataclass
+class Progress:
+    """What became of the samples of a part so far."""
+
+    reasons: dict[int, str] = field(default_factory=dict)  # by the positions of those that could not be read
+    num_unread: int = 0
+    read_seconds: float = 0.0
+    predict_seconds: float = 0.0
 
 
 def predict_part(part: Part, settings: Settings) -> PartRecord:
     """Predict a part and write its file; InputError if the model or the source cannot be opened from here."""
-    model = predictor(settings)
-    progress = _Seen()
+    model, samples, progress = predictor(settings), part.images.samples, Progress()
     with count_reads() as tally:
-        answers = _at_own_sizes(part, model, progress) if settings.own_size else _at_one_size(part, model, progress)
+        predict = _at_own_sizes if settings.own_size else _at_one_size
+        answers, counts = predict(part, model, progress)
     record = PartRecord(
         number=part.number,
-        num_samples=len(part.samples) - len(progress.reasons),
+        num_samples=len(samples) - len(progress.reasons),
         num_rejected=len(progress.reasons),
         num_unread=progress.num_unread,
-        num_known=answers.counts.num_known,
-        num_correct=answers.counts.num_correct,
-        class_pixels=answers.counts.class_pixels,
         read_seconds=progress.read_seconds,
         predict_seconds=progress.predict_seconds,
         reads=tally.reads,
+        **counts._asdict(),
     )
-    reasons = [progress.reasons.get(position) for position in range(len(part.samples))]
-    columns = {
-        "path": pa.array([sample.text for sample in part.samples], pa.string()),
-        **answers.columns,
-        "error": pa.array(reasons, pa.string()),
-    }
+    reasons = [progress.reasons.get(position) for position in range(len(samples))]
+    paths = pa.array([sample.text for sample in samples], pa.string())
+    columns = {"path": paths, **answers, "error": pa.array(reasons, pa.string())}
     metadata = {METADATA: json.dumps({"key": part.key, "record": record.model_dump(mode="json")})}
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns).replace_schema_metadata(metadata), buffer, compression="zstd")
@@ -62,15 +75,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     return record
 
 
-@dataclass
-class _Seen:
-    reasons: dict[int, str] = field(default_factory=dict)
-    num_unread: int = 0
-    read_seconds: float = 0.0
-    predict_seconds: float = 0.0
-
-
-def _at_one_size(part: Part, model: Predictor, progress: _Seen) -> Answers:
+def _at_one_size(part: Part, model: Predictor, progress: Progress) -> Answers:
     if model.asked not in PIXEL_TASKS:
         positions: list[int] = []
         batches: list[Arrays] = []
@@ -78,27 +83,26 @@ def _at_one_size(part: Part, model: Predictor, progress: _Seen) -> Answers:
             positions += members
             batches.append(arrays)
         joined = tuple(map(np.concatenate, zip(*batches, strict=True))) if batches else None
-        return answers_of(model.asked, model.facts, part, positions, joined)
+        return answers_of(model.asked, model.facts, part.images, positions, joined)
     channels = model.facts.image_shape[2]
     rows = (
-        Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.num_planes else None, outputs)
+        Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.images.num_planes else None, outputs)
         for members, images_NHWC, arrays in _predict_batches(part, model, progress)
         for position, image_HWC, *outputs in zip(members, images_NHWC, *arrays, strict=True)
     )
-    return pixel_answers_of(model.asked, model.facts, part, rows)
+    return pixel_answers_of(model.asked, model.facts, len(part.images.samples), rows)
 
 
 def _predict_batches(
-    part: Part, model: Predictor, progress: _Seen
+    part: Part, model: Predictor, progress: Progress
 ) -> Iterator[tuple[list[int], npt.NDArray[np.uint8], Arrays]]:
     """Positions, pixels and outputs of one batch after the other. On a GPU the next ones are read meanwhile."""
     size, _, channels = model.facts.image_shape
-    batch = PixelBatch(model.batch_size(model.facts.image_shape))
+    origin, samples, _, _, num_planes = part.images
+    batch_size = model.batch_size(model.facts.image_shape)
     started = time.perf_counter()
-
-    def predict(*, rest: bool) -> Iterator[tuple[list[int], npt.NDArray[np.uint8], Arrays]]:
-        nonlocal started
-        for members, images_NHWC in batch.take(rest=rest):
+    with closing(read_ahead(origin, samples, size, channels + num_planes, model.num_readers)) as blocks:
+        for members, images_NHWC in cut_batches(blocks, batch_size, progress):
             read = time.perf_counter()
             progress.read_seconds += read - started
             arrays = model(np.ascontiguousarray(images_NHWC[..., :channels]))
@@ -106,23 +110,59 @@ def _predict_batches(
             progress.predict_seconds += started - read
             yield members, images_NHWC, arrays
 
-    blocks = read_ahead(part.origin, part.samples, size, channels + part.num_planes, model.num_readers)
-    with closing(blocks):
-        for first, pixels in blocks:
-            progress.reasons |= {first + position: reason for position, reason in pixels.reasons.items()}
-            progress.num_unread += pixels.num_unread
-            batch.add(first, pixels)
-            yield from predict(rest=False)
-    yield from predict(rest=True)
+
+def read_ahead(
+    origin: Origin, samples: Samples, image_size: int, channels: int, num_threads: int
+) -> Generator[tuple[int, Pixels]]:
+    """Read samples in order; yields the place of a block's first sample, and its pixels. Errors as in `read_pixels`.
+
+    With 0 threads all samples are one block, read by the caller's thread: on a CPU other threads would only take cores
+    from the network. A table is one block too, because its rows are decoded from the beginning of a group.
+    """
+    if num_threads == 0:
+        yield 0, read_pixels(origin, samples, image_size, channels)
+        return
+    num_block = len(samples) if spec_of(origin).has_rows else max(1, BLOCK_BYTES // (image_size**2 * channels))
+    # The context holds the counter of remote reads, and is of one thread at a time.
+    blocks = ((start, copy_context()) for start in range(0, len(samples), num_block))
+
+    def read(block: tuple[int, Context]) -> Pixels:
+        start, context = block
+        return context.run(read_pixels, origin, samples[start : start + num_block], image_size, channels)
+
+    with (
+        ThreadPoolExecutor(num_threads, thread_name_prefix="paceline-decode") as pool,
+        closing(map_ahead(pool, read, blocks, AHEAD * num_threads - 1)) as results,
+    ):
+        for (start, _), pixels in results:
+            yield start, pixels
 
 
-def _at_own_sizes(part: Part, model: Predictor, progress: _Seen) -> Answers:
+def cut_batches(
+    blocks: Iterable[tuple[int, Pixels]], size: int, progress: Progress
+) -> Iterator[tuple[list[int], npt.NDArray[np.uint8]]]:
+    """Cut blocks into positions and images (N, H, W, C) of batches of one size, whatever was rejected between them."""
+    positions: list[int] = []
+    images: list[npt.NDArray[np.uint8]] = []
+    for first, pixels in blocks:
+        progress.reasons |= {first + position: reason for position, reason in pixels.reasons.items()}
+        progress.num_unread += pixels.num_unread
+        positions += [first + position for position in pixels.positions]
+        images.append(pixels.images_NHWC)
+        while len(positions) >= size:
+            joined_NHWC = np.concatenate(images) if len(images) > 1 else images[0]
+            yield positions[:size], joined_NHWC[:size]
+            positions, images = positions[size:], [joined_NHWC[size:]]
+    if positions:
+        yield positions, np.concatenate(images)
+
+
+def _at_own_sizes(part: Part, model: Predictor, progress: Progress) -> Answers:
     """Predict one sample after the other, because each may be large."""
-    size = model.facts.image_shape[0]
 
     def rows() -> Iterator[Row]:
-        images = read_whole(part.origin, part.samples, size)
-        for position in range(len(part.samples)):
+        images = read_whole(part.images.origin, part.images.samples, model.facts.image_shape[0])
+        for position in range(len(part.images.samples)):
             started = time.perf_counter()
             image = next(images)
             read = time.perf_counter()
@@ -136,7 +176,7 @@ def _at_own_sizes(part: Part, model: Predictor, progress: _Seen) -> Answers:
             progress.predict_seconds += time.perf_counter() - read
             yield Row(position, picture_HWC, image[1], outputs)
 
-    return pixel_answers_of(model.asked, model.facts, part, rows())
+    return pixel_answers_of(model.asked, model.facts, len(part.images.samples), rows())
 
 
 def finished_record(part: Part) -> PartRecord | None:
@@ -154,26 +194,23 @@ def check_parity(part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
 
     Also returns the remote reads.
     """
-    with count_reads() as tally:
-        return _parity(part, settings), tally.reads
-
-
-def _parity(part: Part, settings: Settings) -> Parity | None:
     facts = predictor(settings).facts
-    if not settings.own_size:
-        size, _, channels = facts.image_shape
-        pixels = read_pixels(part.origin, part.samples, size, channels + part.num_planes)
-        images_NHWC = np.ascontiguousarray(pixels.images_NHWC[..., :channels])
-        return parity(settings, images_NHWC) if pixels.positions else None
-    pictures: list[npt.NDArray[np.uint8]] = []
-    num_pixels = 0
-    for image in read_whole(part.origin, part.samples, facts.image_shape[0]):
-        if not isinstance(image, DecodeError):
-            pictures.append(_as_channels(image[0], facts))
-            num_pixels += image[0].shape[0] * image[0].shape[1]
-            if num_pixels >= PARITY_PIXELS:
-                break
-    return parity_of_whole(settings, pictures) if pictures else None
+    size, _, channels = facts.image_shape
+    origin, samples, _, _, num_planes = part.images
+    with count_reads() as tally:
+        if not settings.own_size:
+            pixels = read_pixels(origin, samples, size, channels + num_planes)
+            images_NHWC = np.ascontiguousarray(pixels.images_NHWC[..., :channels])
+            return parity(settings, images_NHWC) if pixels.positions else None, tally.reads
+        pictures: list[npt.NDArray[np.uint8]] = []
+        num_pixels = 0
+        for image in read_whole(origin, samples, size):
+            if not isinstance(image, DecodeError):
+                pictures.append(_as_channels(image[0], facts))
+                num_pixels += image[0].shape[0] * image[0].shape[1]
+                if num_pixels >= PARITY_PIXELS:
+                    break
+        return parity(settings, pictures) if pictures else None, tally.reads
 
 
 def _as_channels(picture_HWC: npt.NDArray[np.uint8], facts: ModelFacts) -> npt.NDArray[np.uint8]:

@@ -141,15 +141,11 @@ def predictor(settings: Settings) -> Predictor:
     return Predictor(settings)
 
 
-def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
-    """The model as it is executed, against the plain one."""
+def parity(settings: Settings, pictures: npt.NDArray[np.uint8] | list[npt.NDArray[np.uint8]]) -> Parity:
+    """Compare the model as it is executed with the plain one: images (N, H, W, C), or a list of own sizes (H, W, C)."""
     ours, plain = predictor(settings), Predictor(settings, plain=True)
-    return compare_outputs(ours.asked, ours(pixels_NHWC), plain(pixels_NHWC))
-
-
-def parity_of_whole(settings: Settings, pictures: Sequence[npt.NDArray[np.uint8]]) -> Parity:
-    """The same of images (H, W, C) at their own sizes, pixel by pixel."""
-    ours, plain = predictor(settings), Predictor(settings, plain=True)
+    if isinstance(pictures, np.ndarray):
+        return compare_outputs(ours.asked, ours(pictures), plain(pictures))
     answers = [
         tuple(np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts]) for parts in columns)
         for columns in (zip(*map(model.whole, pictures), strict=True) for model in (ours, plain))

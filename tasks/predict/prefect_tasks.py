@@ -97,7 +97,8 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
         logger.info("%d samples in %d parts are predicted already", num_reused, len(finished_parts))
     checked, reads = None, Reads()
     if missing:
-        few = replace(missing[0], samples=missing[0].samples[:NUM_PARITY])
+        images = missing[0].images
+        few = replace(missing[0], images=images._replace(samples=images.samples[:NUM_PARITY]))
         checked, reads = parity_on_worker(address, few, settings)
     if checked is not None:
         what = SAME[checked.unit].format(checked.num_samples)

@@ -13,8 +13,7 @@ from paceline.conf.model import Model
 from paceline.tasks.data.decode.transform import decode
 from paceline.tasks.data.loading.batch import Normalise
 from paceline.tasks.model.load import load_trained_model
-from paceline.tasks.predict.images import in_folder, of_test_split
-from paceline.tasks.predict.job import cut, key_of
+from paceline.tasks.predict.job import cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.outputs import compare_outputs
 from paceline.tasks.predict.part import check_parity, finished_record, predict_part
 from tests.support.saved_models import save_model

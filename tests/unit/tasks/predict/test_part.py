@@ -12,8 +12,7 @@ from PIL import Image
 from paceline.conf.data import Data
 from paceline.conf.model import Model
 from paceline.tasks.model.objectives import Segmentation
-from paceline.tasks.predict.images import in_folder, of_test_split
-from paceline.tasks.predict.job import cut, key_of
+from paceline.tasks.predict.job import cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.outputs import compare_outputs
 from paceline.tasks.predict.part import METADATA, check_parity, finished_record, predict_part
 from paceline.tasks.predict.predictor import Predictor

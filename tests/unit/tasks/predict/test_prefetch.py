@@ -13,9 +13,8 @@ from paceline.conf.model import Model
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import RunError
-from paceline.tasks.predict import prefetch
-from paceline.tasks.predict.images import in_folder
-from paceline.tasks.predict.job import cut, key_of
+from paceline.tasks.predict import part as prefetch
+from paceline.tasks.predict.job import cut, in_folder, key_of
 from paceline.tasks.predict.part import predict_part
 from paceline.tasks.predict.predictor import Predictor, predictor
 from tests.support.pictures import make_pictures
@@ -38,19 +37,12 @@ def listing(tmp_path):
 def test_batches_do_not_depend_on_blocks_and_threads(listing, num_threads, monkeypatch):
     monkeypatch.setattr(prefetch, "BLOCK_BYTES", 7 * SIZE * SIZE * 3)
     expected = read_pixels(listing.origin, listing.train, SIZE, 3)
-    batch, members, images, reasons = prefetch.PixelBatch(10), [], [], {}
-    for first, pixels in prefetch.read_ahead(listing.origin, listing.train, SIZE, 3, num_threads):
-        batch.add(first, pixels)
-        reasons |= {first + position: reason for position, reason in pixels.reasons.items()}
-        for positions, images_NHWC in batch.take(rest=False):
-            members.append(positions)
-            images.append(images_NHWC)
-    for positions, images_NHWC in batch.take(rest=True):
-        members.append(positions)
-        images.append(images_NHWC)
+    blocks = prefetch.read_ahead(listing.origin, listing.train, SIZE, 3, num_threads)
+    progress = prefetch.Progress()
+    members, images = zip(*prefetch.cut_batches(blocks, 10, progress), strict=True)
     assert [len(positions) for positions in members] == [10] * 11 + [2]
     assert list(chain.from_iterable(members)) == expected.positions
-    assert reasons == expected.reasons
+    assert progress.reasons == expected.reasons
     assert np.array_equal(np.concatenate(images), expected.images_NHWC)
 
 

@@ -15,8 +15,7 @@ from paceline.conf.model import Model
 from paceline.flows.checks.pretrained import check_own_size
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.transfer import reach_and_stride
-from paceline.tasks.predict.images import in_folder, of_test_split
-from paceline.tasks.predict.job import cut, key_of
+from paceline.tasks.predict.job import cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.part import check_parity, predict_part
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.tiles import Grid, bands_of, grid_for, put
