@@ -8,6 +8,7 @@ of a file system that does not answer, runs in a daemon thread of its own (`with
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import NamedTuple, TypeVar
@@ -61,8 +62,7 @@ def check() -> None:
         StoppedError: nobody does.
     """
     wish = _wish.get()
-    reason = wish() if wish is not None else None
-    if reason is not None:
+    if wish is not None and (reason := wish()) is not None:
         raise StoppedError(reason)
     limit = _limit.get()
     if limit is not None and time.monotonic() >= limit.at:
@@ -73,27 +73,18 @@ def check() -> None:
 
 
 def within(work: Callable[[], T]) -> T:
-    """Return the result of `work`; under a limit, wait no longer than that.
-
-    Raises:
-        TimeLimitError: it has not come back.
-    """
+    """Return the result of `work`; under a limit, wait no longer than that: TimeLimitError if it has not come back."""
     if _limit.get() is None:
         return work()
-    results: list[T] = []
-    errors: list[BaseException] = []
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(work())
+            result.set_result(work())
         except BaseException as error:  # noqa: BLE001  raised again by the waiting thread
-            errors.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=copy_context().run, args=(run,), name="paceline-limited", daemon=True)
-    thread.start()
-    thread.join(seconds_left())
-    if thread.is_alive():
+    threading.Thread(target=copy_context().run, args=(run,), name="paceline-limited", daemon=True).start()
+    while not wait([result], seconds_left()).done:
         check()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return result.result()

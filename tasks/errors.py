@@ -88,8 +88,7 @@ class MeasureMemoryError(RunError):
 
     def __init__(self, message: str, stage: str | None = None, arm: str | None = None) -> None:
         super().__init__(message)
-        self.stage = stage
-        self.arm = arm
+        self.stage, self.arm = stage, arm
 
 
 class CaptureError(RunError):
@@ -117,13 +116,8 @@ class RankError(RunError):
         failed_capture: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.rank = rank
-        self.rank_traceback = rank_traceback
-        self.final = final
-        self.too_many = too_many
-        self.oom_stage = oom_stage
-        self.oom_arm = oom_arm
-        self.failed_capture = failed_capture
+        self.rank, self.rank_traceback, self.final, self.too_many = rank, rank_traceback, final, too_many
+        self.oom_stage, self.oom_arm, self.failed_capture = oom_stage, oom_arm, failed_capture
 
 
 class LostError(RunError):

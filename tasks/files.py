@@ -12,6 +12,7 @@ from uuid import uuid4
 from paceline.tasks.errors import RunError
 
 TEMPORARY_SUFFIX = ".tmp"
+OTHERS_WRITE = 0o022
 
 
 def is_full(error: BaseException) -> bool:
@@ -26,24 +27,23 @@ def sha256_of(path: Path) -> str:
 
 
 def write_durably(path: Path, content: bytes | memoryview) -> None:
-    """Write a file that is in memory; see `write_pieces_durably`."""
-    write_pieces_durably(path, (content,))
+    """Write a file that is in memory; see `write_pieces`."""
+    write_pieces(path, (content,))
 
 
-def write_pieces_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file under a temporary name, push it to the disk, then give it its name.
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, durably: bool = True) -> None:
+    """Write a file under a temporary name, push it to the disk if that is asked for, then give it its name.
 
-    A retried task may overlap with its first try on another worker, so the temporary name is this call's own.
-
-    Raises:
-        OSError: The disk is full or cannot be written; names the file.
+    A retried task may overlap with its first try on another worker, so the temporary name is this call's own. An
+    OSError names the file.
     """
     temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as stream:
             stream.writelines(pieces)
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durably:
+                stream.flush()
+                os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -59,14 +59,10 @@ def nearest_existing(path: Path) -> Path:
     return path
 
 
-OTHERS_WRITE = 0o022
-
-
 def private_directory(parent: Path, purpose: str = "code that is executed") -> Path:
     """The directory below a parent in which only this process's user can write; made if it is not there.
 
-    Raises:
-        RunError: what is there is somebody else's, a link, or others can write to it.
+    RunError if what is there is somebody else's, a link, or others can write to it.
     """
     user = os.geteuid()
     directory = parent / f"user-{user}"

@@ -11,22 +11,10 @@ from paceline.conf.config import Config, Workload
 from paceline.conf.plugins import code_digest
 
 FIELDS_ADDED_LATER = {
-    ("data", "signal"),
-    ("data", "classes"),
-    ("data", "num_frames"),
-    ("data", "fit"),
-    ("data", "stored_size"),
-    ("data", "storage"),
-    ("data", "jpeg_quality"),
-    ("data", "trust_directory_times"),
-    ("model", "pretrained"),
-    ("model", "freeze"),
-    ("recipe", "backbone_rate"),
-    ("recipe", "vary"),
-    ("recipe", "ema"),
-    ("recipe", "progressive_size"),
-    ("execution", "activation_checkpointing"),
-    ("execution", "micro_batch"),
+    *("data.signal", "data.classes", "data.num_frames", "data.fit", "data.stored_size", "data.storage"),
+    *("data.jpeg_quality", "data.trust_directory_times", "model.pretrained", "model.freeze"),
+    *("recipe.backbone_rate", "recipe.vary", "recipe.ema", "recipe.progressive_size"),
+    *("execution.activation_checkpointing", "execution.micro_batch"),
 }
 """Settings that are newer than stored fingerprints; add each new one of these sections."""
 
@@ -70,7 +58,7 @@ def without_later(settings: dict[str, Any]) -> dict[str, Any]:
         section: {
             name: value
             for name, value in section_settings.items()
-            if (section, name) not in FIELDS_ADDED_LATER or value != defaults[section][name]
+            if f"{section}.{name}" not in FIELDS_ADDED_LATER or value != defaults[section][name]
         }
         if isinstance(section_settings, dict)
         else section_settings

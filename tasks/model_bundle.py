@@ -4,7 +4,6 @@ Whatever comes from outside is data: the description is checked field by field, 
 """
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -59,24 +58,17 @@ def write_model(directory: Path, config: Config, prepared: PreparedSet, weights:
 def read_facts(directory: Path) -> ModelFacts:
     """Read the description of a model, after checking the digest of its weights.
 
-    Raises:
-        InputError: the model is missing, its description is invalid, or its weights have changed.
+    InputError if the model is missing, its description is invalid, or its weights have changed.
     """
-    return _read(directory, lambda path: (sha256_of(path), b""))[0]
+    return _read(directory, load=False)[0]
 
 
 def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
     """Read the description and the weights of a model: exactly the bytes whose digest was checked.
 
-    Raises:
-        InputError: as `read_facts`, or it is another model than the one with that digest.
+    InputError as in `read_facts`, or if it is another model than the one with that digest.
     """
-
-    def hashed(path: Path) -> tuple[str, bytes]:
-        content = path.read_bytes()
-        return hashlib.sha256(content).hexdigest(), content
-
-    facts, weights = _read(directory, hashed)
+    facts, weights = _read(directory, load=True)
     if digest_of(facts) != digest:
         raise InputError(
             f"{directory}: the model's digest is {digest_of(facts)[:12]}..., expected is {digest[:12]}...; "
@@ -85,10 +77,11 @@ def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
     return facts, weights
 
 
-def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple[ModelFacts, bytes]:
+def _read(directory: Path, *, load: bool) -> tuple[ModelFacts, bytes]:
     try:
         facts = ModelFacts.model_validate_json((directory / FACTS).read_bytes())
-        digest, weights = hashed(directory / WEIGHTS)
+        weights = (directory / WEIGHTS).read_bytes() if load else b""
+        digest = hashlib.sha256(weights).hexdigest() if load else sha256_of(directory / WEIGHTS)
     except OSError as error:
         raise InputError(
             f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "

@@ -72,11 +72,6 @@ class Tag:
     WORKLOAD = "paceline.workload"
     ACCURACY = "paceline.accuracy"  # as SCORE; versions from before it was written have no other
 
-    @staticmethod
-    def auto(setting: str) -> str:
-        """The choice made for a setting that was `auto`."""
-        return f"paceline.auto.{setting}"
-
 
 DOCTOR_EXPERIMENT = "paceline-doctor"  # holds the history of `paceline doctor --measure`
 REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for

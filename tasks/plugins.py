@@ -16,11 +16,7 @@ from paceline.tasks.errors import InputError, PacelineError, one_line
 
 @contextmanager
 def require_plugin() -> Iterator[None]:
-    """Tell, with the host, that a package which the body needs is not there.
-
-    Raises:
-        InputError: it is not installed here, or cannot be imported.
-    """
+    """Raise an InputError, with the host, if a package that the body needs is not installed or cannot be imported."""
     try:
         yield
     except PluginError as error:
@@ -28,11 +24,7 @@ def require_plugin() -> Iterator[None]:
 
 
 def load_plugin(kind: Kind, name: str) -> tuple[Plugin, Any]:
-    """Load a plugin of the user by name; the object and its plugin.
-
-    Raises:
-        InputError: the package is not installed here, or cannot be imported.
-    """
+    """Load a plugin of the user by name; the plugin and its object. Errors as in `require_plugin`."""
     with require_plugin():
         return plugins.load(kind, name)
 
@@ -48,10 +40,6 @@ def attribute_errors_to(
         raise
     except Exception as error:
         raised = outside if isinstance(error, OSError) else kind
-        raise raised(f"{plugin}: {doing} raised {type(error).__name__} ({one_line(error)}){_place(error)}") from error
-
-
-def _place(error: BaseException) -> str:
-    """Where it was raised, as far as that is Python."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if len(frames) > 1 else ""
+        frames = traceback.extract_tb(error.__traceback__)  # as far as that is Python
+        place = f" in {frames[-1].filename}, line {frames[-1].lineno}" if len(frames) > 1 else ""
+        raise raised(f"{plugin}: {doing} raised {type(error).__name__} ({one_line(error)}){place}") from error

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote
@@ -48,24 +48,16 @@ def redact_tree(tree: Plain) -> Plain:
 @lru_cache(maxsize=2)
 def _pattern(environment: tuple[tuple[str, str], ...]) -> re.Pattern[str] | None:
     """Of all secrets of an environment, the longest first; None where it has none."""
-    secrets = sorted(set(_secrets(environment)), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, secrets))) if secrets else None
-
-
-def _secrets(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    values: set[str] = set()
     for name, value in environment:
         if not _SECRET_VARIABLE.search(name):
             if "://" in value and (password := password_of(value)):  # as of a proxy or a database
-                yield from _forms(password)
+                values.add(password)
         elif not value.startswith("/"):  # a file that holds it
-            yield from _forms(value)
-            yield from _forms(value.partition(":")[2])  # user:password
-
-
-def _forms(value: str) -> Iterator[str]:
-    if len(value) >= (MIN_PLAIN_SECRET if value.isalpha() else MIN_SECRET):
-        yield value
-        yield quote(value, safe="")
+            values |= {value, value.partition(":")[2]}  # user:password
+    secrets = {text for text in values if len(text) >= (MIN_PLAIN_SECRET if text.isalpha() else MIN_SECRET)}
+    forms = sorted(secrets | {quote(text, safe="") for text in secrets}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, forms))) if forms else None
 
 
 class _Record(logging.LogRecord):

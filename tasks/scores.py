@@ -31,15 +31,11 @@ def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
 
 
 def ious(counts_3K: Sequence[float]) -> list[float | None]:
-    """Intersection over union of each class; None for a class that is neither predicted nor present.
-
-    Args:
-        counts_3K: Correct, predicted and actual pixels, each of all classes.
-    """
-    num_classes = len(counts_3K) // 3
-    right, predicted, actual = (counts_3K[start * num_classes : (start + 1) * num_classes] for start in range(3))
-    unions = [size + other_size - both for both, size, other_size in zip(right, predicted, actual, strict=True)]
-    return [both / union if union else None for both, union in zip(right, unions, strict=True)]
+    """Intersection over union of each class, of its correct, predicted and actual pixels; None without any of these."""
+    third = len(counts_3K) // 3
+    columns = zip(counts_3K[:third], counts_3K[third : 2 * third], counts_3K[2 * third :], strict=True)
+    unions = [(both, predicted + actual - both) for both, predicted, actual in columns]
+    return [both / union if union else None for both, union in unions]
 
 
 def mean_iou(counts_3K: Sequence[float]) -> float:

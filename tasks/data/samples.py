@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from tempfile import SpooledTemporaryFile
@@ -41,9 +42,6 @@ class Sample(NamedTuple):
         return self.name.encode(errors="surrogateescape").decode(errors="replace")
 
 
-_sample = partial(tuple.__new__, Sample)  # Sample._make without a frame for each
-
-
 class File(NamedTuple):
     """One file, or a part of one, as it was listed."""
 
@@ -57,8 +55,6 @@ class File(NamedTuple):
 
 Picture = bytes | npt.NDArray[np.uint8]
 """The content of a file, or pixels (H, W, C), or (H, W) for one channel or a mask."""
-
-
 Fit = Literal["scale", "crop"]
 """`scale`: scale the shorter side to the size and crop the middle. `crop`: crop the middle without scaling."""
 Extent = Fit | Literal["side", "whole"]
@@ -108,13 +104,13 @@ def _chosen(array: npt.NDArray[Any], chosen: Indices | slice) -> npt.NDArray[Any
     return array[chosen] if isinstance(chosen, slice) else _spool(array[chosen])
 
 
+@dataclass(eq=False, repr=False)
 class StringColumn:
     """Strings end to end in one block of bytes; 16 bytes of overhead for each."""
 
-    def __init__(self, block: Block, starts: Indices, ends: Indices) -> None:
-        self._block = block
-        self._starts = starts
-        self._ends = ends
+    _block: Block
+    _starts: Indices
+    _ends: Indices
 
     @classmethod
     def from_bytes(cls, block: Block, borders: Block | array[int]) -> StringColumn:
@@ -126,10 +122,9 @@ class StringColumn:
         return self._block[self._starts[index] : self._ends[index]].decode(errors="surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
-        block = self._block
         for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
             # surrogateescape: a POSIX file name may be any bytes, and such a file is still a sample.
-            yield block[start:end].decode(errors="surrogateescape")
+            yield self._block[start:end].decode(errors="surrogateescape")
 
     def any_empty(self) -> bool:
         """Whether one of them has no character."""
@@ -157,23 +152,15 @@ class StringColumn:
         return block, lengths
 
 
+@dataclass(eq=False, repr=False)
 class Samples(Sequence[Sample]):
     """A sequence of samples, held as columns. Parts of it share the columns of the whole."""
 
-    def __init__(
-        self,
-        paths: StringColumn,
-        labels: npt.NDArray[np.int32],
-        sizes: Indices,
-        stamps: StringColumn,
-        rows: Indices | None,
-    ) -> None:
-        self.paths = paths
-        self.labels = labels
-        self.sizes = sizes
-        self.stamps = stamps
-        self.rows = rows
-        """None for files."""
+    paths: StringColumn
+    labels: npt.NDArray[np.int32]
+    sizes: Indices
+    stamps: StringColumn
+    rows: Indices | None  # None for files
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Samples:
@@ -202,13 +189,9 @@ class Samples(Sequence[Sample]):
                 sizes.write(part.sizes)
                 if part.rows is not None:
                     rows.write(part.rows)
-            return cls.from_bytes(
-                StringColumn.from_bytes(paths.read(), path_borders.read()),
-                labels.read(),
-                sizes.read(),
-                StringColumn.from_bytes(stamps.read(), stamp_borders.read()),
-                rows.read() if rows.num_bytes else None,
-            )
+            columns = [StringColumn.from_bytes(block.read(), borders.read()) for block, borders in texts]
+            all_rows = rows.read() if rows.num_bytes else None
+            return cls.from_bytes(columns[0], labels.read(), sizes.read(), columns[1], all_rows)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -227,7 +210,8 @@ class Samples(Sequence[Sample]):
         for part in self.blocks():
             rows = [-1] * len(part) if part.rows is None else part.rows.tolist()
             columns = part.paths, part.labels.tolist(), part.sizes.tolist(), part.stamps, rows
-            yield from map(_sample, zip(*columns, strict=True))
+            # Sample._make without a frame for each
+            yield from map(partial(tuple.__new__, Sample), zip(*columns, strict=True))
 
     def blocks(self) -> Iterator[Samples]:
         """Yield the samples in pieces, to limit how many exist as objects."""
@@ -274,9 +258,8 @@ class Samples(Sequence[Sample]):
         cls, paths: StringColumn, labels: Block, sizes: Block, stamps: StringColumn, rows: Block | None
     ) -> Samples:
         """Restore pickled samples."""
-        sizes_N, rows_N = (None if given is None else np.frombuffer(given, dtype=np.int64) for given in (sizes, rows))
-        assert sizes_N is not None
-        return cls(paths, np.frombuffer(labels, dtype=np.int32), sizes_N, stamps, rows_N)
+        labels_N, sizes_N = np.frombuffer(labels, dtype=np.int32), np.frombuffer(sizes, dtype=np.int64)
+        return cls(paths, labels_N, sizes_N, stamps, None if rows is None else np.frombuffer(rows, dtype=np.int64))
 
 
 class SamplesBuilder:

@@ -75,7 +75,19 @@ class LinearEvalResult(Record):
 
 def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
     """Extract, fit, score, predict."""
-    settings = _settings(job)
+    config, directory = job.config, Path(job.directory) / MODEL
+    state = initial_state(config.model, job.prepared, job.pretrained, config.seed)
+    facts = write_model(directory, config, job.prepared, state)
+    settings = Settings(
+        model_directory=str(directory),
+        model_digest=digest_of(facts),
+        precision=job.precision,
+        gpu=False,
+        num_threads=job.num_threads,
+        batch_size=batch_size_for(facts.image_shape),
+        package=config.model.plugin.identity if config.model.plugin else None,
+        layer=job.layer,
+    )
     predictor = Predictor(settings)
     train, validation, test = (open_split(job.prepared, name) for name in ("train", "validation", "test"))
     startup = since_start()
@@ -106,22 +118,6 @@ def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
         num_train=train.num_samples,
         num_features=values_ND.shape[1],
         converged=fitted.converged,
-    )
-
-
-def _settings(job: LinearEvalJob) -> Settings:
-    config, directory = job.config, Path(job.directory) / MODEL
-    state = initial_state(config.model, job.prepared, job.pretrained, config.seed)
-    facts = write_model(directory, config, job.prepared, state)
-    return Settings(
-        model_directory=str(directory),
-        model_digest=digest_of(facts),
-        precision=job.precision,
-        gpu=False,
-        num_threads=job.num_threads,
-        batch_size=batch_size_for(facts.image_shape),
-        package=config.model.plugin.identity if config.model.plugin else None,
-        layer=job.layer,
     )
 
 

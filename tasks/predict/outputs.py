@@ -28,12 +28,14 @@ MAX_LEVELS = 2
 MIN_COSINE = 0.99  # of the angle between features in two executions that count as the same
 
 
-class _Probabilities(nn.Module):
-    """Classes of images: probabilities, and targets where there are any; float32 whatever it computes in."""
-
+class _Head(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+
+
+class _Probabilities(_Head):
+    """Classes of images: probabilities, and targets where there are any; float32 whatever it computes in."""
 
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits_NK, targets_NT = self.network(images_NCHW)
@@ -41,12 +43,11 @@ class _Probabilities(nn.Module):
         return (probabilities_NK,) if targets_NT is None else (probabilities_NK, targets_NT.float())
 
 
-class _Masks(nn.Module):
+class _Masks(_Head):
     """Classes of pixels, from 0, and the confidence in those of each image, or in each pixel's."""
 
     def __init__(self, network: nn.Module, *, each_pixel: bool) -> None:
-        super().__init__()
-        self.network = network
+        super().__init__(network)
         self.each_pixel = each_pixel
 
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -55,15 +56,14 @@ class _Masks(nn.Module):
         return classes_NHW.to(torch.uint8), best_NHW if self.each_pixel else best_NHW.mean(dim=(1, 2))
 
 
-class _Pictures(nn.Module):
+class _Pictures(_Head):
     """Images as pixels again: what `paceline.tasks.data.loading.batch.Normalise` does, undone."""
 
     scale_C: torch.Tensor
     offset_C: torch.Tensor
 
     def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__()
-        self.network = network
+        super().__init__(network)
         self.register_buffer("scale_C", torch.tensor([FULL_SCALE * (deviation or 1.0) for deviation in std]))
         self.register_buffer("offset_C", torch.tensor([FULL_SCALE * average for average in mean]))
 

@@ -44,7 +44,7 @@ class Predictor:
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
         self._precision: Precision = "32-true" if plain else settings.precision
-        self._dtype = torch.float32 if plain else DTYPES.get(settings.precision, torch.float32)
+        self._dtype = DTYPES.get(self._precision, torch.float32)
         self._normalise = lru_cache(maxsize=NUM_SHAPES)(
             lambda shape: Normalise(self.facts.mean, self.facts.std, shape).to(self._device)
         )
@@ -55,9 +55,10 @@ class Predictor:
         """Threads that decode while the device predicts."""
         looks = reach_and_stride(network) if settings.own_size else None
         self._grid = None if looks is None else grid_for(*looks)
-        self._is_compiled = settings.compiled is not None and not plain
-        if settings.compiled is not None and not plain:
-            package = str(_package(settings, Path(settings.compiled)))
+        compiled = None if plain else settings.compiled
+        self._is_compiled = compiled is not None
+        if compiled is not None:
+            package = str(_package(settings, Path(compiled)))
             self._call: Callable[[torch.Tensor], Sequence[torch.Tensor]] = torch._inductor.aoti_load_package(package)
         else:
             # A layer gives something else once it does its neighbour's work.
@@ -94,9 +95,8 @@ class Predictor:
         for band in bands_of(image_HWC, self._grid):
             shape = band.tiles_MHWC.shape[1:]
             outputs = self._answers(band.tiles_MHWC, self.batch_size(shape, batch_size_for(shape)))
-            answers = answers or tuple(
-                np.empty((*image_HWC.shape[:2], *part.shape[3:]), part.dtype) for part in outputs
-            )
+            size = image_HWC.shape[:2]
+            answers = answers or tuple(np.empty((*size, *part.shape[3:]), part.dtype) for part in outputs)
             for whole_HW, tiles_MHW in zip(answers, outputs, strict=True):
                 put(band, tiles_MHW, whole_HW, self._grid)
         return answers
@@ -121,8 +121,7 @@ class Predictor:
         """Outputs of one forward pass, on the host; None if the device has no memory for so many images."""
         number = len(pixels)
         if self._is_compiled and number < batch_size:  # compiled for one size
-            blank = pixels.new_zeros((batch_size - number, *pixels.shape[1:]))
-            pixels = torch.cat([pixels, blank])
+            pixels = torch.cat([pixels, pixels.new_zeros((batch_size - number, *pixels.shape[1:]))])
         normalise = self._normalise(tuple(pixels.shape[1:]))
         try:
             if self._device.type == "cuda":

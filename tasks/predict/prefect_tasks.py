@@ -66,10 +66,8 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
         predicted = _predict(parts, settings, address)
     unread = [record for record in predicted.records if record.num_unread]
     if unread:
-        words = (
-            f"{sum(record.num_unread for record in unread)} images could not be read (why: column error); "
-            "the next call tries them again"
-        )
+        number = sum(record.num_unread for record in unread)
+        words = f"{number} images could not be read (why: column error); the next call tries them again"
         if any(record.num_samples == 0 for record in unread):
             raise OutsideError(f"{words}; there are parts of which none could: check that every worker reaches them")
         get_run_logger().warning(words)
@@ -83,9 +81,8 @@ def _explain_disk_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         if is_full(error):
             raise RunError(f"{place}: the disk is full; finished parts stay; free space and call again") from error
-        raise OutsideError(
-            f"{place}: {one_line(error)}; check that every worker can read the data and write there"
-        ) from error
+        fix = "check that every worker can read the data and write there"
+        raise OutsideError(f"{place}: {one_line(error)}; {fix}") from error
 
 
 def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
@@ -107,25 +104,17 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
                 f"in {settings.precision}, {100 * checked.agreement:.1f} % of {what} as in float32, "
                 f"and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
             )
-        logger.info(
-            "Against float32, eager: %.2f %% of %s; the largest difference is %.4g",
-            100 * checked.agreement,
-            what,
-            checked.max_difference,
-        )
+        text = "Against float32, eager: %.2f %% of %s; the largest difference is %.4g"
+        logger.info(text, 100 * checked.agreement, what, checked.max_difference)
     started = time.perf_counter()
     with progress_of_samples("predict", logger.info) as show:
         records = predict_parts(address, missing, settings, show)
     reads = Reads.total([reads, *(record.reads for record in records)])
     if reads.summary:
         logger.info("Read %s", reads.summary)
-    return Predicted(
-        records=tuple(sorted([*finished_parts.values(), *records], key=lambda record: record.number)),
-        num_reused=num_reused,
-        reads=reads,
-        parity=checked,
-        seconds=time.perf_counter() - started if missing else 0.0,
-    )
+    took = time.perf_counter() - started if missing else 0.0
+    done = tuple(sorted([*finished_parts.values(), *records], key=lambda record: record.number))
+    return Predicted(records=done, num_reused=num_reused, reads=reads, parity=checked, seconds=took)
 
 
 def _agrees(result: Parity) -> bool:
@@ -139,20 +128,12 @@ def _agrees(result: Parity) -> bool:
 @redact_errors
 def classify_features(job: LinearEvalJob, address: str, seconds: float | None = None) -> LinearEvalResult:
     """Fit a classifier on the features of a frozen backbone, in a fresh process on a worker."""
-    process = SubprocessJob(
-        module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads
-    )
-    with deadline.time_limit("limits.train_seconds", seconds), _explain_disk_errors(Path(job.directory)):
-        result = LinearEvalResult.model_validate_json(alone_on_worker(address, process))
+    with deadline.time_limit("limits.train_seconds", seconds):
+        result = LinearEvalResult.model_validate_json(_run_alone(FROZEN, job, address))
     log = get_run_logger()
-    log.info(
-        "%d features of %d training samples in %.1f s, fitted in %.1f s: validation accuracy %.4f",
-        result.num_features,
-        result.num_train,
-        result.extract_seconds,
-        result.fit_seconds,
-        result.validation_score,
-    )
+    text = "%d features of %d training samples in %.1f s, fitted in %.1f s: validation accuracy %.4f"
+    times = result.extract_seconds, result.fit_seconds
+    log.info(text, result.num_features, result.num_train, *times, result.validation_score)
     if not result.converged:
         log.warning("The classifier has not converged; its accuracy is that of where it stopped")
     return result
@@ -162,17 +143,18 @@ def classify_features(job: LinearEvalJob, address: str, seconds: float | None = 
 @redact_errors
 def time_prediction(job: ThroughputJob, address: str, seconds: float | None = None) -> PredictionThroughputs:
     """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker."""
-    process = SubprocessJob(
-        module=PACE,
-        spec=job.model_dump_json(),
-        directory=job.directory,
-        num_threads=job.num_threads,
-        devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
-    )
-    with deadline.time_limit("limits.predict_seconds", seconds), _explain_disk_errors(Path(job.directory)):
-        result = PredictionThroughputs.model_validate_json(alone_on_worker(address, process))
+    with deadline.time_limit("limits.predict_seconds", seconds):
+        answer = _run_alone(PACE, job, address, tuple(gpu.uuid for gpu in job.gpus[:1]))
+    result = PredictionThroughputs.model_validate_json(answer)
     for name, pace in result.paces.items():
-        get_run_logger().info(
-            "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed", name, pace.eager, pace.executed
-        )
+        text = "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed"
+        get_run_logger().info(text, name, pace.eager, pace.executed)
     return result
+
+
+def _run_alone(module: str, job: LinearEvalJob | ThroughputJob, address: str, devices: tuple[str, ...] = ()) -> str:
+    """Run a job in a fresh process on a worker; return its result as JSON."""
+    spec, place, num_threads = job.model_dump_json(), job.directory, job.num_threads
+    process = SubprocessJob(module=module, spec=spec, directory=place, num_threads=num_threads, devices=devices)
+    with _explain_disk_errors(Path(place)):
+        return alone_on_worker(address, process)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import write_durably
@@ -44,9 +44,7 @@ class SubprocessJob(Record):
 def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
     """Run a job on this worker for at most `seconds`, and return its result as JSON. The process ends with the worker.
 
-    Raises:
-        RunError: It failed; the message has its last line.
-        TimeoutError: It took longer.
+    RunError with its last line if it fails; TimeoutError if it takes longer.
     """
     place = Path(job.directory)
     place.mkdir(parents=True, exist_ok=True)
@@ -55,14 +53,9 @@ def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
     environment = rank_environment(os.environ, job.num_threads, job.interface, job.devices)
     environment |= {SPAWNED_AT: repr(time.monotonic()), PARENT: str(os.getpid())}
     with (place / LOG).open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", job.module, str(place / SPEC)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", job.module, str(place / SPEC)]
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired as error:

@@ -6,7 +6,6 @@ A program for a fresh process. Images come from a prepared test split and are in
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -69,24 +68,13 @@ class PredictionThroughputs(Record):
     """Of the machine meanwhile."""
 
 
-@dataclass(frozen=True)
-class _Way:
-    arms: dict[str, Predictor]
-    block: Images  # what each of its arms predicts in a round
-
-    def pace(self, seconds: Mapping[str, list[float]]) -> PredictionThroughput:
-        rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
-        logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
-        return PredictionThroughput(
-            eager=rates[EAGER], executed=rates[EXECUTED], ratio=as_interval(estimate_ratio(logs)), gpu=rates.get(ON_GPU)
-        )
-
-
 def time_networks(job: ThroughputJob) -> PredictionThroughputs:
     """Time all networks in turn, so that they may be compared; once more where other work disturbed it."""
     ways = {name: _ready(settings, job) for name, settings in job.ways.items()}
     blocks = {
-        (name, kind): partial(_seconds, arm, way.block) for name, way in ways.items() for kind, arm in way.arms.items()
+        (name, kind): partial(_seconds, arm, block)
+        for name, (arms, block) in ways.items()
+        for kind, arm in arms.items()
     }
     num_attempts = 0
     while True:
@@ -96,18 +84,20 @@ def time_networks(job: ThroughputJob) -> PredictionThroughputs:
         validity = watch.stop()
         if not validity.contaminated or num_attempts == MAX_ATTEMPTS:
             break
+    paces = {}
+    for name, (arms, block) in ways.items():
+        rates = {kind: len(block) / median(seconds[name, kind]) for kind in arms}
+        ratio = as_interval(estimate_ratio(np.log(seconds[name, EAGER]) - np.log(seconds[name, EXECUTED])))
+        eager, executed, gpu = rates[EAGER], rates[EXECUTED], rates.get(ON_GPU)
+        paces[name] = PredictionThroughput(eager=eager, executed=executed, ratio=ratio, gpu=gpu)
     first = next(iter(job.ways.values()))
     network, facts = load_trained_model(Path(first.model_directory), first.model_digest)
-    return PredictionThroughputs(
-        paces={name: way.pace({kind: seconds[name, kind] for kind in way.arms}) for name, way in ways.items()},
-        gpu_name=job.gpus[0].name if job.gpus else None,
-        cost=count_cost(network, facts.image_shape)[0],
-        validity=validity,
-    )
+    cost, gpu_name = count_cost(network, facts.image_shape)[0], job.gpus[0].name if job.gpus else None
+    return PredictionThroughputs(paces=paces, gpu_name=gpu_name, cost=cost, validity=validity)
 
 
-def _ready(settings: Settings, job: ThroughputJob) -> _Way:
-    """Its arms, warmed up, and as many images as its eager one takes the time of a block for."""
+def _ready(settings: Settings, job: ThroughputJob) -> tuple[dict[str, Predictor], Images]:
+    """Its arms, warmed up, and as many images for each round as its eager one takes the time of a block for."""
     arms = {EAGER: Predictor(settings, plain=True), EXECUTED: Predictor(settings)}
     if job.gpus:
         arms[ON_GPU] = Predictor(settings.model_copy(update={"gpu": True}))
@@ -117,7 +107,7 @@ def _ready(settings: Settings, job: ThroughputJob) -> _Way:
     for arm in arms.values():
         arm(images[: settings.batch_size])
     batch = _seconds(arms[EAGER], images[: settings.batch_size])
-    return _Way(arms, images[: max(1, round(BLOCK_SECONDS / batch)) * settings.batch_size])
+    return arms, images[: max(1, round(BLOCK_SECONDS / batch)) * settings.batch_size]
 
 
 def _seconds(arm: Predictor, images: Images) -> float:

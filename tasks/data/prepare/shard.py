@@ -23,7 +23,7 @@ from paceline.tasks.data.prepare.photographs import Form, Photographs, read_phot
 from paceline.tasks.data.samples import Samples
 from paceline.tasks.data.storage import read_files as reading
 from paceline.tasks.errors import RunError
-from paceline.tasks.files import write_pieces_durably
+from paceline.tasks.files import write_pieces
 from paceline.tasks.records.data import Reads
 from paceline.tasks.records.record import Record
 
@@ -185,7 +185,7 @@ def _write_array(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFi
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
     pieces = (head.getvalue(), array.data)
-    write_pieces_durably(directory / name, pieces)
+    write_pieces(directory / name, pieces)
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)

@@ -22,7 +22,7 @@ from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
-from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably
+from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces
 from paceline.tasks.host import host_identity
 from paceline.tasks.records.data import PreparedSet
 
@@ -100,7 +100,7 @@ def _unfinished_path(home: Path, key: str) -> Path:
 def leave_to_next(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
     """Leave a temporary set to the next preparation of the same key, with a line for each finished shard."""
     with suppress(OSError):  # only an optimisation; the caller raises the error that ended the preparation
-        write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
+        write_pieces(directory / FINISHED, (f"{line}\n".encode() for line in finished))
         _remove(_unfinished_path(home, key))
         directory.rename(_unfinished_path(home, key))
         # A worker that was writing finds its place gone, and its part stays.
@@ -169,7 +169,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
     """
     for leftover in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):  # of a worker that was killed and its task retried
         leftover.unlink()
-    write_pieces_durably(directory / REJECTED, rejected)
+    write_pieces(directory / REJECTED, rejected)
     (directory / OWNER).unlink()
     (directory / FINISHED).unlink(missing_ok=True)
     write_durably(directory / MANIFEST, facts.model_dump_json(indent=1).encode())
@@ -190,7 +190,7 @@ def write_rejected_list(home: Path, key: str, rejected: Iterable[bytes]) -> Path
     """Write the list (lines of JSON) of a preparation that stopped because of too many rejected samples."""
     path = home / "rejected" / f"{key[:16]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_pieces_durably(path, rejected)
+    write_pieces(path, rejected)
     return path
 
 

@@ -9,16 +9,15 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
-from paceline.tasks.files import TEMPORARY_SUFFIX, private_directory
+from paceline.tasks.files import TEMPORARY_SUFFIX, private_directory, write_pieces
 
 DIGEST_BYTES = 32
 KEPT_FRACTION = 0.9
@@ -75,22 +74,15 @@ class Cache:
             (self._directory / USED).write_text(str(used + needed))
             # Still under the lock: a process that makes room must see every entry.
             for key, content in contents.items():
-                self._write(self._path(key), content)
+                self._path(key).parent.mkdir(exist_ok=True)
+                # Not pushed to the disk: what a crash of the host leaves of it has another digest.
+                write_pieces(self._path(key), (hashlib.sha256(content).digest(), content), durably=False)
 
     def _path(self, key: str) -> Path:
         return self._directory / key[:2] / key[2:]
 
     def _make_room(self, most: int) -> int:
-        entries = sorted(self._entries())
-        used = sum(size for _, size, _ in entries)
-        for _, size, path in entries:
-            if used <= most:
-                break
-            Path(path).unlink(missing_ok=True)
-            used -= size
-        return used
-
-    def _entries(self) -> Iterator[tuple[float, int, str]]:
+        entries = []
         for folder in [entry.path for entry in os.scandir(self._directory) if entry.is_dir(follow_symlinks=False)]:
             for entry in os.scandir(folder):
                 with suppress(FileNotFoundError):
@@ -99,20 +91,14 @@ class Cache:
                     if entry.name.endswith(TEMPORARY_SUFFIX) and forgotten:
                         Path(entry.path).unlink(missing_ok=True)
                     else:
-                        yield status.st_mtime, status.st_size, entry.path
-
-    def _write(self, path: Path, content: bytes) -> None:
-        # Not pushed to the disk: what a crash of the host leaves of it has another digest.
-        path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
-        try:
-            with temporary.open("xb") as stream:
-                stream.write(hashlib.sha256(content).digest())
-                stream.write(content)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+                        entries.append((status.st_mtime, status.st_size, entry.path))
+        used = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if used <= most:
+                break
+            Path(path).unlink(missing_ok=True)
+            used -= size
+        return used
 
 
 class DamagedError(Exception):
@@ -122,9 +108,7 @@ class DamagedError(Exception):
 def of_this_host() -> Cache | None:
     """The cache that the environment of this process names; None where its size is 0.
 
-    Raises:
-        InputError: Its size is not a number.
-        RunError: Its directory is not this user's alone, or cannot be made.
+    InputError if its size is not a number; RunError if its directory is not this user's alone, or cannot be made.
     """
     site = Environment()
     limit = limit_of(site.cache_gib_given)
