@@ -115,9 +115,8 @@ def _compare(root: str, name: str, found: str) -> None:
 
 def read_samples(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
     """Images (32, 32, 3) of rows of batches."""
-    images_NHWC = np.empty((len(samples), 32, 32, 3), dtype=np.uint8)
-    names = np.array(list(samples.paths))
     assert samples.rows is not None
+    images_NHWC, names = np.empty((len(samples), 32, 32, 3), dtype=np.uint8), np.array(list(samples.paths))
     for name in np.unique(names):
         chosen = names == name
         images_NHWC[chosen] = read_batch(origin.root, str(name))[0][samples.rows[chosen]]
@@ -143,8 +142,7 @@ def _unpack(place: str) -> dict[str, Batch]:
             for member in archive:
                 # By its last name alone, into memory alone: no member can lead anywhere.
                 name, _, suffix = PurePosixPath(member.name).name.partition(".")
-                content = archive.extractfile(member) if name in BATCHES and member.isfile() else None
-                if content is not None:
+                if name in BATCHES and member.isfile() and (content := archive.extractfile(member)) is not None:
                     batches[name] = _parse(place, name, f".{suffix}", content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InputError(f"data.root={place}: cannot be unpacked ({error}); download it again") from error
@@ -175,10 +173,8 @@ def _unpickle(place: str, name: str, content: bytes) -> Batch:
         pixels = np.asarray(batch[b"data"], dtype=np.uint8)
         labels = np.asarray(batch[b"labels"], dtype=np.int64)
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(
-            f"data.root={place}: {name} is not a CIFAR-10 batch ({one_line(error)}); "
-            "download it again from the official site"
-        ) from error
+        fault = f"{name} is not a CIFAR-10 batch ({one_line(error)})"
+        raise InputError(f"data.root={place}: {fault}; download it again from the official site") from error
     if pixels.shape != (labels.size, 3_072):
         raise InputError(f"data.root={place}: {name} holds an array of shape {pixels.shape}, not (N, 3072)")
     return pixels, labels

@@ -68,33 +68,20 @@ def _listing(
 
 def read_shapes(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
     """Draw scenes (S, S, 3) with the class of each pixel (S, S)."""
-    return (Item(*_scene(sample.row, image_size)) for sample in samples)
-
-
-def read_textures(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
-    """Draw grey textures (S, S, 1)."""
-    return (Item(_texture(sample.row, sample.label, image_size)) for sample in samples)
-
-
-def _grid(size: int) -> tuple[Floats, Floats]:
-    y, x = np.mgrid[0:size, 0:size] / size
-    return y, x
-
-
-def _scene(row: int, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    rng = np.random.default_rng((_SHAPES_SEED, row))
-    y, x = _grid(size)
-    slope = np.outer((y * rng.uniform(-1, 1) + x * rng.uniform(-1, 1)).ravel(), rng.uniform(-60, 60, 3))
-    picture = rng.uniform(60, 196, 3) + slope.reshape(size, size, 3)
-    mask = np.zeros((size, size), dtype=np.uint8)
-    for _ in range(rng.integers(1, MAX_SHAPES + 1)):
-        kind = int(rng.integers(1, len(SCENE_CLASSES)))
-        middle_y, middle_x = rng.uniform(0.2, 0.8, 2)
-        inside = _inside(kind, y - middle_y, x - middle_x, rng.uniform(0.12, 0.26), rng.uniform(0, 2 * np.pi))
-        picture[inside] = rng.uniform(0, 255, 3)
-        mask[inside] = kind
-    picture += rng.normal(0, 8, picture.shape)
-    return picture.clip(0, 255).astype(np.uint8), mask
+    y, x = np.mgrid[0:image_size, 0:image_size] / image_size
+    for sample in samples:
+        rng = np.random.default_rng((_SHAPES_SEED, sample.row))
+        slope = np.outer((y * rng.uniform(-1, 1) + x * rng.uniform(-1, 1)).ravel(), rng.uniform(-60, 60, 3))
+        picture = rng.uniform(60, 196, 3) + slope.reshape(image_size, image_size, 3)
+        mask = np.zeros((image_size, image_size), dtype=np.uint8)
+        for _ in range(rng.integers(1, MAX_SHAPES + 1)):
+            kind = int(rng.integers(1, len(SCENE_CLASSES)))
+            middle_y, middle_x = rng.uniform(0.2, 0.8, 2)
+            inside = _inside(kind, y - middle_y, x - middle_x, rng.uniform(0.12, 0.26), rng.uniform(0, 2 * np.pi))
+            picture[inside] = rng.uniform(0, 255, 3)
+            mask[inside] = kind
+        picture += rng.normal(0, 8, picture.shape)
+        yield Item(picture.clip(0, 255).astype(np.uint8), mask)
 
 
 def _inside(kind: int, y: Floats, x: Floats, radius: float, angle: float) -> npt.NDArray[np.bool_]:
@@ -106,22 +93,25 @@ def _inside(kind: int, y: Floats, x: Floats, radius: float, angle: float) -> npt
     return np.asarray(np.logical_and.reduce([y * np.sin(side) + x * np.cos(side) < inner for side in sides]))
 
 
-def _texture(row: int, label: int, size: int) -> npt.NDArray[np.uint8]:
-    rng = np.random.default_rng((_TEXTURES_SEED, row))
-    y, x = _grid(size)
-    angle, waves = rng.uniform(0, np.pi), rng.uniform(2, 6)
-    along, across = y * np.sin(angle) + x * np.cos(angle), y * np.cos(angle) - x * np.sin(angle)
-    phases = rng.uniform(0, 2 * np.pi, 2)
-    stripes = np.sin(2 * np.pi * waves * along + phases[0])
-    if label == TEXTURE_CLASSES.index("checks"):
-        stripes *= np.sin(2 * np.pi * waves * across + phases[1])
-    elif label == TEXTURE_CLASSES.index("rings"):
-        middle_y, middle_x = rng.uniform(0, 1, 2)
-        stripes = np.sin(2 * np.pi * waves * np.hypot(y - middle_y, x - middle_x) + phases[0])
-    if rng.integers(2):
-        stripes = np.sign(stripes)  # sharp edges
-    grey = (128 + rng.uniform(40, 110) * stripes).clip(0, 255)
-    return np.asarray(grey, dtype=np.uint8)[..., np.newaxis]
+def read_textures(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw grey textures (S, S, 1)."""
+    y, x = np.mgrid[0:image_size, 0:image_size] / image_size
+    for sample in samples:
+        rng = np.random.default_rng((_TEXTURES_SEED, sample.row))
+        kind = TEXTURE_CLASSES[sample.row % len(TEXTURE_CLASSES)]  # not the label, which is among `data.classes`
+        angle, waves = rng.uniform(0, np.pi), rng.uniform(2, 6)
+        along, across = y * np.sin(angle) + x * np.cos(angle), y * np.cos(angle) - x * np.sin(angle)
+        phases = rng.uniform(0, 2 * np.pi, 2)
+        stripes = np.sin(2 * np.pi * waves * along + phases[0])
+        if kind == "checks":
+            stripes *= np.sin(2 * np.pi * waves * across + phases[1])
+        elif kind == "rings":
+            middle_y, middle_x = rng.uniform(0, 1, 2)
+            stripes = np.sin(2 * np.pi * waves * np.hypot(y - middle_y, x - middle_x) + phases[0])
+        if rng.integers(2):
+            stripes = np.sign(stripes)  # sharp edges
+        grey = (128 + rng.uniform(40, 110) * stripes).clip(0, 255)
+        yield Item(np.asarray(grey, dtype=np.uint8)[..., np.newaxis])
 
 
 def read_motions(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
@@ -130,32 +120,29 @@ def read_motions(origin: Origin, samples: Samples, image_size: int) -> Iterator[
     What leaves the picture on one side comes back on the other, and a patch starts anywhere, so that no single frame
     shows the class.
     """
-    return (Item(_motion(sample.row, sample.label, origin.num_frames, image_size)) for sample in samples)
+    for sample in samples:
+        rng = np.random.default_rng((_MOTIONS_SEED, sample.row))
+        (start_y, start_x), speed = rng.uniform(0, 1, 2), rng.uniform(SLOWEST, FASTEST)
+        radius, (wave_y, wave_x) = rng.uniform(0.12, 0.18), rng.uniform(-5, 5, 2)
+        phase_C = np.exp(1j * rng.uniform(0, 2 * np.pi, NUM_COLOURS))
+        step_y, step_x = step_of(sample.row % len(MOTION_CLASSES))
+        frames = []
+        for frame in range(origin.num_frames):
+            y = _around(image_size, start_y + frame * speed * step_y)
+            x = _around(image_size, start_x + frame * speed * step_x)
+            window_SS = np.outer(np.exp(-(y * y) / (2 * radius * radius)), np.exp(-(x * x) / (2 * radius * radius)))
+            wave_SS = np.outer(np.exp(2j * np.pi * wave_y * y), np.exp(2j * np.pi * wave_x * x))
+            texture_SSC = (wave_SS[..., np.newaxis] * phase_C).real
+            frames.append(GROUND + window_SS[..., np.newaxis] * (LIGHT + CONTRAST * texture_SSC))
+        picture = np.concatenate(frames, axis=2)
+        picture += rng.normal(0, NOISE, picture.shape)
+        yield Item(picture.clip(0, 255).astype(np.uint8))
 
 
 def step_of(label: int) -> tuple[float, float]:
     """Rows and columns of a step of length 1; rows count downwards."""
     angle = 2 * np.pi * label / len(MOTION_CLASSES)
     return -float(np.sin(angle)), float(np.cos(angle))
-
-
-def _motion(row: int, label: int, num_frames: int, size: int) -> npt.NDArray[np.uint8]:
-    rng = np.random.default_rng((_MOTIONS_SEED, row))
-    (start_y, start_x), speed = rng.uniform(0, 1, 2), rng.uniform(SLOWEST, FASTEST)
-    radius, (wave_y, wave_x) = rng.uniform(0.12, 0.18), rng.uniform(-5, 5, 2)
-    phase_C = np.exp(1j * rng.uniform(0, 2 * np.pi, NUM_COLOURS))
-    step_y, step_x = step_of(label)
-    frames = []
-    for frame in range(num_frames):
-        y = _around(size, start_y + frame * speed * step_y)
-        x = _around(size, start_x + frame * speed * step_x)
-        window_SS = np.outer(np.exp(-(y * y) / (2 * radius * radius)), np.exp(-(x * x) / (2 * radius * radius)))
-        wave_SS = np.outer(np.exp(2j * np.pi * wave_y * y), np.exp(2j * np.pi * wave_x * x))
-        texture_SSC = (wave_SS[..., np.newaxis] * phase_C).real
-        frames.append(GROUND + window_SS[..., np.newaxis] * (LIGHT + CONTRAST * texture_SSC))
-    picture = np.concatenate(frames, axis=2)
-    picture += rng.normal(0, NOISE, picture.shape)
-    return picture.clip(0, 255).astype(np.uint8)
 
 
 def _around(size: int, middle: float) -> Floats:

@@ -94,9 +94,8 @@ def _class_names(root: str) -> tuple[str, ...]:
             f"data.root={root}: {CLASSES} is missing; it names the classes of the masks' values, one line for each, "
             "from 0"
         )
-    names = tuple(line.strip() for line in filesystem.cat_file(path).decode(errors="replace").splitlines())
-    while names and not names[-1]:
-        names = names[:-1]
+    text = filesystem.cat_file(path).decode(errors="replace").rstrip()
+    names = tuple(line.strip() for line in text.splitlines())
     if not 2 <= len(names) <= MAX_CLASSES or not all(names) or len(set(names)) < len(names):  # noqa: PLR2004
         raise InputError(
             f"data.root={root}: {CLASSES} has {len(names)} lines; it needs from 2 to {MAX_CLASSES} names, each once"

@@ -52,8 +52,7 @@ def spec_of(origin: Origin) -> SourceSpec:
 def list_samples(data: Data) -> SampleListing:
     """List every sample that the source offers, by split.
 
-    Raises:
-        InputError: The source is missing, empty, or cannot be learned from; as `SourceError` if it cannot be reached.
+    InputError if the source is missing, empty, or cannot be learned from; as `SourceError` if it cannot be reached.
     """
     with require_plugin():
         needs_root = source_facts(data.source).needs_root
@@ -85,9 +84,8 @@ def list_samples(data: Data) -> SampleListing:
 def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
     """Read samples, in their order. A source that draws its pictures draws them in `image_size`.
 
-    Raises:
-        InputError: The root cannot be opened from this process, or what lies there is damaged.
-        RunError: The user's source fails, or yields something else.
+    InputError if the root cannot be opened from this process or what lies there is damaged; RunError if the user's
+    source fails, or yields something else.
     """
     return iter(spec_of(origin).read(origin, samples, image_size))
 

@@ -59,8 +59,7 @@ class Source(Protocol):
 def list_samples(data: Data) -> SampleListing:
     """List a source of the user's.
 
-    Raises:
-        InputError: It is not installed, fails, or lists what cannot be; as `SourceError` if it raises an OSError.
+    InputError if it is not installed, fails, or lists what cannot be; as `SourceError` if it raises an OSError.
     """
     plugin, facts = load_plugin("source", data.source)[0], source_facts(data.source)
     root = data.root or ""
@@ -114,9 +113,8 @@ def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[s
 def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
     """Read samples of a user's source and check them.
 
-    Raises:
-        InputError: It is not installed here.
-        RunError: It fails, or yields something else; as `OutsideError` if it raises an OSError.
+    InputError if it is not installed here; RunError if it fails or yields something else, as `OutsideError` if it
+    raises an OSError.
     """
     plugin, facts = load_plugin("source", origin.name)[0], source_facts(origin.name)
     place, names, number = (origin.name, origin.root), list(samples.paths), 0
@@ -166,12 +164,12 @@ def _picture(what: str, one: Any, channels: int) -> Picture:
 
 
 def _mask(what: str, image: Picture, one: Any) -> Picture:
-    """The mask of an image, in its form and of its size; whether two files fit is seen when they are decoded."""
+    """The mask of an image, in its form and of its size."""
     mask = _picture(f"{what}, its mask,", one, 1)
-    if isinstance(image, bytes) or isinstance(mask, bytes):
-        if type(image) is not type(mask):
-            forms = ("a file" if isinstance(picture, bytes) else _describe(picture) for picture in (image, mask))
-            raise RunError(f"{what} is {', and its mask '.join(forms)}; give both in one form")
+    if isinstance(image, bytes) != isinstance(mask, bytes):
+        forms = ("a file" if isinstance(picture, bytes) else _describe(picture) for picture in (image, mask))
+        raise RunError(f"{what} is {', and its mask '.join(forms)}; give both in one form")
+    if isinstance(image, bytes) or isinstance(mask, bytes):  # files: whether they fit is seen when they are decoded
         return mask
     if mask.shape[:2] != image.shape[:2]:
         raise RunError(f"{what} is {_describe(image)}, and its mask {_describe(mask)}; give both one size")
@@ -179,9 +177,8 @@ def _mask(what: str, image: Picture, one: Any) -> Picture:
 
 
 def _describe(one: Any) -> str:
-    if isinstance(one, np.ndarray):
-        return f"an array of {one.dtype} {one.shape}"
-    return f"{type(one).__name__} {one!r:.60}"
+    is_array = isinstance(one, np.ndarray)
+    return f"an array of {one.dtype} {one.shape}" if is_array else f"{type(one).__name__} {one!r:.60}"
 
 
 _opened = threading.local()  # sources that this thread has opened, by name and root, each with the id of its listing

@@ -54,9 +54,9 @@ def table(url: str) -> Table:
     if labels.nbytes > array_rows.MAX_LABEL_BYTES:
         raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {array_rows.MAX_LABEL_BYTES} are understood")
     outer = url.rpartition("/")[0]
-    names = group.attrs.get(CLASS_NAMES)
-    if not names:  # of the store that the group lies in
-        names = _group(outer).attrs.get(CLASS_NAMES, ()) if outer.lower().endswith(ZARR) else ()
+    names = group.attrs.get(CLASS_NAMES) or ()
+    if not names and outer.lower().endswith(ZARR):  # of the store that the group lies in
+        names = _group(outer).attrs.get(CLASS_NAMES, ())
     if not isinstance(names, (list, tuple)):
         raise InputError(f"{CLASS_NAMES} is {names!r}; give a list of words")
     values = np.asarray(labels[:])

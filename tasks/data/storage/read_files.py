@@ -59,9 +59,8 @@ def files_of(samples: Samples) -> Iterator[File]:
 def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
     """The content of each file, or the error of this file alone.
 
-    Raises:
-        InputError: The root cannot be opened from this process, or a file is not the one that was listed.
-        OutsideError: A store broke off again and again.
+    InputError if the root cannot be opened from this process, or a file is not the one that was listed; OutsideError if
+    a store broke off again and again.
     """
     filesystem, base = folder.open_root(root)
     if folder.is_local(filesystem):
