@@ -32,11 +32,8 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         **spec.key(origin),
     }
     if data.keeps_aspect:
-        inputs["stored_size"] = data.stored_side
-        inputs["photographs"] = [
-            PHOTOGRAPH_VERSION,
-            metadata.version("torch").split("+")[0],
-        ]  # whose kernels scale them
+        torch = metadata.version("torch").split("+")[0]  # whose kernels scale them
+        inputs |= {"stored_size": data.stored_side, "photographs": [PHOTOGRAPH_VERSION, torch]}
     if data.storage == "jpeg":
         inputs["jpeg"] = data.jpeg_quality
     if origin.fit != "scale":

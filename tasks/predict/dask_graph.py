@@ -9,10 +9,8 @@ from uuid import uuid4
 
 from paceline.tasks import deadline
 from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_results
-from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
-from paceline.tasks.predict.part import check_parity, predict_part
-from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
-from paceline.tasks.records.data import Reads
+from paceline.tasks.predict.job import Part, PartRecord, Settings
+from paceline.tasks.predict.part import predict_part
 
 if TYPE_CHECKING:
     from distributed import Future
@@ -22,17 +20,8 @@ Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 
-def parity_on_worker(address: str, part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
-    """Compare the executed model with the plain one on a part's images, on some worker; see `check_parity`."""
-    return _on_worker(address, "prediction", check_parity, part, settings)
-
-
-def alone_on_worker(address: str, job: SubprocessJob) -> str:
-    """Run a job in a fresh process on some worker; return its result as JSON."""
-    return _on_worker(address, "a measurement", run_in_subprocess, job, deadline.seconds_left())
-
-
-def _on_worker(address: str, purpose: str, function: Callable[..., T], *arguments: object) -> T:
+def call_on_worker(address: str, purpose: str, function: Callable[..., T], *arguments: object) -> T:
+    """Call a function on some worker, within the limit of the stage."""
     with connect_to_workers(address, purpose) as client:
         future = client.submit(function, *arguments, key=_key(function.__name__), pure=False)
         try:

@@ -12,12 +12,12 @@ from prefect.cache_policies import NO_CACHE
 from paceline.tasks import deadline
 from paceline.tasks.errors import OutsideError, RunError, one_line
 from paceline.tasks.files import is_full
-from paceline.tasks.predict.dask_graph import alone_on_worker, parity_on_worker, predict_parts
+from paceline.tasks.predict.dask_graph import call_on_worker, predict_parts
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.linear_eval import MODULE as FROZEN
 from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
-from paceline.tasks.predict.part import finished_record
-from paceline.tasks.predict.subprocess_job import SubprocessJob
+from paceline.tasks.predict.part import check_parity, finished_record
+from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
 from paceline.tasks.predict.throughput import MODULE as PACE
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.progress import progress_of_samples
@@ -96,7 +96,7 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     if missing:
         images = missing[0].images
         few = replace(missing[0], images=images._replace(samples=images.samples[:NUM_PARITY]))
-        checked, reads = parity_on_worker(address, few, settings)
+        checked, reads = call_on_worker(address, "prediction", check_parity, few, settings)
     if checked is not None:
         what = SAME[checked.unit].format(checked.num_samples)
         if not _agrees(checked):
@@ -157,4 +157,4 @@ def _run_alone(module: str, job: LinearEvalJob | ThroughputJob, address: str, de
     spec, place, num_threads = job.model_dump_json(), job.directory, job.num_threads
     process = SubprocessJob(module=module, spec=spec, directory=place, num_threads=num_threads, devices=devices)
     with _explain_disk_errors(Path(place)):
-        return alone_on_worker(address, process)
+        return call_on_worker(address, "a measurement", run_in_subprocess, process, deadline.seconds_left())

@@ -203,12 +203,18 @@ def splits_in_names(root: str, paths: Sequence[str]) -> list[SplitName]:
 
     InputError if some files are named after a split and others are not.
     """
-    found = [next(filter(None, map(_SPLIT_PREFIX.match, path.lower().split("/"))), None) for path in paths]
-    unnamed = [path for path, match in zip(paths, found, strict=True) if match is None]
+
+
+    def split_of(path: str) -> SplitName | None:
+        named = (_SPLIT_PREFIX.match(part) for part in path.lower().split("/"))
+        return next((SPLIT_FOLDERS[match[1]] for match in named if match), None)
+
+    splits = [split_of(path) for path in paths]
+    unnamed = [path for path, split in zip(paths, splits, strict=True) if split is None]
     if 0 < len(unnamed) < len(paths):
         lost = f"{unnamed[0]} is named after no split, and other files are"
         raise InputError(f"data.root={root}: {lost}; name or remove it")
-    return [SPLIT_FOLDERS[match[1]] if match else "train" for match in found]
+    return [split or "train" for split in splits]
 
 
 def find_files(root: str, suffixes: frozenset[str]) -> tuple[str, list[Sample], Counter[str]]:
