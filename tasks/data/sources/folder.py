@@ -204,7 +204,6 @@ def splits_in_names(root: str, paths: Sequence[str]) -> list[SplitName]:
     InputError if some files are named after a split and others are not.
     """
 
-
     def split_of(path: str) -> SplitName | None:
         named = (_SPLIT_PREFIX.match(part) for part in path.lower().split("/"))
         return next((SPLIT_FOLDERS[match[1]] for match in named if match), None)
