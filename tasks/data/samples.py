@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from tempfile import SpooledTemporaryFile
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 Block = bytes | bytearray | mmap
+Numbers: TypeAlias = "Block | array[int]"  # quoted, for Python 3.11
 MEMORY_BYTES = 32 * 2**20  # of a column that stays in memory: that of some million samples
 _AT_ONCE = 1_000
 
@@ -113,7 +114,7 @@ class StringColumn:
     _ends: Indices
 
     @classmethod
-    def from_bytes(cls, block: Block, borders: Block | array[int]) -> StringColumn:
+    def from_bytes(cls, block: Block, borders: Numbers) -> StringColumn:
         """Strings end to end in a block; the borders (int64) start with 0."""
         borders_N = np.frombuffer(borders, dtype=np.int64)
         return cls(block, borders_N[:-1], borders_N[1:])
@@ -255,9 +256,9 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def from_bytes(
-        cls, paths: StringColumn, labels: Block, sizes: Block, stamps: StringColumn, rows: Block | None
+        cls, paths: StringColumn, labels: Numbers, sizes: Numbers, stamps: StringColumn, rows: Numbers | None
     ) -> Samples:
-        """Restore pickled samples."""
+        """Samples whose numbers are in blocks of bytes, such as pickled ones."""
         labels_N, sizes_N = np.frombuffer(labels, dtype=np.int32), np.frombuffer(sizes, dtype=np.int64)
         return cls(paths, labels_N, sizes_N, stamps, None if rows is None else np.frombuffer(rows, dtype=np.int64))
 
@@ -266,13 +267,9 @@ class SamplesBuilder:
     """Takes samples one by one and keeps none of them as an object."""
 
     def __init__(self) -> None:
-        self._paths = bytearray()
-        self._stamps = bytearray()
-        self._path_borders = array("q", [0])
-        self._stamp_borders = array("q", [0])
-        self._sizes = array("q")
-        self._labels = array("i")
-        self._rows = array("q")
+        self._paths, self._path_borders = bytearray(), array("q", [0])
+        self._stamps, self._stamp_borders = bytearray(), array("q", [0])
+        self._labels, self._sizes, self._rows = array("i"), array("q"), array("q")
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -292,10 +289,6 @@ class SamplesBuilder:
         """Return the samples as columns; raise a ValueError if files and rows of arrays were mixed."""
         if len(self._rows) not in (0, len(self)):
             raise ValueError(f"{len(self._rows)} of {len(self)} samples are rows of arrays; use all or none")
-        return Samples(
-            paths=StringColumn.from_bytes(self._paths, self._path_borders),
-            labels=np.frombuffer(self._labels, dtype=np.int32),
-            sizes=np.frombuffer(self._sizes, dtype=np.int64),
-            stamps=StringColumn.from_bytes(self._stamps, self._stamp_borders),
-            rows=np.frombuffer(self._rows, dtype=np.int64) if self._rows else None,
-        )
+        paths = StringColumn.from_bytes(self._paths, self._path_borders)
+        stamps = StringColumn.from_bytes(self._stamps, self._stamp_borders)
+        return Samples.from_bytes(paths, self._labels, self._sizes, stamps, self._rows or None)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import fsspec
@@ -26,12 +26,8 @@ from paceline.tasks.data.samples import Sample, Samples, SamplesBuilder
 from paceline.tasks.data.storage import cache, s3
 from paceline.tasks.errors import InputError, one_line
 
-IMAGE_SUFFIXES = frozenset(
-    (
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),
-        *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga"),
-    )
-)
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff"})
+IMAGE_SUFFIXES |= {".webp", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga"}
 _THROUGH_DASK = re.compile(r"(?:^|::)dask(?:::|://)")
 """fsspec's protocol, alone or in a chain, that unpickles what the scheduler in the URL sends."""
 _NAMES_SHOWN = 5
@@ -45,11 +41,8 @@ _STAMPS = (
 )
 """Keys of fsspec's file systems for a value that changes with the content, most specific first. A value that is 0 or
 empty does not count, such as a missing time in an archive."""
-SPLIT_FOLDERS: dict[str, SplitName] = {
-    **dict.fromkeys(("val", "valid", "validation"), "validation"),
-    "train": "train",
-    "test": "test",
-}
+SPLIT_FOLDERS: dict[str, SplitName] = {"val": "validation", "valid": "validation", "validation": "validation"}
+SPLIT_FOLDERS |= {"train": "train", "test": "test"}
 _SPLIT_PREFIX = re.compile(r"(train|validation|valid|val|test)(?![a-z])")
 Place = tuple[SplitName, str]  # the split and the class that a folder belongs to
 
@@ -257,9 +250,8 @@ def _class_names(
 def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES, trust_times: bool = False) -> Tree:
     """Read everything below a root; files with one of the suffixes are samples.
 
-    `trust_times`: reuse the listing of local folders whose times are those of the last listing.
-
-    InputError if the root is missing, a file, empty, or holds something unreadable.
+    `trust_times`: reuse the listing of local folders whose times are those of the last listing. InputError if the root
+    is missing, a file, empty, or holds something unreadable.
     """
     filesystem, path = reach_root(root)
     if not filesystem.exists(path):
@@ -286,25 +278,23 @@ def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool
     if not is_local(filesystem):
         builder.walk_remote(filesystem, top)
         return Tree(builder.files.build(), tuple(builder.folders), builder.ignored)
-    key = cache.key_of("folders", _CACHED_VERSION, os.path.realpath(base), base, sorted(suffixes), top)
     started = time.time()
+    key = cache.key_of("folders", _CACHED_VERSION, os.path.realpath(base), base, sorted(suffixes), top)
     if trust_times and (known := cache.recall(key)) is not None:
         times, files, folders, ignored = known
         with suppress(OSError):
             if all(Path(folder).stat().st_mtime_ns == stamp for folder, stamp in times.items()):
                 samples = Samples.of(Sample(*file) for file in files)
                 return Tree(samples, tuple(folders), Counter(ignored), sorted(times))
-    parents = top.split("/")[:-1] if top else []
-    above = {os.path.realpath("/".join([base, *parents[:depth]])) for depth in range(len(parents) + 1) if top}
+    above = {os.path.realpath(below(base, str(parent))) for parent in PurePosixPath(top).parents}
     builder.visited |= above
     builder.walk_local(top)
     tree = Tree(builder.files.build(), tuple(builder.folders), builder.ignored, sorted(builder.visited - above))
     if trust_times:
         with suppress(OSError):
             times = {folder: Path(folder).stat().st_mtime_ns for folder in tree.real_folders}
-            if (
-                times and max(times.values()) < (started - _SETTLED_SECONDS) * 1e9
-            ):  # not where a folder changed a moment ago
+            # Not where a folder changed a moment ago.
+            if times and max(times.values()) < (started - _SETTLED_SECONDS) * 1e9:
                 cache.remember(key, [times, list(tree.files), tree.folders, tree.ignored])
     return tree
 

@@ -21,35 +21,22 @@ GONE = frozenset({"NoSuchKey", "NoSuchVersion", "404"})
 DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState", "403"})
 CHANGED = frozenset({"PreconditionFailed", "412"})
 
-
-_MEANINGS: tuple[tuple[Set[str], str], ...] = (
-    ({"NoSuchBucket"}, "the store has no bucket {bucket}; name an existing one, or correct AWS_ENDPOINT_URL"),
-    (
-        DENIED,
-        "the store denies this user access ({code}); allow s3:ListBucket and s3:GetObject there, or name another "
-        "AWS_PROFILE",
-    ),
-    (
-        {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
-        | {"TokenRefreshRequired", "RequestTimeTooSkewed", "RequestExpired"},
-        "the store does not accept the credentials ({code}); renew those of AWS_PROFILE or of the environment, and "
-        "look at the clock",
-    ),
-    (
-        {"PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"},
-        "the bucket is not in this region ({code}); set AWS_REGION to the one where it lies",
-    ),
-    (
-        {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"},
-        "there are no credentials ({reason}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a "
-        "public bucket FSSPEC_S3_ANON=true",
-    ),
-    ({"ProfileNotFound", "ConfigParseError", "ConfigNotFound"}, "{reason}; correct AWS_PROFILE or ~/.aws/config"),
-    ({"ValueError", "ParamValidationError"}, "{reason}; correct the root or AWS_ENDPOINT_URL"),
-)
-"""Codes of the store or classes of botocore, and the message of the InputError; the first that fits."""
+_MEANINGS: dict[str, Set[str]] = {
+    "the store has no bucket {bucket}; name an existing one, or correct AWS_ENDPOINT_URL": {"NoSuchBucket"},
+    "the store denies this user access ({code}); allow s3:ListBucket and s3:GetObject there, or name another "
+    "AWS_PROFILE": DENIED,
+    "the store does not accept the credentials ({code}); renew those of AWS_PROFILE or of the environment, and look at "
+    "the clock": {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+    | {"TokenRefreshRequired", "RequestTimeTooSkewed", "RequestExpired"},
+    "the bucket is not in this region ({code}); set AWS_REGION to the one where it lies": {"PermanentRedirect", "301"}
+    | {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException"},
+    "there are no credentials ({reason}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a "
+    "public bucket FSSPEC_S3_ANON=true": {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"},
+    "{reason}; correct AWS_PROFILE or ~/.aws/config": {"ProfileNotFound", "ConfigParseError", "ConfigNotFound"},
+    "{reason}; correct the root or AWS_ENDPOINT_URL": {"ValueError", "ParamValidationError"},
+}
+"""Messages of the InputError by codes of the store or classes of botocore; the first that fits."""
 _UNREACHABLE = frozenset({"ConnectionError", "HTTPClientError"})
-
 
 Fetched = tuple[bytes | OSError, int]
 """The content of an object, or why the store has it no more or refuses it; requests, those sent again included."""
@@ -93,13 +80,12 @@ def refusal(root: str, error: Exception) -> InputError:
     code = code_of(error)
     names = {code} if code else {parent.__name__ for parent in type(error).__mro__}
     reason, bucket = one_line(error).rstrip("."), root.partition("://")[2].partition("/")[0]
-    for codes, text in _MEANINGS:
+    for text, codes in _MEANINGS.items():
         if codes & names:
             return InputError(f"data.root={root}: {text.format(bucket=bucket, code=code, reason=reason)}")
+    fault = f"the store does not answer ({reason}); correct the address or the access"
     if names & _UNREACHABLE:
         fault = f"the store cannot be reached ({reason}); start it, or correct AWS_ENDPOINT_URL"
-    else:
-        fault = f"the store does not answer ({reason}); correct the address or the access"
     return SourceError(f"data.root={root}: {fault}")
 
 
@@ -121,10 +107,8 @@ def code_of(error: BaseException | None) -> str:
 async def fetch(root: str, filesystem: Any, wanted: Sequence[File]) -> list[Fetched]:
     """Get objects, all at once, in the given order, in the event loop of the file system.
 
-    Raises:
-        SourceError: One has changed since it was listed, or the store does not answer.
-        InputError: The store does not let this process in.
-        OutsideError: An answer broke off again and again.
+    SourceError if one has changed since it was listed, or the store does not answer; InputError if the store does not
+    let this process in; OutsideError if an answer broke off again and again.
     """
     if not wanted:
         return []
