@@ -60,12 +60,7 @@ def in_eight_bits(values_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 def open_table(root: str, path: str) -> Table:
     """Open the table of a file; InputError if it does not have the required form."""
-    kind = kind_of(path)
-    if kind == ZARR:
-        table: Table = _module("zarr").table(_url(root, path))
-    else:
-        with _open(root, path) as stream:
-            table = _npz_table(stream) if kind == NPZ else _module("parquet").table(stream)
+    table: Table = _npz_table(root, path) if kind_of(path) == NPZ else _module(path).table(root, path)
     labels = table.labels
     if labels.ndim != 1 or labels.dtype.kind not in "iubU":
         raise InputError(f"labels are {labels.dtype} {labels.shape}; give one whole number or word for each image")
@@ -79,11 +74,7 @@ def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
     for path, members in groupby(pairs, key=lambda pair: pair[0]):
         rows = [row for _, row in members]
         try:
-            if kind_of(path) == ZARR:
-                yield from _module("zarr").rows(_url(root, path), rows)
-                continue
-            with _open(root, path) as stream:
-                yield from _npz_rows(stream, rows) if kind_of(path) == NPZ else _module("parquet").rows(stream, rows)
+            yield from _npz_rows(root, path, rows) if kind_of(path) == NPZ else _module(path).rows(root, path, rows)
         except OSError as error:
             if error.errno is not None:
                 raise
@@ -93,8 +84,8 @@ def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
             raise InputError(message) from error
 
 
-def _module(library: str) -> ModuleType:
-    return import_module(f"paceline.tasks.data.sources.{library}_rows")
+def _module(path: str) -> ModuleType:
+    return import_module(f"paceline.tasks.data.sources.{kind_of(path).removeprefix('.')}_rows")
 
 
 def kind_of(path: str) -> str:
@@ -105,7 +96,7 @@ def kind_of(path: str) -> str:
 
 def stored_groups(root: str, path: str) -> list[str]:
     """Paths of the tables in a Zarr store; InputError without any."""
-    return [f"{path}/{group}".rstrip("/") for group in _module("zarr").groups(_url(root, path))]
+    return [f"{path}/{group}".rstrip("/") for group in _module(path).groups(root, path)]
 
 
 def library_of(path: str) -> str:
@@ -113,28 +104,24 @@ def library_of(path: str) -> str:
     return "zarr" if kind_of(path) == ZARR else "pyarrow"
 
 
-def _url(root: str, path: str) -> str:
-    return f"{root.rstrip('/')}/{path}"
-
-
-def _open(root: str, path: str) -> IO[bytes]:
+def open_file(root: str, path: str) -> IO[bytes]:
+    """Open a file for reading."""
     filesystem, base = folder.open_root(root)
     stream: IO[bytes] = filesystem.open(folder.below(base, path), "rb")
     return stream
 
 
-def _npz_table(stream: IO[bytes]) -> Table:
-    with zipfile.ZipFile(stream) as archive:
+def _npz_table(root: str, path: str) -> Table:
+    with open_file(root, path) as stream, zipfile.ZipFile(stream) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()}
         if not {IMAGES, LABELS} <= names:
-            raise InputError(
-                f"holds {', '.join(sorted(names)) or 'nothing'}; it needs the arrays {IMAGES} and {LABELS}"
-            )
+            held = ", ".join(sorted(names)) or "nothing"
+            raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}")
         with archive.open(f"{IMAGES}.npy") as member:
             shape, dtype, row_bytes = _image_header(member)
-            held = archive.getinfo(f"{IMAGES}.npy").file_size - member.tell()
-        if held != shape[0] * row_bytes:
-            raise InputError(f"{IMAGES} of the shape {shape} has {held} bytes; write the file again")
+            num_bytes = archive.getinfo(f"{IMAGES}.npy").file_size - member.tell()
+        if num_bytes != shape[0] * row_bytes:
+            raise InputError(f"{IMAGES} of the shape {shape} has {num_bytes} bytes; write the file again")
         labels = _small_array(archive, LABELS)
         words = _small_array(archive, CLASS_NAMES) if CLASS_NAMES in names else np.zeros(0, dtype=np.str_)
     if labels.shape[:1] != shape[:1]:
@@ -159,17 +146,16 @@ def _image_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], in
     return shape, dtype, int(np.prod(shape[1:])) * dtype.itemsize
 
 
-def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
-    with zipfile.ZipFile(stream) as archive, archive.open(f"{IMAGES}.npy") as member:
+def _npz_rows(root: str, path: str, rows: Sequence[int]) -> Iterator[Row]:
+    name = f"{IMAGES}.npy"
+    with open_file(root, path) as stream, zipfile.ZipFile(stream) as archive, archive.open(name) as member:
         shape, dtype, row_bytes = _image_header(member)
-        info, source, start = archive.getinfo(f"{IMAGES}.npy"), member, member.tell()
-        if (
-            info.compress_type == zipfile.ZIP_STORED
-        ):  # in the file itself: before Python 3.13 a member reads what it skips
+        info, source, start = archive.getinfo(name), member, member.tell()
+        if info.compress_type == zipfile.ZIP_STORED:
+            # In the file itself: before Python 3.13 a member reads what it skips. The last two numbers of the local
+            # header are the lengths of a name and of an extra field.
             stream.seek(info.header_offset)
-            lengths = np.frombuffer(
-                _exactly(stream, 30)[26:], dtype="<u2"
-            )  # of name and extra field, in the local header
+            lengths = np.frombuffer(_exactly(stream, 30)[26:], dtype="<u2")
             source, start = stream, start + info.header_offset + 30 + int(lengths.sum())
         for row in rows:
             source.seek(start + row * row_bytes)

@@ -21,9 +21,8 @@ from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage.read_files import files_of, read_files
 from paceline.tasks.errors import InputError
 
-VIDEO_SUFFIXES = frozenset(
-    (".mp4", ".m4v", ".mov", ".3gp", ".avi", ".webm", ".mkv", ".mpg", ".mpeg", ".ts", ".flv", ".wmv", ".ogv", ".gif")
-)
+VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".3gp", ".avi", ".webm", ".mkv", ".mpg", ".mpeg", ".ts", ".gif"})
+VIDEO_SUFFIXES |= {".flv", ".wmv", ".ogv"}
 FRAME_SUFFIXES = folder.IMAGE_SUFFIXES - VIDEO_SUFFIXES
 CLIPS = folder.Kind("clip", VIDEO_SUFFIXES | FRAME_SUFFIXES, "clips", NUM_COLOURS)
 CLIP_VERSION = 1

@@ -72,10 +72,8 @@ def _mask_path(path: str, suffix: str) -> str:
     return "/".join(parts)
 
 
-Place = tuple[SplitName, str]  # the split, and the path below `images` or `masks` without its suffix
-
-
-def _by_place(samples: Samples, kind: str) -> dict[Place, Sample]:
+def _by_place(samples: Samples, kind: str) -> dict[tuple[SplitName, str], Sample]:
+    """Files below `images` or `masks` by their split and their path there, without its suffix."""
     by_place = {}
     for sample in samples:
         parts = PurePosixPath(sample.path).with_suffix("").parts
@@ -90,14 +88,11 @@ def _class_names(root: str) -> tuple[str, ...]:
     filesystem, base = folder.open_root(root)
     path = folder.below(base, CLASSES)
     if not filesystem.exists(path):
-        raise InputError(
-            f"data.root={root}: {CLASSES} is missing; it names the classes of the masks' values, one line for each, "
-            "from 0"
-        )
+        fix = "it names the classes of the masks' values, one line for each, from 0"
+        raise InputError(f"data.root={root}: {CLASSES} is missing; {fix}")
     text = filesystem.cat_file(path).decode(errors="replace").rstrip()
     names = tuple(line.strip() for line in text.splitlines())
     if not 2 <= len(names) <= MAX_CLASSES or not all(names) or len(set(names)) < len(names):  # noqa: PLR2004
-        raise InputError(
-            f"data.root={root}: {CLASSES} has {len(names)} lines; it needs from 2 to {MAX_CLASSES} names, each once"
-        )
+        fix = f"it needs from 2 to {MAX_CLASSES} names, each once"
+        raise InputError(f"data.root={root}: {CLASSES} has {len(names)} lines; {fix}")
     return names

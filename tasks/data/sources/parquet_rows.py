@@ -7,36 +7,36 @@ numbers), and a column `label`.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table
+from paceline.tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table, open_file
 from paceline.tasks.errors import InputError
 
 IMAGE, LABEL = "image", "label"
 BATCH_ROWS = 64
 
 
-def table(stream: IO[bytes]) -> Table:
+def table(root: str, path: str) -> Table:
     """The table without its pixels."""
-    file = pq.ParquetFile(stream)
-    schema = file.schema_arrow
-    if not {IMAGE, LABEL} <= set(schema.names):
-        raise InputError(f"has the columns {', '.join(schema.names)}; it needs {IMAGE} and {LABEL}")
-    column = file.read(columns=[LABEL])[LABEL]
+    with open_file(root, path) as stream:
+        file = pq.ParquetFile(stream)
+        schema = file.schema_arrow
+        if not {IMAGE, LABEL} <= set(schema.names):
+            raise InputError(f"has the columns {', '.join(schema.names)}; it needs {IMAGE} and {LABEL}")
+        column = file.read(columns=[LABEL])[LABEL]
     if column.null_count:
         raise InputError(f"{column.null_count} of {len(column)} images have no label; give each one")
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if not (
-        pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    ):
-        raise InputError(f"{LABEL} holds {column.type}; give one whole number or word for each image")
-    labels = np.array(column.to_pylist(), dtype=np.int64 if pa.types.is_integer(column.type) else np.str_)
+    kind, are_numbers = column.type, pa.types.is_integer(column.type)
+    if not (are_numbers or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InputError(f"{LABEL} holds {kind}; give one whole number or word for each image")
+    labels = np.array(column.to_pylist(), dtype=np.int64 if are_numbers else np.str_)
     try:  # as Hugging Face's `datasets` writes them
         names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][LABEL]["names"]
     except (KeyError, TypeError, ValueError):
@@ -65,9 +65,10 @@ def holds_files(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def rows(stream: IO[bytes], chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
+def rows(root: str, path: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
     """Images of rows, in their order."""
-    with closing(pq.ParquetFile(stream, pre_buffer=False, buffer_size=BLOCK_BYTES)) as file:
+    options: dict[str, Any] = {"pre_buffer": False, "buffer_size": BLOCK_BYTES}
+    with open_file(root, path) as stream, closing(pq.ParquetFile(stream, **options)) as file:
         ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
         row_numbers = np.asarray(chosen)
         groups = np.searchsorted(ends, row_numbers, side="right")

@@ -23,9 +23,9 @@ from paceline.tasks.errors import InputError, one_line
 MAX_CHUNK_BYTES = 2**28  # limit of a chunk, which is decoded completely, and of the rows that are read at a time
 
 
-def groups(url: str) -> list[str]:
+def groups(root: str, path: str) -> list[str]:
     """Paths of the groups below a store that hold images: the store itself (empty), or those named after splits."""
-    group = _group(url)
+    group = _group(root, path)
     if IMAGES in group:
         return [""]
     split_names = [name for name, inner in sorted(group.groups()) if name in folder.SPLIT_FOLDERS and IMAGES in inner]
@@ -35,9 +35,9 @@ def groups(url: str) -> list[str]:
     return split_names
 
 
-def table(url: str) -> Table:
+def table(root: str, path: str) -> Table:
     """The table without its pixels."""
-    group = _group(url)
+    group = _group(root, path)
     images = _array(group, IMAGES)
     with warnings.catch_warnings():  # not where rows are read: it holds for all threads of a process
         warnings.simplefilter("ignore")  # of fixed-length words, which other libraries than this one may not read
@@ -53,10 +53,10 @@ def table(url: str) -> Table:
         raise InputError(f"has {images.shape[0]} images and labels {labels.shape}; give one label for each image")
     if labels.nbytes > array_rows.MAX_LABEL_BYTES:
         raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {array_rows.MAX_LABEL_BYTES} are understood")
-    outer = url.rpartition("/")[0]
+    outer = path.rpartition("/")[0]
     names = group.attrs.get(CLASS_NAMES) or ()
     if not names and outer.lower().endswith(ZARR):  # of the store that the group lies in
-        names = _group(outer).attrs.get(CLASS_NAMES, ())
+        names = _group(root, outer).attrs.get(CLASS_NAMES, ())
     if not isinstance(names, (list, tuple)):
         raise InputError(f"{CLASS_NAMES} is {names!r}; give a list of words")
     values = np.asarray(labels[:])
@@ -65,9 +65,9 @@ def table(url: str) -> Table:
     return Table(values, channels, tuple(map(str, names)))
 
 
-def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
+def rows(root: str, path: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
     """Images of rows, in their order."""
-    images = _array(_group(url), IMAGES)
+    images = _array(_group(root, path), IMAGES)
     channels = array_rows.channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]
     # Whatever part of an image a chunk holds, all of the image is read.
@@ -94,8 +94,8 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
                 yield array_rows.in_eight_bits(image.reshape(*image.shape[:2], channels))
 
 
-def _group(url: str) -> zarr.Group:
-    filesystem, path = folder.open_root(url)
+def _group(root: str, place: str) -> zarr.Group:
+    filesystem, path = folder.open_root(f"{root.rstrip('/')}/{place}")
     store: str | FsspecStore = path
     if not folder.is_local(filesystem):  # the one that is open already, with its settings and connections
         store = FsspecStore(AsyncFileSystemWrapper(filesystem, asynchronous=True), read_only=True, path=path)
