@@ -43,30 +43,20 @@ class Row(NamedTuple):
 
 
 def answers_of(asked: Asked, facts: ModelFacts, images: Images, positions: list[int], arrays: Arrays | None) -> Answers:
-    """The columns of a part besides `path` and `error`, where they are of whole samples."""
-    truth: list[str | None] = [None] * len(images.samples)
+    """The columns of a part besides `path` and `error`, where they are of whole samples.
+
+    `features`, or `label`, `probability`, `probabilities` (in the order of the classes) and targets; `true_label`.
+    """
+    number = len(images.samples)
+    truth: list[str | None] = [None] * number
     if not images.num_planes:  # classes of pixels are none of the whole image
         truth = [images.class_names[label] if label >= 0 else None for label in images.samples.labels.tolist()]
-    if asked != "features":
-        return _classes(facts, truth, positions, arrays)
-    values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
-    rows = np.zeros((len(truth), values_ND.shape[1]), dtype=np.float32)
-    missing = np.ones(len(rows), dtype=np.bool_)
-    rows[positions], missing[positions] = values_ND, False
-    # Classifiers of the features are fitted to `true_label`.
-    return {"features": _lists(rows, missing), "true_label": pa.array(truth, pa.string())}, Counts()
-
-
-def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG file of grey pixels (H, W) or (H, W, 1), or of colours (H, W, 3)."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels).save(buffer, "png")
-    return buffer.getvalue()
-
-
-def _classes(facts: ModelFacts, truth: list[str | None], positions: list[int], arrays: Arrays | None) -> Answers:
-    """`label`, `probability`, `probabilities` (in the order of the classes), targets, `true_label`."""
-    number = len(truth)
+    if asked == "features":
+        values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
+        rows, missing = np.zeros((number, values_ND.shape[1]), dtype=np.float32), np.ones(number, dtype=np.bool_)
+        rows[positions], missing[positions] = values_ND, False
+        # Classifiers of the features are fitted to `true_label`.
+        return {"features": _lists(rows, missing), "true_label": pa.array(truth, pa.string())}, Counts()
     labels, rows = np.full(number, -1), np.full((number, len(facts.class_names)), np.nan, dtype=np.float32)
     if arrays is not None:
         labels[positions], rows[positions] = arrays[0].argmax(1), arrays[0]
@@ -84,9 +74,16 @@ def _classes(facts: ModelFacts, truth: list[str | None], positions: list[int], a
         columns[name] = pa.array(values, pa.float32(), mask=missing)
     # Of classes that the model was not trained on it can only be wrong.
     learned = [position for position in positions if truth[position] in facts.class_names]
-    pairs = [(truth[position], facts.class_names[labels[position]]) for position in learned]
+    num_correct = sum(truth[position] == facts.class_names[labels[position]] for position in learned)
     columns["true_label"] = pa.array(truth, pa.string())
-    return columns, Counts(len(pairs), sum(true == label for true, label in pairs))
+    return columns, Counts(len(learned), num_correct)
+
+
+def png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """A PNG file of grey pixels (H, W) or (H, W, 1), or of colours (H, W, 3)."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels).save(buffer, "png")
+    return buffer.getvalue()
 
 
 def pixel_answers_of(asked: Asked, facts: ModelFacts, number: int, rows: Iterable[Row]) -> Answers:

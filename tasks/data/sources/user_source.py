@@ -84,8 +84,8 @@ def list_samples(data: Data) -> SampleListing:
         place = root if any(split.stamps.any_empty() for split in splits.values()) else ""
     identity = f"{plugin.identity} {facts} {place} {content}"
     origin = Origin("own", root, name=data.source, identity=identity, listed=uuid4().hex)
-    more = {"target_names": facts.target_names, "num_planes": int(facts.has_masks)}
-    return SampleListing.of(data, origin, class_names, splits, channels=facts.channels, **more)
+    form: dict[str, Any] = {"target_names": facts.target_names, "num_planes": int(facts.has_masks)}
+    return SampleListing.of(data, origin, class_names, splits, channels=facts.channels, **form)
 
 
 def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[str]) -> Samples:

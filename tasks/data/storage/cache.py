@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def key_of(*facts: object) -> str:
     return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
 
 
+@dataclass(frozen=True)
 class Cache:
     """Contents by their keys.
 
@@ -39,9 +41,8 @@ class Cache:
     together stay under the limit (bytes), and the directory is looked through only when it is full.
     """
 
-    def __init__(self, directory: Path, limit: int) -> None:
-        self._directory = directory
-        self._limit = limit
+    _directory: Path
+    _limit: int
 
     def get(self, key: str) -> bytes | None:
         """Return a content, or None. A damaged entry is removed and raises a DamagedError."""
