@@ -99,11 +99,6 @@ def stored_groups(root: str, path: str) -> list[str]:
     return [f"{path}/{group}".rstrip("/") for group in _module(path).groups(root, path)]
 
 
-def library_of(path: str) -> str:
-    """Package that decodes a file."""
-    return "zarr" if kind_of(path) == ZARR else "pyarrow"
-
-
 def open_file(root: str, path: str) -> IO[bytes]:
     """Open a file for reading."""
     filesystem, base = folder.open_root(root)

@@ -7,15 +7,15 @@ Listing reads labels and headers; `array_rows` reads the pixels. Nothing is unpi
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from paceline.conf.data import Data
 from paceline.tasks.data.listing import Origin, SampleListing, SplitName
-from paceline.tasks.data.samples import Sample, SamplesBuilder
-from paceline.tasks.data.sources import folder
+from paceline.tasks.data.samples import Item, Sample, Samples, SamplesBuilder
+from paceline.tasks.data.sources import array_rows, folder
 from paceline.tasks.data.sources.array_rows import NPZ, PARQUET, ZARR, Table, open_table, stored_groups
 from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
@@ -43,6 +43,16 @@ def list_samples(data: Data) -> SampleListing:
         raise InputError(f"data.root={root}: no file of the training split holds an image; name one train{NPZ}")
     origin = Origin("arrays", folder.absolute(base))
     return SampleListing.of(data, origin, class_names, splits, ignored, channels=channels.pop(), run=RUN)
+
+
+def libraries(listing: SampleListing) -> tuple[str, ...]:
+    """Package that decodes the files."""
+    return ("zarr" if array_rows.kind_of(listing.train.paths[0]) == ZARR else "pyarrow",)
+
+
+def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Read the images of rows."""
+    return map(Item, array_rows.read_rows(origin.root, samples))
 
 
 def _find_files(root: str) -> tuple[str, list[Sample], Counter[str]]:

@@ -55,11 +55,7 @@ def list_samples(data: Data) -> SampleListing:
     place = find_archive(root)
     if place is None:
         return folder.list_samples(data)
-    check_archive(root, place)
-    filesystem, path = folder.open_root(place)
-    stamps = dict.fromkeys(BATCHES, "")  # a checksum proves that a batch is the official one
-    if not filesystem.isfile(path) and filesystem.exists(f"{path}/test_batch.bin"):
-        stamps = {name: folder.stamp_of(filesystem.info(f"{path}/{name}.bin")) or place for name in BATCHES}
+    stamps = check_archive(root, place)
 
     def samples(*names: str) -> Samples:
         labels = ((name, row, int(label)) for name in names for row, label in enumerate(read_batch(place, name)[1]))
@@ -85,24 +81,25 @@ def find_archive(root: str) -> str | None:
     return next((f"{base}/{entry}" for entry in (*_FOLDERS, *_ARCHIVES) if filesystem.exists(f"{path}/{entry}")), None)
 
 
-def check_archive(root: str, place: str) -> None:
-    """Compare an archive with the official checksums."""
+def check_archive(root: str, place: str) -> dict[str, str]:
+    """Compare an archive with the official checksums or sizes; return the stamps of its batches."""
     filesystem, path = folder.open_root(place)
     if filesystem.isfile(path):
         with filesystem.open(path, "rb") as stream:
             digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
         _compare(root, PurePosixPath(path).name, digest.hexdigest())
-        return
+        return dict.fromkeys(BATCHES, "")  # a checksum proves that a batch is the official one
     binary = filesystem.exists(f"{path}/test_batch.bin")
+    stamps = {}
     for name in BATCHES if binary else (*BATCHES, "batches.meta"):
         file = f"{path}/{name}.bin" if binary else f"{path}/{name}"
         if not filesystem.exists(file):
             raise InputError(f"data.root={root}: {name} is missing; unpack the archive again")
-        if binary and filesystem.size(file) != BINARY_BATCH_BYTES:
-            raise InputError(
-                f"data.root={root}: {name}.bin has {filesystem.size(file)} bytes, the official file "
-                f"{BINARY_BATCH_BYTES}; unpack the archive again"
-            )
+        if binary and (size := filesystem.size(file)) != BINARY_BATCH_BYTES:
+            fault = f"{name}.bin has {size} bytes, the official file {BINARY_BATCH_BYTES}"
+            raise InputError(f"data.root={root}: {fault}; unpack the archive again")
+        stamps[name] = (folder.stamp_of(filesystem.info(file)) or place) if binary else ""
+    return stamps
 
 
 def _compare(root: str, name: str, found: str) -> None:

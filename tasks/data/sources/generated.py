@@ -5,6 +5,7 @@ C colours.
 """
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +15,17 @@ from paceline.conf.signal import Signal
 from paceline.tasks.data.listing import Origin, SampleListing
 from paceline.tasks.data.samples import Item, Sample, Samples
 
-NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
 SCENE_CLASSES = ("background", "disc", "square", "triangle")
 TEXTURE_CLASSES = ("stripes", "checks", "rings")
 MAX_SHAPES = 4
 _SHAPES_SEED, _TEXTURES_SEED = 20_261, 20_262
 
-NUM_MOTIONS = 1_600
 MOTION_CLASSES = ("east", "north", "west", "south")  # in steps of 90 degrees; so "right" is not the name of a class
 SLOWEST, FASTEST = 0.05, 0.08  # per frame, of the picture's side
 GROUND, LIGHT, CONTRAST = 80.0, 70.0, 50.0  # levels of 255: of the ground, of the mean of a patch, and of its texture
 NOISE = 20.0  # standard deviation in each pixel of each frame, of 255
 _MOTIONS_SEED = 20_264
 
-NUM_TONES = 1_800
 TONE_CLASSES = ("falling", "rising", "steady", "wavering")
 SNR_DB = -15.0  # power of the tone over that of the white noise, over all frequencies up to half of the sample rate
 LOWEST, HIGHEST = 0.1, 0.6  # frequencies of the tones, of half of the sample rate
@@ -37,33 +35,29 @@ _TONES_SEED = 20_263
 Floats = npt.NDArray[np.float64]
 
 
-def list_shapes(data: Data) -> SampleListing:
-    """Scenes; the last channel of an image is its mask."""
-    return _listing(data, Origin("shapes"), SCENE_CLASSES, NUM_SCENES, channels=3, num_planes=1)
+class _Set(NamedTuple):
+    class_names: tuple[str, ...]
+    num_samples: int
+    channels: int  # of a picture or a frame
+    num_planes: int = 0
 
 
-def list_textures(data: Data) -> SampleListing:
-    """Grey textures of three classes."""
-    return _listing(data, Origin("textures"), TEXTURE_CLASSES, NUM_TEXTURES, channels=1)
+_SETS = {
+    "shapes": _Set(SCENE_CLASSES, 2_000, NUM_COLOURS, num_planes=1),
+    "textures": _Set(TEXTURE_CLASSES, 1_200, 1),
+    "motions": _Set(MOTION_CLASSES, 1_600, NUM_COLOURS),
+    "tones": _Set(TONE_CLASSES, 1_800, 1),
+}
 
 
-def list_motions(data: Data) -> SampleListing:
-    """Clips of a patch that drifts in one of four directions."""
-    origin = Origin("motions", num_frames=data.num_frames)
-    return _listing(data, origin, MOTION_CLASSES, NUM_MOTIONS, channels=NUM_COLOURS * data.num_frames)
-
-
-def list_tones(data: Data) -> SampleListing:
-    """Tones that rise, fall, stay or waver, in noise louder than they."""
-    return _listing(data, Origin("tones", signal=data.signal), TONE_CLASSES, NUM_TONES, channels=1)
-
-
-def _listing(
-    data: Data, origin: Origin, class_names: tuple[str, ...], num_samples: int, channels: int, num_planes: int = 0
-) -> SampleListing:
-    num_labels = 1 if num_planes else len(class_names)
-    samples = Samples.of(Sample(origin.kind, row % num_labels, row=row) for row in range(num_samples))
-    return SampleListing.of(data, origin, class_names, {"train": samples}, channels=channels, num_planes=num_planes)
+def list_samples(kind: str, data: Data) -> SampleListing:
+    """Samples of a generated set, whose classes take turns."""
+    class_names, num_samples, channels, num_planes = _SETS[kind]
+    num_labels, num_frames = 1 if num_planes else len(class_names), data.num_frames if kind == "motions" else 0
+    samples = Samples.of(Sample(kind, row % num_labels, row=row) for row in range(num_samples))
+    origin = Origin(kind, signal=data.used_signal, num_frames=num_frames)
+    facts: dict[str, Any] = {"channels": channels * max(1, num_frames), "num_planes": num_planes}
+    return SampleListing.of(data, origin, class_names, {"train": samples}, **facts)
 
 
 def read_shapes(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

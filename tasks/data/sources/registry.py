@@ -10,7 +10,6 @@ from paceline.conf.plugins import source_facts
 from paceline.tasks.data.listing import Origin, SampleListing, check_classes, keep_classes
 from paceline.tasks.data.samples import Item, Samples
 from paceline.tasks.data.sources import (
-    array_rows,
     arrays,
     cifar10,
     clips,
@@ -98,28 +97,23 @@ def _clip_key(origin: Origin) -> dict[str, Any]:
     return {"clip": [origin.num_frames, clips.CLIP_VERSION]}
 
 
-_of_digits = partial(SourceSpec, libraries=lambda _: ("scikit-learn",), has_rows=True)
+_of_rows = partial(SourceSpec, has_rows=True)
+_of_digits = partial(_of_rows, libraries=lambda _: ("scikit-learn",))
 _of_signals = partial(SourceSpec, libraries=signals.libraries, key=signals.key)
 SOURCES: dict[str, SourceSpec] = {
     "digits": _of_digits("digits", digits.list_digits, digits.read_digits),
     "rotated_digits": _of_digits("rotated_digits", digits.list_rotated_digits, digits.read_rotated_digits),
     "folder": SourceSpec("files", folder.list_samples, _read_files),
     # Its listings of class-named folders are of kind `files`.
-    "cifar10": SourceSpec("cifar10", cifar10.list_samples, cifar10.read_samples, has_rows=True),
+    "cifar10": _of_rows("cifar10", cifar10.list_samples, cifar10.read_samples),
     "pairs": SourceSpec("pairs", pairs.list_samples, pairs.read),
-    "shapes": SourceSpec("shapes", generated.list_shapes, generated.read_shapes, has_rows=True),
-    "textures": SourceSpec("textures", generated.list_textures, generated.read_textures, has_rows=True),
+    "shapes": _of_rows("shapes", partial(generated.list_samples, "shapes"), generated.read_shapes),
+    "textures": _of_rows("textures", partial(generated.list_samples, "textures"), generated.read_textures),
     "signals": _of_signals("signals", signals.list_samples, signals.read),
-    "tones": _of_signals("tones", generated.list_tones, generated.read_tones),
-    "arrays": SourceSpec(
-        "arrays",
-        arrays.list_samples,
-        lambda origin, samples, image_size: map(Item, array_rows.read_rows(origin.root, samples)),
-        libraries=lambda listing: (array_rows.library_of(listing.train.paths[0]),),
-        has_rows=True,
-    ),
+    "tones": _of_signals("tones", partial(generated.list_samples, "tones"), generated.read_tones),
+    "arrays": _of_rows("arrays", arrays.list_samples, arrays.read, libraries=arrays.libraries),
     "clips": SourceSpec("clips", clips.list_samples, clips.read, libraries=lambda _: ("av",), key=_clip_key),
-    "motions": SourceSpec("motions", generated.list_motions, generated.read_motions, key=_clip_key),
+    "motions": SourceSpec("motions", partial(generated.list_samples, "motions"), generated.read_motions, key=_clip_key),
     "webdataset": SourceSpec("webdataset", webdataset.list_samples, webdataset.read),
     "imagefolder": SourceSpec("files", imagefolder.list_samples, _read_files),
 }
