@@ -1,5 +1,6 @@
 """Fingerprints of what is learned and of the code that runs. Knows no engine."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
@@ -53,17 +54,11 @@ def without_later(settings: dict[str, Any]) -> dict[str, Any]:
 
     Otherwise an upgrade would end every series of runs, and no older run could resume.
     """
-    defaults = Config().model_dump(mode="json")
-    return {
-        section: {
-            name: value
-            for name, value in section_settings.items()
-            if f"{section}.{name}" not in FIELDS_ADDED_LATER or value != defaults[section][name]
-        }
-        if isinstance(section_settings, dict)
-        else section_settings
-        for section, section_settings in settings.items()
-    }
+    defaults, rest = Config().model_dump(mode="json"), copy.deepcopy(settings)
+    for section, _, name in (field.partition(".") for field in FIELDS_ADDED_LATER):
+        if name in rest.get(section, {}) and rest[section][name] == defaults[section][name]:
+            del rest[section][name]
+    return rest
 
 
 @cache

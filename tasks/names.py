@@ -92,9 +92,7 @@ class Metric:
     NUM_REJECTED = "data/num_rejected"
     PEAK_MEMORY = "memory/peak_bytes"
 
-    FORECAST_RATIO = "prediction/ratio"
-    FORECAST_LOW = "prediction/low"
-    FORECAST_HIGH = "prediction/high"
+    FORECAST_RATIO, FORECAST_LOW, FORECAST_HIGH = "prediction/ratio", "prediction/low", "prediction/high"
     FORECAST_MEASURED = "prediction/measured"
     FORECAST_ERROR = "prediction/error"
     FORECAST_INSIDE = "prediction/inside"
@@ -105,9 +103,7 @@ class Metric:
     LOST_STEPS = "recovery/lost_steps"
     NUM_RESTARTS = "recovery/num_restarts"
 
-    SPEEDUP = "speedup/ratio"
-    SPEEDUP_LOW = "speedup/low"
-    SPEEDUP_HIGH = "speedup/high"
+    SPEEDUP, SPEEDUP_LOW, SPEEDUP_HIGH = "speedup/ratio", "speedup/low", "speedup/high"
     SPEEDUP_INTERVAL = "speedup/interval"
     """Low end, high end and ratio as steps 0, 1 and 2 of one moment: MLflow, which has no error bars, draws them as a
     vertical line."""
@@ -122,8 +118,7 @@ class Metric:
     END_TO_END = "speedup/end_to_end"
     EQUAL_HARDWARE = "speedup/equal_hardware"
     PREDICTION_SPEEDUP = "speedup/prediction_ratio"
-    TARGET_SPEEDUP = "speedup/target_ratio"
-    TARGET_SPEEDUP_LOW = "speedup/target_low"
+    TARGET_SPEEDUP, TARGET_SPEEDUP_LOW = "speedup/target_ratio", "speedup/target_low"
     TARGET_SPEEDUP_HIGH = "speedup/target_high"
 
     STUDY_NUM_ARMS = "study/num_arms"

@@ -39,9 +39,8 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
         logger.info("Reused prepared set %s (%s): %s", prepared.fingerprint, prepared.path, counts)
     else:
         rate = listing.num_samples / max(prepared.seconds, 1e-9)
-        logger.info(
-            "Prepared set %s in %.1f s (%.0f samples/s): %s", prepared.fingerprint, prepared.seconds, rate, counts
-        )
+        text = "Prepared set %s in %.1f s (%.0f samples/s): %s"
+        logger.info(text, prepared.fingerprint, prepared.seconds, rate, counts)
         if prepared.reads.summary:
             logger.info("Read from %s: %s", data.root, prepared.reads.summary)
     if prepared.num_rejected:

@@ -23,7 +23,8 @@ T = TypeVar("T")
 def call_on_worker(address: str, purpose: str, function: Callable[..., T], *arguments: object) -> T:
     """Call a function on some worker, within the limit of the stage."""
     with connect_to_workers(address, purpose) as client:
-        future = client.submit(function, *arguments, key=_key(function.__name__), pure=False)
+        key = f"predict-{function.__name__}-{uuid4().hex}"
+        future = client.submit(function, *arguments, key=key, pure=False)
         try:
             result: T = future.result(timeout=deadline.seconds_left())
         except TimeoutError:
@@ -38,12 +39,12 @@ def predict_parts(
 ) -> list[PartRecord]:
     """Have every part predicted by some worker; their records in order of completion. Finished parts stay on errors."""
     records: list[PartRecord] = []
-    total = sum(len(part.images.samples) for part in parts)
-    done = 0
+    done, total = 0, sum(len(part.images.samples) for part in parts)
     with connect_to_workers(address, "prediction") as client:
 
         def submit(part: Part) -> Future[PartRecord]:
-            return client.submit(predict_part, part, settings, key=_key(str(part.number)), pure=False, retries=RETRIES)
+            key = f"predict-{part.number}-{uuid4().hex}"
+            return client.submit(predict_part, part, settings, key=key, pure=False, retries=RETRIES)
 
         with closing(iter_results(client, parts, submit)) as completed:
             for record in completed:
@@ -52,7 +53,3 @@ def predict_parts(
                 if on_progress is not None:
                     on_progress(done, total)
     return records
-
-
-def _key(what: str) -> str:
-    return f"predict-{what}-{uuid4().hex}"
