@@ -1,18 +1,23 @@
-"""Files that are whole or absent, whatever crashes while they are written."""
+"""Files that are whole or absent, whatever crashes while they are written, and results of stages in such files."""
 
 import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
+from pydantic import ValidationError
+
 from paceline.tasks.errors import RunError
+from paceline.tasks.records.record import Record
 
 TEMPORARY_SUFFIX = ".tmp"
 OTHERS_WRITE = 0o022
+R = TypeVar("R", bound=Record)
 
 
 def is_full(error: BaseException) -> bool:
@@ -81,3 +86,27 @@ def private_directory(parent: Path, purpose: str = "code that is executed") -> P
             "disk that knows owners and modes"
         )
     return directory
+
+
+class _Stored(Record):
+    result: str
+    """As JSON."""
+    sums: dict[str, str]
+    """sha256 of each file that it names."""
+
+
+def save_result(path: Path, result: Record, files: Sequence[str]) -> None:
+    """Store a stage's result, which names `files`, with a run, so that a resumed run does not repeat the stage."""
+    stored = _Stored(result=result.model_dump_json(), sums={file: sha256_of(Path(file)) for file in files})
+    write_durably(path, stored.model_dump_json().encode())
+
+
+def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -> R | None:
+    """Load a stored result; None if it is missing, of another version, or one of its files has changed."""
+    try:
+        stored = _Stored.model_validate_json(path.read_bytes())
+        result = kind.model_validate_json(stored.result)
+        sound = all(sha256_of(Path(file)) == digest for file, digest in stored.sums.items())
+    except (OSError, ValidationError):
+        return None
+    return result if sound and (files is None or set(files) == set(stored.sums)) else None

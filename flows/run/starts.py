@@ -7,10 +7,10 @@ from prefect import get_run_logger
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.tasks import deadline
 from paceline.tasks.errors import PacelineError
+from paceline.tasks.files import load_result, save_result
 from paceline.tasks.measure.records import FurtherStarts, Measurement
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.training import TrainResult
-from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.speedup.start_plan import NextStart, next_start
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.prefect_tasks import measure

@@ -11,6 +11,7 @@ from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.study.trainings import PlannedArm, StudyContext
 from paceline.tasks.errors import PacelineError
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.files import load_result
 from paceline.tasks.model_bundle import digest_of, write_model
 from paceline.tasks.names import Metric, Tag
 from paceline.tasks.predict.job import Settings, batch_size_for
@@ -19,7 +20,6 @@ from paceline.tasks.predict.prefect_tasks import classify_features, time_predict
 from paceline.tasks.predict.subprocess_job import RESULT
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.records.training import TrainResult
-from paceline.tasks.result_cache import load_result
 from paceline.tasks.speedup.study.no_gpu import TRAINED
 from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking

@@ -8,10 +8,10 @@ from prefect.cache_policies import NO_CACHE
 from paceline.tasks import deadline
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
+from paceline.tasks.files import load_result, save_result
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.redact import redact_errors
-from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.scores import class_scores, quality_facts
 
 

@@ -14,6 +14,7 @@ from prefect.states import Completed
 
 from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
+from paceline.tasks.files import load_result, save_result
 from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
@@ -21,7 +22,6 @@ from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact_errors
-from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.track.metrics_upload import upload_rest
 from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint

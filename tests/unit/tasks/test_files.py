@@ -1,12 +1,16 @@
+"""Files that only this user writes, and results that are not to be found out again."""
+
 import stat
 from pathlib import Path
 
 import pytest
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.files import private_directory
+from paceline.tasks.files import load_result, private_directory, save_result
 from paceline.tasks.predict import predictor
 from paceline.tasks.predict.job import Settings
+from paceline.tasks.records.record import Choice
+from paceline.tasks.records.training import Restart
 from tests.support.refusals import refused
 
 
@@ -39,3 +43,18 @@ def test_a_planted_one_is_refused_before_any_library_in_it_is_loaded(tmp_path, h
     )
     with refused(None, "PACELINE_HOME", kind=RunError):
         predictor._package(settings, tmp_path)
+
+
+def test_a_result_counts_as_long_as_its_files_are_what_they_were(tmp_path):
+    result, place = Choice(value=2, reason="told"), tmp_path / "kept.json"
+    files = [str(tmp_path / name) for name in ("a", "b")]
+    for file in files:
+        Path(file).write_text(file)
+    assert load_result(place, Choice) is None
+    save_result(place, result, files)
+    assert load_result(place, Choice) == result
+    assert load_result(place, Choice, files[::-1]) == result
+    assert load_result(place, Choice, files[:1]) is None, "it is of other files"
+    assert load_result(place, Restart) is None, "it is of another version"
+    Path(files[0]).write_text("changed")
+    assert load_result(place, Choice) is None
