@@ -70,10 +70,8 @@ def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
     """
     facts, weights = _read(directory, load=True)
     if digest_of(facts) != digest:
-        raise InputError(
-            f"{directory}: the model's digest is {digest_of(facts)[:12]}..., expected is {digest[:12]}...; "
-            "it was changed meanwhile: predict again"
-        )
+        fault = f"the model's digest is {digest_of(facts)[:12]}..., expected is {digest[:12]}..."
+        raise InputError(f"{directory}: {fault}; it was changed meanwhile: predict again")
     return facts, weights
 
 
@@ -83,10 +81,8 @@ def _read(directory: Path, *, load: bool) -> tuple[ModelFacts, bytes]:
         weights = (directory / WEIGHTS).read_bytes() if load else b""
         digest = hashlib.sha256(weights).hexdigest() if load else sha256_of(directory / WEIGHTS)
     except OSError as error:
-        raise InputError(
-            f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "
-            f"a model of paceline is {FACTS} and {WEIGHTS}"
-        ) from error
+        fault = f"no model there ({error.strerror}: {Path(str(error.filename)).name})"
+        raise InputError(f"{directory}: {fault}; a model of paceline is {FACTS} and {WEIGHTS}") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(
@@ -94,8 +90,7 @@ def _read(directory: Path, *, load: bool) -> tuple[ModelFacts, bytes]:
             "paceline writes it: train again, or fix it"
         ) from error
     if facts.weights_sha256 != digest:
-        raise InputError(
-            f"{directory / WEIGHTS}: sha256 is {digest[:12]}..., recorded is {facts.weights_sha256[:12]}...; "
-            "the file is damaged or was changed: fetch the model again"
-        )
+        fault = f"sha256 is {digest[:12]}..., recorded is {facts.weights_sha256[:12]}..."
+        fix = "the file is damaged or was changed: fetch the model again"
+        raise InputError(f"{directory / WEIGHTS}: {fault}; {fix}")
     return facts, weights

@@ -71,6 +71,5 @@ def refuse_shared(root: str, listed_by: dict[str, str], partition: str, real_pla
     for place in real_places:
         other = listed_by.setdefault(place, partition)
         if other != partition:
-            raise InputError(
-                f"data.root={root}: {other} and {partition} list the same samples ({place}); remove one of the links"
-            )
+            fault = f"{other} and {partition} list the same samples ({place})"
+            raise InputError(f"data.root={root}: {fault}; remove one of the links")

@@ -76,10 +76,8 @@ def in_folder(
         is_image = np.array([not holds_masks(parts) for parts in paths])
         samples = samples.take(np.flatnonzero(is_image[tree.files.labels]))
     if not samples:
-        raise InputError(
-            f"{root}: holds no {kind.noun}; recognised are files named {' '.join(sorted(kind.suffixes))}",
-            setting="SOURCE",
-        )
+        names = " ".join(sorted(kind.suffixes))
+        raise InputError(f"{root}: holds no {kind.noun}; recognised are files named {names}", setting="SOURCE")
     origin = Origin(kind.origin, folder.absolute(root), signal=signal, num_frames=num_frames, fit=fit)
     return Images(origin, samples, class_names, kind.channels * max(1, num_frames))
 

@@ -63,9 +63,8 @@ def _find_files(root: str) -> tuple[str, list[Sample], Counter[str]]:
     if is_store and not filesystem.isdir(path):
         raise InputError(f"data.root={root}: is not a folder; give an unpacked Zarr store, or a folder of them")
     if filesystem.isfile(path) and folder.suffix_of(name) not in suffixes:
-        raise InputError(
-            f"data.root={root}: is neither {NPZ} nor {PARQUET} nor {ZARR}; give such a file, or a folder of them"
-        )
+        fault = f"is neither {NPZ} nor {PARQUET} nor {ZARR}"
+        raise InputError(f"data.root={root}: {fault}; give such a file, or a folder of them")
     stores = [name] if is_store else _stores(filesystem, root, path)
     if stores:
         base = root.rstrip("/")[: -len(name)] or "." if is_store else root
@@ -73,10 +72,8 @@ def _find_files(root: str) -> tuple[str, list[Sample], Counter[str]]:
     base, files, ignored = folder.find_files(root, suffixes)
     kinds = Counter(folder.suffix_of(file.path) for file in files)
     if len(kinds) != 1:
-        raise InputError(
-            f"data.root={root}: holds {kinds[NPZ]} files {NPZ} and {kinds[PARQUET]} files {PARQUET}; "
-            "it needs some, and of one kind"
-        )
+        held = f"{kinds[NPZ]} files {NPZ} and {kinds[PARQUET]} files {PARQUET}"
+        raise InputError(f"data.root={root}: holds {held}; it needs some, and of one kind")
     return base, files, ignored
 
 
@@ -130,16 +127,13 @@ def _classes(root: str, tables: Sequence[Table]) -> tuple[tuple[str, ...], dict[
     values = sorted(unordered)
     named = {table.class_names for table in tables if table.class_names}
     if len(named) > 1:
-        raise InputError(
-            f"data.root={root}: files name different classes, or in another order; give all the same names"
-        )
+        fault = "files name different classes, or in another order"
+        raise InputError(f"data.root={root}: {fault}; give all the same names")
     names = next(iter(named), ())
     if not names:
         return tuple(map(str, values)), {value: number for number, value in enumerate(values)}
     outside = [value for value in values if isinstance(value, str) or not 0 <= value < len(names)]
     if outside:
-        raise InputError(
-            f"data.root={root}: label {outside[0]} is none of the {len(names)} classes from 0 that the file names; "
-            "correct its labels or names"
-        )
+        fault = f"label {outside[0]} is none of the {len(names)} classes from 0 that the file names"
+        raise InputError(f"data.root={root}: {fault}; correct its labels or names")
     return names, {number: number for number in range(len(names))}

@@ -104,10 +104,8 @@ def check_archive(root: str, place: str) -> dict[str, str]:
 
 def _compare(root: str, name: str, found: str) -> None:
     if found != MD5[name]:
-        raise InputError(
-            f"data.root={root}: {name} has md5 {found}, the official file has {MD5[name]}; "
-            "download it again from the official site"
-        )
+        fault = f"{name} has md5 {found}, the official file has {MD5[name]}"
+        raise InputError(f"data.root={root}: {fault}; download it again from the official site")
 
 
 def read_samples(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

@@ -121,10 +121,8 @@ class _TreeBuilder:
                     raise PermissionError(path)
                 self.add(number, inside, status.st_size, str(status.st_mtime_ns))
         except OSError as error:
-            raise InputError(
-                f"data.root={self.root}: {path} cannot be read by this user; all samples must be readable; "
-                "change its permissions or remove it"
-            ) from error
+            fault = f"{path} cannot be read by this user; all samples must be readable"
+            raise InputError(f"data.root={self.root}: {fault}; change its permissions or remove it") from error
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -349,10 +347,8 @@ def _entries(filesystem: Any, path: str) -> list[str]:
 def open_root(root: str) -> tuple[Any, str]:
     """The file system and the path on it that a root names; InputError if fsspec cannot read such a URL here."""
     if _THROUGH_DASK.search(root):
-        raise InputError(
-            f"data.root={root}: fsspec would join a Dask scheduler, which can send code; give the place of the files "
-            "themselves"
-        )
+        fix = "give the place of the files themselves"
+        raise InputError(f"data.root={root}: fsspec would join a Dask scheduler, which can send code; {fix}")
     try:
         filesystem, path = fsspec.core.url_to_fs(root, **(s3.options() if s3.is_s3(root) else {}))
     except (ValueError, ImportError, OSError) as error:

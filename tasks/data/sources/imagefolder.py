@@ -48,10 +48,8 @@ def list_samples(data: Data) -> SampleListing:
         )
     if (labels < 0).any():
         unlabelled = images.paths[int(np.argmax(labels < 0))]
-        raise InputError(
-            f"data.root={root}: {int((labels < 0).sum())} images are in no {METADATA}, such as {unlabelled}; "
-            "add their rows or remove them"
-        )
+        fault = f"{int((labels < 0).sum())} images are in no {METADATA}, such as {unlabelled}"
+        raise InputError(f"data.root={root}: {fault}; add their rows or remove them")
     images = images.with_labels(labels)
     has_train = "train" in tree.folders
     tops = [path.partition("/")[0] for path in images.paths]
@@ -73,9 +71,8 @@ def _rows(root: str, table: str) -> Iterator[tuple[str, str]]:
         try:
             columns = rows.fieldnames or ()
             if not {FILE_NAME, LABEL} <= set(columns):
-                raise InputError(
-                    f"{where} has the columns {', '.join(columns) or '(none)'}; it needs {FILE_NAME} and {LABEL}"
-                )
+                held = ", ".join(columns) or "(none)"
+                raise InputError(f"{where} has the columns {held}; it needs {FILE_NAME} and {LABEL}")
             for row in rows:
                 name, label = (row[FILE_NAME] or "").strip(), (row[LABEL] or "").strip()
                 if not name or not label:

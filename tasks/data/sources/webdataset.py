@@ -119,10 +119,8 @@ def _index(where: str, file: Sample, stream: IO[bytes]) -> Shard:
     }
     for fault, keys in faults.items():
         if keys:
-            raise InputError(
-                f"{where}: {len(keys)} of {len(groups)} samples have {fault}, such as {keys[0]}; "
-                f"give each sample one image and one label: KEY{CLS}, or KEY{JSON} with `{LABELS[0]}`"
-            )
+            fix = f"give each sample one image and one label: KEY{CLS}, or KEY{JSON} with `{LABELS[0]}`"
+            raise InputError(f"{where}: {len(keys)} of {len(groups)} samples have {fault}, such as {keys[0]}; {fix}")
     builder, numbers = SamplesBuilder(), dict[str, int]()
     for (member, *_), (word, *_) in groups.values():
         stamp = f"{member.offset_data}:{len(file.path)}:{file.stamp}"

@@ -145,7 +145,6 @@ def limit_of(given: str | None) -> int:
         if not 0 <= gib < MAX_GIB:
             raise ValueError(given)
     except ValueError as error:
-        raise InputError(
-            f"PACELINE_CACHE_GIB={given} is not a size in GiB; give a number from 0 (no cache) to {MAX_GIB:,}"
-        ) from error
+        fix = f"give a number from 0 (no cache) to {MAX_GIB:,}"
+        raise InputError(f"PACELINE_CACHE_GIB={given} is not a size in GiB; {fix}") from error
     return int(gib * 2**30)

@@ -178,14 +178,12 @@ async def _whole(root: str, client: Any, asked: dict[str, Any], one: File) -> by
                 return bytes(await body.read())
         except (BrokenOff, BotoCoreError, OSError) as error:
             if not waits:
-                raise OutsideError(
-                    f"{root}: {one.path} broke off {BODY_TRIES} times ({one_line(error)}); look at the store and at "
-                    "the way to it, and run again"
-                ) from error
+                fault = f"{one.path} broke off {BODY_TRIES} times ({one_line(error)})"
+                fix = "look at the store and at the way to it, and run again"
+                raise OutsideError(f"{root}: {fault}; {fix}") from error
         await asyncio.sleep(waits.pop(0))
 
 
 def _change_error(root: str, one: File) -> SourceError:
-    return SourceError(
-        f"data.root={root}: {one.path} has changed since it was listed; let the writer finish, and run again"
-    )
+    fault = f"{one.path} has changed since it was listed"
+    return SourceError(f"data.root={root}: {fault}; let the writer finish, and run again")
