@@ -142,11 +142,9 @@ def check_classes(listing: SampleListing, where: str) -> None:
     """Raise an InputError if there are fewer than two classes, or one of them has no training sample."""
     class_names = listing.class_names
     if len(class_names) < MIN_CLASSES:
-        raise InputError(
-            f"{where}: found {len(class_names)} class{'' if len(class_names) == 1 else 'es'}"
-            f"{' (' + class_names[0] + ')' if class_names else ''}; classification needs {MIN_CLASSES} or more; "
-            "add a folder for each further class"
-        )
+        found = f"1 class ({class_names[0]})" if class_names else "0 classes"
+        fault = f"found {found}; classification needs {MIN_CLASSES} or more"
+        raise InputError(f"{where}: {fault}; add a folder for each further class")
     labels = set(np.unique(listing.train.labels).tolist())
     missing = [name for label, name in enumerate(class_names) if label not in labels]
     if missing:

@@ -40,10 +40,9 @@ def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: boo
     """Number of channels of the images of an array; InputError if it does not hold images."""
     (channels,) = shape[3:4] or (1,)
     if len(shape) not in (3, 4) or channels not in (1, COLOURS) or 0 in shape or is_fortran:
-        order = " in Fortran's order" if is_fortran else ""
-        raise InputError(
-            f"{IMAGES} has the shape {shape}{order}; give (images, height, width) or (images, height, width, 1 or 3)"
-        )
+        form = f"{shape} in Fortran's order" if is_fortran else f"{shape}"
+        fix = "give (images, height, width) or (images, height, width, 1 or 3)"
+        raise InputError(f"{IMAGES} has the shape {form}; {fix}")
     if shape[1] * shape[2] > MAX_PIXELS:
         raise InputError(f"images of {shape[1]} x {shape[2]} pixels; up to {MAX_PIXELS} are understood")
     if dtype not in (np.uint8, np.uint16, np.bool_):

@@ -92,9 +92,8 @@ def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[s
     builder = SamplesBuilder()
     for sample in listed:
         if not isinstance(sample, tuple) or len(sample) not in (2, 3):
-            raise InputError(
-                f"{plugin}: samples() gives {sample!r:.100}; give tuples (name, label) or (name, label, stamp)"
-            )
+            fix = "give tuples (name, label) or (name, label, stamp)"
+            raise InputError(f"{plugin}: samples() gives {sample!r:.100}; {fix}")
         name, label, *stamp = sample
         if not isinstance(name, str) or not name or name in seen:
             raise InputError(f"{plugin}: samples() gives the name {name!r:.100}; give each sample a text of its own")
