@@ -53,8 +53,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     """Predict a part and write its file; InputError if the model or the source cannot be opened from here."""
     model, samples, progress = predictor(settings), part.images.samples, Progress()
     with count_reads() as tally:
-        predict = _at_own_sizes if settings.own_size else _at_one_size
-        answers, counts = predict(part, model, progress)
+        answers, counts = _predict(part, model, progress, own_size=settings.own_size)
     record = PartRecord(
         number=part.number,
         num_samples=len(samples) - len(progress.reasons),
@@ -75,8 +74,17 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     return record
 
 
-def _at_one_size(part: Part, model: Predictor, progress: Progress) -> Answers:
-    if model.asked not in PIXEL_TASKS:
+def _predict(part: Part, model: Predictor, progress: Progress, *, own_size: bool) -> Answers:
+    if own_size:
+        rows = _predict_own_sizes(part, model, progress)
+    elif model.asked in PIXEL_TASKS:
+        channels = model.facts.image_shape[2]
+        rows = (
+            Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.images.num_planes else None, outputs)
+            for members, images_NHWC, arrays in _predict_batches(part, model, progress)
+            for position, image_HWC, *outputs in zip(members, images_NHWC, *arrays, strict=True)
+        )
+    else:
         positions: list[int] = []
         batches: list[Arrays] = []
         for members, _, arrays in _predict_batches(part, model, progress):
@@ -84,12 +92,6 @@ def _at_one_size(part: Part, model: Predictor, progress: Progress) -> Answers:
             batches.append(arrays)
         joined = tuple(map(np.concatenate, zip(*batches, strict=True))) if batches else None
         return answers_of(model.asked, model.facts, part.images, positions, joined)
-    channels = model.facts.image_shape[2]
-    rows = (
-        Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.images.num_planes else None, outputs)
-        for members, images_NHWC, arrays in _predict_batches(part, model, progress)
-        for position, image_HWC, *outputs in zip(members, images_NHWC, *arrays, strict=True)
-    )
     return pixel_answers_of(model.asked, model.facts, len(part.images.samples), rows)
 
 
@@ -157,26 +159,22 @@ def cut_batches(
         yield positions, np.concatenate(images)
 
 
-def _at_own_sizes(part: Part, model: Predictor, progress: Progress) -> Answers:
+def _predict_own_sizes(part: Part, model: Predictor, progress: Progress) -> Iterator[Row]:
     """Predict one sample after the other, because each may be large."""
-
-    def rows() -> Iterator[Row]:
-        images = read_whole(part.images.origin, part.images.samples, model.facts.image_shape[0])
-        for position in range(len(part.images.samples)):
-            started = time.perf_counter()
-            image = next(images)
-            read = time.perf_counter()
-            progress.read_seconds += read - started
-            if isinstance(image, DecodeError):
-                progress.reasons[position] = str(image)
-                progress.num_unread += isinstance(image, UnreadError)
-                continue
-            picture_HWC = _as_channels(image[0], model.facts)
-            outputs = model.whole(picture_HWC)
-            progress.predict_seconds += time.perf_counter() - read
-            yield Row(position, picture_HWC, image[1], outputs)
-
-    return pixel_answers_of(model.asked, model.facts, len(part.images.samples), rows())
+    images = read_whole(part.images.origin, part.images.samples, model.facts.image_shape[0])
+    for position in range(len(part.images.samples)):
+        started = time.perf_counter()
+        image = next(images)
+        read = time.perf_counter()
+        progress.read_seconds += read - started
+        if isinstance(image, DecodeError):
+            progress.reasons[position] = str(image)
+            progress.num_unread += isinstance(image, UnreadError)
+            continue
+        picture_HWC = _as_channels(image[0], model.facts)
+        outputs = model.whole(picture_HWC)
+        progress.predict_seconds += time.perf_counter() - read
+        yield Row(position, picture_HWC, image[1], outputs)
 
 
 def finished_record(part: Part) -> PartRecord | None:
