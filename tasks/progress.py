@@ -81,8 +81,7 @@ def progress_of_samples(title: str, say: Callable[[str], None]) -> Iterator[Call
         def show(done: int, total: int) -> None:
             rate = pace.note(done)
             advance(done, total, f"{rate:,.0f} samples/s")
-            line = pace.line(done, total, rate)
-            if line is not None:
+            if (line := pace.line(done, total, rate)) is not None:
                 say(f"{title}: {line}")
 
         yield show

@@ -79,7 +79,6 @@ class _Spool:
         self.num_bytes = 0
 
     def write(self, piece: Block | npt.NDArray[Any]) -> None:
-        """Append a piece."""
         self.num_bytes += self._file.write(np.ascontiguousarray(piece).data if isinstance(piece, np.ndarray) else piece)
 
     def read(self) -> Block:
