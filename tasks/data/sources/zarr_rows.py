@@ -54,7 +54,7 @@ def table(root: str, path: str) -> Table:
     if labels.nbytes > array_rows.MAX_LABEL_BYTES:
         raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {array_rows.MAX_LABEL_BYTES} are understood")
     outer = path.rpartition("/")[0]
-    names = group.attrs.get(CLASS_NAMES) or ()
+    names: Any = group.attrs.get(CLASS_NAMES) or ()
     if not names and outer.lower().endswith(ZARR):  # of the store that the group lies in
         names = _group(root, outer).attrs.get(CLASS_NAMES, ())
     if not isinstance(names, (list, tuple)):
