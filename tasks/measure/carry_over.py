@@ -23,8 +23,7 @@ LEVEL = 0.05
 class CarryOver:
     """Effect of the order of the arms on their ratio."""
 
-    bias: float
-    """Share by which the ratio is too high, negative where it is too low."""
+    bias: float  # share by which the ratio is too high, negative where it is too low
     p_value: float
 
     @property

@@ -74,8 +74,7 @@ MIN_INTERVAL_ROUNDS = 3
 """Fewest rounds that get an interval at all; from here to `MIN_ROUNDS` it is Student's t, wide and so honest."""
 USUAL_AUTOCORRELATION = 0.1  # up to here the estimate is mostly chance, and the levels of the looks suffice
 MAX_AUTOCORRELATION = 0.8  # that widens an interval, to three times its width
-ROUNDS_PER_LOOK = 2
-"""Looks are at least so many rounds apart: both orders (A B and B A) once, so that drift cancels."""
+ROUNDS_PER_LOOK = 2  # looks are at least so many rounds apart: both orders (A B and B A) once, so that drift cancels
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,8 +11,7 @@ class Measurement(Record):
     arms: dict[str, Arm]
     """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
     timed, as before a training (`AutotuneResult`)."""
-    all_reduce_bytes: tuple[int, ...] = ()
-    """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
+    all_reduce_bytes: tuple[int, ...] = ()  # sizes of the messages whose all-reduce is timed; needs at least two ranks
     can_leave_out: bool = False
     """Whether arms other than baseline and candidate may be left out where they cannot be executed."""
 
@@ -25,12 +24,9 @@ class Measurement(Record):
 class FurtherStarts(Record):
     """Probes of a training's two arms in further fresh processes, each short."""
 
-    probes: tuple[ProbeResult, ...] = ()
-    """Disturbed ones included."""
-    seconds: float = 0.0
-    """Wall time of these processes, failed ones included."""
-    reason: str = ""
-    """Why there are so many, or none."""
+    probes: tuple[ProbeResult, ...] = ()  # disturbed ones included
+    seconds: float = 0.0  # wall time of these processes, failed ones included
+    reason: str = ""  # why there are so many, or none
 
     @property
     def undisturbed(self) -> tuple[ProbeResult, ...]:
@@ -43,10 +39,8 @@ class AllReduceTime(Record):
 
     num_bytes: int
     num_devices: int
-    seconds: float
-    """Median over repeats, as rank 0 sees it."""
-    spread: float
-    """Distance of the quartiles, seconds."""
+    seconds: float  # median over repeats, as rank 0 sees it
+    spread: float  # distance of the quartiles, seconds
 
 
 class MeasureResult(Record):
@@ -54,7 +48,5 @@ class MeasureResult(Record):
 
     probe: ProbeResult
     all_reduces: tuple[AllReduceTime, ...]
-    gradient_bytes: int
-    """All-reduced per step: 4 for each parameter, 2 where gradients are compressed."""
-    host: str = ""
-    """Name of rank 0's host."""
+    gradient_bytes: int  # all-reduced per step: 4 for each parameter, 2 where gradients are compressed
+    host: str = ""  # name of rank 0's host

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from paceline.tasks.files import write_durably
 
-MAX_STEPS = 1_000_000
-"""Most steps in a file. Later blocks are counted and left out."""
+MAX_STEPS = 1_000_000  # most steps in a file. Later blocks are counted and left out
 
 
 class StepTimes:

@@ -25,8 +25,7 @@ from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Estimate, roun
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.speedup.records import VarianceComponents
 
-MIN_STARTS = 4
-"""Fewest earlier starts to borrow from. Their interval is 1.6 times as wide as with a known variance."""
+MIN_STARTS = 4  # fewest earlier starts to borrow from. Their interval is 1.6 times as wide as with a known variance
 MAX_STARTS = 30
 ROLES = ("baseline", "candidate")
 MIN_PROCESSES = 3

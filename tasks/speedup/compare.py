@@ -33,8 +33,7 @@ class ComparedRun(Record):
     run_id: str
     name: str
     status: str
-    start_time: float
-    """Unix seconds."""
+    start_time: float  # Unix seconds
     facts: dict[str, str] = Field(default_factory=dict)
     """What a match verdict looks at; empty for a run that never logged them."""
     metrics: dict[str, float] = Field(default_factory=dict)
@@ -58,30 +57,20 @@ class ComparedRow(Record):
     run_id: str
     label: str
     is_base: bool
-    match: MatchVerdict | None
-    """Against the base; None for the base itself."""
-    why_no_ratio: str
-    """Empty where the ratios are known."""
-    ratio: float | None = None
-    """Samples per second over the base's; its kind is `rate`."""
-    rate: str | None = None
-    """Which metric was divided."""
-    wall_ratio: float | None = None
-    """The base's wall time over this run's; above 1 is faster."""
+    match: MatchVerdict | None  # against the base; None for the base itself
+    why_no_ratio: str  # empty where the ratios are known
+    ratio: float | None = None  # samples per second over the base's; its kind is `rate`
+    rate: str | None = None  # which metric was divided
+    wall_ratio: float | None = None  # the base's wall time over this run's; above 1 is faster
     score_name: ScoreName | None = None
-    score: float | None = None
-    """On the test split."""
-    score_difference: float | None = None
-    """As a fraction; above 0 is better."""
-    accuracy_difference: float | None = None
-    """The same where the score is the accuracy."""
+    score: float | None = None  # on the test split
+    score_difference: float | None = None  # as a fraction; above 0 is better
+    accuracy_difference: float | None = None  # the same where the score is the accuracy
     samples_per_second: float | None
-    own_ratio: float | None
-    """Speedup that the run measured against its own baseline."""
+    own_ratio: float | None  # speedup that the run measured against its own baseline
     own_low: float | None
     own_high: float | None
-    over_competent: float | None = None
-    """Throughput over the competent loop, as the run measured it."""
+    over_competent: float | None = None  # throughput over the competent loop, as the run measured it
     efficiency: float | None
     data_wait_fraction: float | None
     accuracy: float | None

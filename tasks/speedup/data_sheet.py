@@ -15,13 +15,10 @@ class DataSheet(Record):
     """A device as its maker describes it."""
 
     name: str
-    flops: float
-    """Dense, 16-bit, tensor cores; per second."""
-    bytes_per_second: float
-    """Of its memory."""
+    flops: float  # dense, 16-bit, tensor cores; per second
+    bytes_per_second: float  # of its memory
     source: str
-    pattern: str
-    """Regular expression of the names that its driver gives; a part of a GPU (MIG) has another name."""
+    pattern: str  # regular expression of the names that its driver gives; a part of a GPU (MIG) has another name
     peaks: dict[str, float]
     """Floating-point operations per second, dense, by precision; a missing one is not in the sheet."""
 

@@ -36,8 +36,7 @@ ONE_AT_A_TIME = "one at a time"  # method of a card without a ladder
 SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")  # settings that a search can time alone
 
 
-Terms = dict[str, float]
-"""Weights by role; a log-ratio is their sum over the logs of the arms' seconds per sample."""
+Terms = dict[str, float]  # weights by role; a log-ratio is their sum over the logs of the arms' seconds per sample
 
 
 def factor_card(probe: ProbeResult, search: AutotuneResult | None = None) -> FactorCard:

@@ -30,21 +30,17 @@ class HardwareRun(Record):
     """One finished, undisturbed run."""
 
     run_id: str
-    facts: dict[str, str]
-    """What a match verdict looks at."""
+    facts: dict[str, str]  # what a match verdict looks at
     num_devices: int
-    execution: str
-    """In words."""
-    samples_per_second: float
-    """Over all devices."""
+    execution: str  # in words
+    samples_per_second: float  # over all devices
     fixed_seconds: float | None
     """Of its wall time, what does not grow with the samples: start-up, setting up, evaluation, accounting; without
     preparation, search and probe, which a second run of the same does not have."""
     peak_memory_bytes: float | None
     joules_per_sample: float | None
     price_per_device_hour: float | None
-    prediction_samples_per_second: float | None = None
-    """Over the test split, over all devices."""
+    prediction_samples_per_second: float | None = None  # over the test split, over all devices
     of_limit: float | None = None
     mfu: float | None = None
     """Floating-point operations per second of one device, over its measured limit and over its data sheet."""
@@ -57,23 +53,18 @@ class HardwareRow(Record):
     num_devices: int
     execution: str
     num_runs: int
-    samples_per_second: float
-    """Median over the runs."""
-    speedup: float
-    """Over the slowest row of the same work."""
+    samples_per_second: float  # median over the runs
+    speedup: float  # over the slowest row of the same work
     low: float | None = None
     high: float | None = None
     """Ends of the 95 % interval of `speedup` (Welch's t on the logarithms); None below two runs on either side."""
     fixed_seconds: float | None = None
     peak_memory_bytes: float | None = None
     joules_per_sample: float | None = None
-    price_per_million_samples: float | None = None
-    """Of training, without what is fixed."""
-    prediction_samples_per_second: float | None = None
-    """Median over the runs."""
+    price_per_million_samples: float | None = None  # of training, without what is fixed
+    prediction_samples_per_second: float | None = None  # median over the runs
     of_limit: float | None = None
-    mfu: float | None = None
-    """Medians over the runs."""
+    mfu: float | None = None  # medians over the runs
 
     @property
     def label(self) -> str:
@@ -84,14 +75,10 @@ class HardwareRow(Record):
 class BreakEven(Record):
     """From which size of the work on one hardware is the better one."""
 
-    small: str
-    """Label of what is better below."""
-    large: str
-    """Label of what is better above."""
-    by: str
-    """`time` or `price`."""
-    num_samples: float
-    """Passed in training, over all epochs; 0 where `large` is better at any size."""
+    small: str  # label of what is better below
+    large: str  # label of what is better above
+    by: str  # `time` or `price`
+    num_samples: float  # passed in training, over all epochs; 0 where `large` is better at any size
 
     @property
     def sentence(self) -> str:
@@ -105,21 +92,17 @@ class BreakEven(Record):
 class WorkTable(Record):
     """All hardware that did one work."""
 
-    work: str
-    """In words."""
-    rows: tuple[HardwareRow, ...]
-    """The slowest first."""
+    work: str  # in words
+    rows: tuple[HardwareRow, ...]  # the slowest first
     break_evens: tuple[BreakEven, ...] = ()
 
 
 class HardwareTable(Record):
     """All work that was done on some hardware."""
 
-    tables: tuple[WorkTable, ...]
-    """Work that several kinds of hardware did first, the newest first among equals."""
+    tables: tuple[WorkTable, ...]  # work that several kinds of hardware did first, the newest first among equals
     num_runs: int
-    left_out: dict[str, int] = Field(default_factory=dict)
-    """Runs that are in no table, by reason."""
+    left_out: dict[str, int] = Field(default_factory=dict)  # runs that are in no table, by reason
 
 
 def tabulate(runs: Sequence[HardwareRun], left_out: Mapping[str, int], prices: Mapping[str, float]) -> HardwareTable:

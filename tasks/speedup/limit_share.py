@@ -23,23 +23,16 @@ class LimitShare(Record):
 
     precision: str = ""
     flops_per_second: float | None = None
-    bytes_per_second: float | None = None
-    """At least: what a step moves through the memory if nothing is moved twice."""
-    of_limit: float | None = None
-    """`flops_per_second` over the device's measured rate of a matrix product."""
-    of_bandwidth: float | None = None
-    """`bytes_per_second` over the device's measured rate of a copy; a lower bound."""
+    bytes_per_second: float | None = None  # at least: what a step moves through the memory if nothing is moved twice
+    of_limit: float | None = None  # `flops_per_second` over the device's measured rate of a matrix product
+    of_bandwidth: float | None = None  # `bytes_per_second` over the device's measured rate of a copy; a lower bound
     bound: Literal["memory"] | None = None
     """`memory` where that limit is nearer than the one of arithmetic. None says neither: the traffic may be larger."""
-    mfu: float | None = None
-    """Model FLOP utilisation: `flops_per_second` over the peak in the maker's data sheet."""
-    limit_flops_per_second: float | None = None
-    """Measured, at this precision."""
+    mfu: float | None = None  # model FLOP utilisation: `flops_per_second` over the peak in the maker's data sheet
+    limit_flops_per_second: float | None = None  # measured, at this precision
     limit_bytes_per_second: float | None = None
-    contaminated: bool | None = None
-    """Whether other work disturbed the measurement of the limit."""
-    why_no_share: str = ""
-    """Why `of_limit` is None."""
+    contaminated: bool | None = None  # whether other work disturbed the measurement of the limit
+    why_no_share: str = ""  # why `of_limit` is None
 
 
 def limit_share(train: TrainResult) -> LimitShare:

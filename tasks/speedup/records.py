@@ -14,8 +14,7 @@ Basis = Literal["mean over the orders", "added alone", "added last", "in the sea
 class Factor(Record):
     """One factor between the baseline and a run."""
 
-    factor: str
-    """Key of `FACTORS`."""
+    factor: str  # key of `FACTORS`
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -30,8 +29,7 @@ class FactorCard(Record):
 
     method: str
     """`Shapley value over N orders`, whose ratios multiply to that of the run in each round, or `one at a time`."""
-    factors: tuple[Factor, ...]
-    """In the order from naive to the run, unchanged ones too."""
+    factors: tuple[Factor, ...]  # in the order from naive to the run, unchanged ones too
     interaction: float | None = None
     interaction_low: float | None = None
     interaction_high: float | None = None
@@ -42,12 +40,9 @@ class FactorCard(Record):
 class VarianceComponents(Record):
     """Variances of the log-ratio by level, each without those of the levels below; None where unknown."""
 
-    process: float | None = None
-    """From one start to the next."""
-    block: float | None = None
-    """From round to round inside a process; with that of the steps where `step` is unknown."""
-    step: float | None = None
-    """Of one step of each arm inside a block."""
+    process: float | None = None  # from one start to the next
+    block: float | None = None  # from round to round inside a process; with that of the steps where `step` is unknown
+    step: float | None = None  # of one step of each arm inside a block
 
 
 class Ratio(Record):
@@ -55,37 +50,30 @@ class Ratio(Record):
 
     value: float | None = None
     low: float | None = None
-    high: float | None = None
-    """Ends of the 95 % interval."""
-    meaning: str
-    """One sentence with the figures, or why the ratio is not known."""
+    high: float | None = None  # ends of the 95 % interval
+    meaning: str  # one sentence with the figures, or why the ratio is not known
 
 
 class SpeedupResult(Record):
     """The `speedup` part of a run's summary. None where not measured."""
 
-    ratio: float | None = None
-    """Candidate's throughput over the baseline's, steady state: ratio of total times."""
+    ratio: float | None = None  # candidate's throughput over the baseline's, steady state: ratio of total times
     low: float | None = None
-    high: float | None = None
-    """Ends of the 95 % interval of `ratio`."""
+    high: float | None = None  # ends of the 95 % interval of `ratio`
     scope: Literal["within this process", "across starts"] | None = None
     """What the interval holds for: repetitions inside this process, or further starts of the run too. None where the
     ratio is not of a probe."""
     starts: Literal["measured", "borrowed"] | None = None
     """Where the variance between starts is from: further processes of this run, or earlier starts of the series."""
-    num_starts: int = 0
-    """Starts that show the variance between starts: processes of this run, or earlier ones."""
-    starts_reason: str = ""
-    """Why further processes were, or were not, measured."""
+    num_starts: int = 0  # starts that show the variance between starts: processes of this run, or earlier ones
+    starts_reason: str = ""  # why further processes were, or were not, measured
     start_ratios: tuple[float, ...] = ()
     start_rounds: tuple[int, ...] = ()
     """Ratio and rounds of each measured process, this one first; empty where the variance was not measured."""
     variance: VarianceComponents | None = None
     process_ratio: float | None = None
     process_low: float | None = None
-    process_high: float | None = None
-    """Ratio and interval within this process."""
+    process_high: float | None = None  # ratio and interval within this process
     typical_ratio: float | None = None
     typical_low: float | None = None
     typical_high: float | None = None
@@ -93,14 +81,11 @@ class SpeedupResult(Record):
     where some steps take much longer than others."""
     autocorrelation: float | None = None
     """Lag-1 autocorrelation of the rounds' ratios; above 0 it has widened the interval."""
-    num_warm_up: int = 0
-    """Paired rounds that were left out of both arms as warm-up."""
+    num_warm_up: int = 0  # paired rounds that were left out of both arms as warm-up
     carry_over: float | None = None
     """Share by which the ratio is too high because what ran before an arm changes its time; negative for too low."""
-    carry_over_p: float | None = None
-    """p-value of `carry_over`; from 0.05 down the interval is widened by it."""
-    num_blocks: int = 0
-    """Paired rounds behind the ratio; 0 where it was divided by other runs."""
+    carry_over_p: float | None = None  # p-value of `carry_over`; from 0.05 down the interval is widened by it
+    num_blocks: int = 0  # paired rounds behind the ratio; 0 where it was divided by other runs
     significant: bool | None = None
     """Whether the interval excludes 1. None without an interval, and where it holds within this process alone: nothing
     is significant across runs by one start."""
@@ -110,32 +95,25 @@ class SpeedupResult(Record):
     """Parallel efficiency: throughput on N devices over N times that of one device, same execution otherwise."""
     efficiency_low: float | None = None
     efficiency_high: float | None = None
-    verdict: str = "not measured"
-    """One sentence with the cause."""
+    verdict: str = "not measured"  # one sentence with the cause
     cause: str | None = None
     bottleneck: str | None = None
     """What limits the step, whatever the cause: its largest measured share, or inferred without a diagnosis."""
-    baseline: str | None = None
-    """What the run was divided by, in words."""
+    baseline: str | None = None  # what the run was divided by, in words
     candidate: str | None = None
     baseline_arithmetic: str | None = None
     candidate_arithmetic: str | None = None
     """Arithmetic of matrix products and convolutions on GPUs, with cuDNN's mode; None on CPUs and where unknown."""
     baseline_samples_per_second: float | None = None
-    candidate_samples_per_second: float | None = None
-    """Steady-state throughput of the two arms, over all their devices."""
-    diverged: tuple[str, ...] = ()
-    """Arms of the probe whose loss was not a finite number."""
+    candidate_samples_per_second: float | None = None  # steady-state throughput of the two arms, over all their devices
+    diverged: tuple[str, ...] = ()  # arms of the probe whose loss was not a finite number
     contaminated: bool | None = None
-    validity: Validity | None = None
-    """Of the machine during the probe."""
+    validity: Validity | None = None  # of the machine during the probe
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
     """Of the candidate's step, with the ends of the 95 % interval: `input`, `communication`, `imbalance`, `contention`,
     `update`, `overhead` and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
-    diagnosis: tuple[str, ...] = ()
-    """One sentence for each share, the largest first."""
-    factors: FactorCard | None = None
-    """What each factor is worth; None where the ratio is not of a probe."""
+    diagnosis: tuple[str, ...] = ()  # one sentence for each share, the largest first
+    factors: FactorCard | None = None  # what each factor is worth; None where the ratio is not of a probe
     of_limit: float | None = None
     """Floating-point operations per second of one device in a training step, over what the same device did in a matrix
     product of the same precision."""
@@ -145,9 +123,7 @@ class SpeedupResult(Record):
     """`memory` where `of_bandwidth` is above `of_limit`. None says neither, because the traffic may be larger."""
     ratios: dict[RatioName, Ratio] = Field(default_factory=dict)
     """Over the naive baseline (`ratio` with its sentence), over a competent loop, end to end, and of the limit."""
-    headline: RatioName | None = None
-    """The one in the headline; None where none is known."""
-    equal_hardware: Ratio | None = None
-    """Throughput of N ranks on CPUs over that of one rank on all their cores."""
+    headline: RatioName | None = None  # the one in the headline; None where none is known
+    equal_hardware: Ratio | None = None  # throughput of N ranks on CPUs over that of one rank on all their cores
     baseline_runs: tuple[str, ...] = ()
     """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""

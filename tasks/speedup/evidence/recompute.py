@@ -36,8 +36,7 @@ USUAL_AUTOCORRELATION, MAX_AUTOCORRELATION = 0.1, 0.8
 MIN_PROCESSES, MIN_STARTS, MAX_STARTS = 3, 4, 30
 COLUMNS = ("arms", "arm", "attempt", "position", "step", "seconds")
 
-Estimate = tuple[Any, Any, Any]
-"""Value and the ends of its interval, None with too few rounds."""
+Estimate = tuple[Any, Any, Any]  # value and the ends of its interval, None with too few rounds
 Figures = dict[str, Any]
 
 

@@ -15,12 +15,9 @@ class Link(Record):
     """A connection between devices as the alpha-beta model sees it: a message of m bytes takes alpha + beta m."""
 
     name: str
-    latency_seconds: float
-    """alpha, per message."""
-    seconds_per_byte: float
-    """beta; 1 / bandwidth."""
-    relative_error: float = 0.0
-    """Half-width of the 95 % interval of a predicted all-reduce time, relative."""
+    latency_seconds: float  # alpha, per message
+    seconds_per_byte: float  # beta; 1 / bandwidth
+    relative_error: float = 0.0  # half-width of the 95 % interval of a predicted all-reduce time, relative
     source: Literal["measured", "given"]
 
 
@@ -29,52 +26,40 @@ class AllReduceSample(Record):
 
     num_bytes: int
     num_devices: int
-    seconds: float
-    """Median over repeats."""
+    seconds: float  # median over repeats
 
 
 class ProfilePoint(Record):
     """Step time of one device at one batch size, all-reduce excluded."""
 
-    batch_size: int
-    """Samples per device and step."""
-    seconds: Interval
-    """Per step: data, forward, backward, update."""
+    batch_size: int  # samples per device and step
+    seconds: Interval  # per step: data, forward, backward, update
 
 
 class Interference(Record):
     """Slowdown of two devices together at one batch size. Each ratio is relative to the field above it."""
 
-    batch_size: int
-    """Samples per device and step."""
+    batch_size: int  # samples per device and step
     contention: Interval
     """While the other device of the host computes too, over a device alone: above 1 where they share memory or
     clock."""
-    waiting: Interval
-    """When they wait for each other in every step, and exchange a single number, besides."""
-    exchange: Interval
-    """When they exchange their gradients, as in training."""
-    token_seconds: float
-    """The all-reduce of that single number."""
+    waiting: Interval  # when they wait for each other in every step, and exchange a single number, besides
+    exchange: Interval  # when they exchange their gradients, as in training
+    token_seconds: float  # the all-reduce of that single number
 
 
 class DeviceProfile(Record):
     """Step times of one device."""
 
-    points: tuple[ProfilePoint, ...]
-    """At least two batch sizes."""
-    gradient_bytes: int
-    """Bytes all-reduced per step."""
-    batch_size: int
-    """The recipe's, samples per device and step under weak scaling, per step under strong scaling."""
+    points: tuple[ProfilePoint, ...]  # at least two batch sizes
+    gradient_bytes: int  # bytes all-reduced per step
+    batch_size: int  # the recipe's, samples per device and step under weak scaling, per step under strong scaling
     num_train: int
     num_epochs: int
     company: tuple[Interference, Interference] | None = None
     """Two devices at a small and a large batch; None where only one was profiled."""
-    label: str
-    """The execution that was profiled, in words."""
-    num_threads: int | None = None
-    """Threads of a device on a CPU, which is a share of the cores; None on a GPU."""
+    label: str  # the execution that was profiled, in words
+    num_threads: int | None = None  # threads of a device on a CPU, which is a share of the cores; None on a GPU
 
 
 class Prediction(Record):
@@ -84,19 +69,14 @@ class Prediction(Record):
     scaling: ScalingKind
     ratio: float
     low: float
-    high: float
-    """Speedup over one device and its 95 % interval; weak: in samples per second."""
+    high: float  # speedup over one device and its 95 % interval; weak: in samples per second
     efficiency: float
     step_seconds: float
-    communication_seconds: float
-    """Of the all-reduce per step, all of it; what backward hides is not subtracted."""
-    waiting_seconds: float
-    """Per step, for the slowest device and the engine."""
+    communication_seconds: float  # of the all-reduce per step, all of it; what backward hides is not subtracted
+    waiting_seconds: float  # per step, for the slowest device and the engine
     epoch_seconds: float
-    bound: Bound
-    """The largest part of the step."""
-    total_seconds: float
-    """All epochs."""
+    bound: Bound  # the largest part of the step
+    total_seconds: float  # all epochs
     device_hours: float
     cost: float | None = None
 
@@ -105,8 +85,7 @@ class Limits(Record):
     """Where adding devices stops paying."""
 
     scaling: ScalingKind
-    best_num_devices: int
-    """With the largest predicted speedup among powers of two up to 4,096."""
+    best_num_devices: int  # with the largest predicted speedup among powers of two up to 4,096
     last_paying_num_devices: int
     """Largest power of two at which doubling the devices still gave at least 1.1 times the speedup."""
     smallest_paying_batch_size: int | None
@@ -117,12 +96,10 @@ class Limits(Record):
 class Advice(Record):
     """One step that may be taken next, with the gain expected of it."""
 
-    setting: str
-    """`key=value`."""
+    setting: str  # `key=value`
     ratio: float | None
     low: float | None
-    high: float | None
-    """Expected gain in throughput; None where it was not measured."""
+    high: float | None  # expected gain in throughput; None where it was not measured
     reason: str
 
 
@@ -130,8 +107,7 @@ class CheapestChoice(Record):
     """The fewest device-hours that meet a deadline."""
 
     deadline_seconds: float
-    num_devices: int | None
-    """None when no number of devices meets it."""
+    num_devices: int | None  # None when no number of devices meets it
     total_seconds: float | None
     device_hours: float | None
     cost: float | None
@@ -148,8 +124,7 @@ class AdviseResult(Record):
     link: Link
     predictions: tuple[Prediction, ...]
     limits: tuple[Limits, ...]
-    bound: Bound
-    """At the largest requested number of devices, strong scaling."""
+    bound: Bound  # at the largest requested number of devices, strong scaling
     advice: tuple[Advice, ...]
     cheapest: CheapestChoice | None
     seconds: float
@@ -165,12 +140,9 @@ class Check(Record):
     low: float
     high: float
     measured: float
-    error: float
-    """predicted / measured - 1."""
-    inside: bool
-    """The measured value lay in the predicted interval."""
-    measured_at: float
-    """Unix time."""
+    error: float  # predicted / measured - 1
+    inside: bool  # the measured value lay in the predicted interval
+    measured_at: float  # Unix time
 
 
 def check(prediction: Prediction, prediction_run_id: str, run_id: str, measured: float, measured_at: float) -> Check:

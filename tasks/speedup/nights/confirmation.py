@@ -27,10 +27,8 @@ class Confirmation(Record):
 
     verdict: Literal["confirmed", "not confirmed", "undecided", "same execution", "not timed"]
     """`same execution`: nothing that differs could be rebuilt, so that only the machine was compared."""
-    ratio: Interval | None = None
-    """Throughput of the new run over that of the last good one, both now."""
-    machine: Interval | None = None
-    """Throughput of the last good run now over what it reached then."""
+    ratio: Interval | None = None  # throughput of the new run over that of the last good one, both now
+    machine: Interval | None = None  # throughput of the last good run now over what it reached then
     machine_share: float | None = None
     """Share of the loss since then that is the machine's; None where nothing was lost."""
     num_pairs: int = 0

@@ -45,22 +45,16 @@ class RunMetrics(Record):
     """Metrics of one run of a series; None where unknown."""
 
     run_id: str
-    throughput: float | None = None
-    """Training samples per second, steady state."""
-    score: float | None = None
-    """On the test split."""
-    data_wait: float | None = None
-    """Share of the training steps' time spent waiting for data."""
+    throughput: float | None = None  # training samples per second, steady state
+    score: float | None = None  # on the test split
+    data_wait: float | None = None  # share of the training steps' time spent waiting for data
     baseline_throughput: float | None = None
     """Control: samples per second of the probe's baseline; None where none was timed undisturbed."""
-    host: str = ""
-    """Hosts of its ranks; runs that do not know theirs count as of one host."""
-    start_time: float | None = None
-    """Unix seconds."""
+    host: str = ""  # hosts of its ranks; runs that do not know theirs count as of one host
+    start_time: float | None = None  # Unix seconds
     item_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds per training sample, by item of the time budget; what adds up to a step."""
-    foreign_cores: float | None = None
-    """Cores that other processes used during the training."""
+    foreign_cores: float | None = None  # cores that other processes used during the training
     contaminated: bool = False
     """Others used the machine in another way: no measure for later runs, and itself judged by its score alone.
     `judge` adds those with more foreign cores than usual."""
@@ -73,10 +67,8 @@ class Tolerances(Record):
 
     throughput: float = 0.05
     """Loss to be found within three runs, as a share of the ratio to the control before; twice as much in one run."""
-    score: float = 0.01
-    """Loss, in absolute terms."""
-    data_wait: float = 0.05
-    """Rise, in absolute terms."""
+    score: float = 0.01  # loss, in absolute terms
+    data_wait: float = 0.05  # rise, in absolute terms
     foreign_cores: float = MAX_FOREIGN_CORES
     """Rise from which on others have disturbed a run. What is busy every night belongs to the machine."""
 
@@ -85,22 +77,16 @@ class Change(Record):
     """One measure that has become worse."""
 
     measure: Measure
-    name: str
-    """Of the measure in words: of a score its own, such as accuracy."""
+    name: str  # of the measure in words: of a score its own, such as accuracy
     value: float
     """Location of the newest runs; of the throughput, samples per second at tonight's speed of the baseline."""
-    expected: float
-    """Level of the runs before, in the same unit."""
-    limit: float
-    """Limit of the alarm, in the same unit."""
-    ratio: float | None = None
-    """Throughput only: `value` over the baseline's throughput in the same run."""
+    expected: float  # level of the runs before, in the same unit
+    limit: float  # limit of the alarm, in the same unit
+    ratio: float | None = None  # throughput only: `value` over the baseline's throughput in the same run
     expected_ratio: float | None = None
     limit_ratio: float | None = None
-    num_runs: int
-    """Newest runs that show it."""
-    num_before: int
-    """Runs that it is compared with."""
+    num_runs: int  # newest runs that show it
+    num_before: int  # runs that it is compared with
 
 
 class RegressionVerdict(Record):
@@ -109,12 +95,9 @@ class RegressionVerdict(Record):
     verdict: Literal["regression", "normal", "too few runs", "disturbed", "not comparable"]
     """`disturbed`: the run was slower while other processes used the machine, so it is not judged."""
     changes: tuple[Change, ...] = ()
-    grew: str | None = None
-    """Item of the time budget that took most of a lost throughput."""
-    confirmation: Confirmation | None = None
-    """None unless `track.on_regression=confirm` has made one."""
-    text: str
-    """One or more sentences: what, by how much, against how many runs, and why as far as it is known."""
+    grew: str | None = None  # item of the time budget that took most of a lost throughput
+    confirmation: Confirmation | None = None  # None unless `track.on_regression=confirm` has made one
+    text: str  # one or more sentences: what, by how much, against how many runs, and why as far as it is known
 
     @property
     def tag(self) -> str:
