@@ -34,7 +34,6 @@ MIN_INTERVAL_ROUNDS, MIN_ROUNDS, MIN_AUTOCORRELATION_ROUNDS = 3, 6, 8
 MIN_STEPS_TO_DROP_FIRST = 3
 USUAL_AUTOCORRELATION, MAX_AUTOCORRELATION = 0.1, 0.8
 MIN_PROCESSES, MIN_STARTS, MAX_STARTS = 3, 4, 30
-COLUMNS = ("arms", "arm", "attempt", "position", "step", "seconds")
 
 Estimate = tuple[Any, Any, Any]  # value and the ends of its interval, None with too few rounds
 Figures = dict[str, Any]
@@ -92,31 +91,31 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     bias, p_value = carry_over(per_sample["baseline"] + per_sample["candidate"], is_last)
     inside = allow_for(estimate(ratio), bias, p_value)
     logs = [np.log(one["baseline"] / one["candidate"]) for _, one, *_ in processes[1:]]
-    logs = [one + math.log(samples["candidate"] / samples["baseline"]) for one in logs]
-    further, num_rounds = [estimate(one)[0] for one in logs], [one.size for one in logs]
-    (value, low, high), num_starts = across_starts(inside, further, facts["earlier"])
+    further = [estimate(one + math.log(samples["candidate"] / samples["baseline"]))[0] for one in logs]
+    starts, num_rounds = [inside[0], *further], [ratio.size, *(one.size for one in logs)]
+    (value, low, high), num_starts = across_starts(inside, starts, facts["earlier"])
+    step = float(np.mean([spread["baseline"], spread["candidate"]])) * 2
     num_steps = int(np.max(steps["step"][steps["process"] == 0])) + 1
-    components = variance_components(ratio, inside[0], list(zip(further, num_rounds, strict=True)), (spread, num_steps))
     is_measured = len(processes) >= MIN_PROCESSES
     efficiency: Estimate = (None, None, None)
     if "single" in total:
         efficiency = estimate(per_sample["single"] - per_sample["candidate"] - math.log(devices))
     steady = np.log(typical["baseline"] / samples["baseline"] * samples["candidate"] / typical["candidate"])
+    components = (*variances(ratio, starts, num_rounds, step / num_steps), step)
     figures = {
         **_named("speedup.{}", "ratio low high", (value, low, high)),
         **_named("speedup.process_{}", "ratio low high", inside),
         **_named("speedup.typical_{}", "ratio low high", estimate(steady)),
         "speedup.autocorrelation": autocorrelation(ratio),
         "speedup.num_warm_up": num_warm_up,
-        "speedup.carry_over": bias,
-        "speedup.carry_over_p": p_value,
+        **_named("speedup.{}", "carry_over carry_over_p", (bias, p_value)),
         "speedup.num_blocks": ratio.size,
         "speedup.num_starts": num_starts,
         "speedup.significant": excludes_one(low, high) if num_starts else None,
         "speedup.significant_within_process": excludes_one(*inside[1:]),
         **_named("speedup.variance.{}", "process block step", components),
-        **{f"speedup.start_ratios.{at}": one for at, one in enumerate([inside[0], *further]) if is_measured},
-        **{f"speedup.start_rounds.{at}": one for at, one in enumerate([ratio.size, *num_rounds]) if is_measured},
+        **{f"speedup.start_ratios.{at}": one for at, one in enumerate(starts) if is_measured},
+        **{f"speedup.start_rounds.{at}": one for at, one in enumerate(num_rounds) if is_measured},
         **_named("speedup.efficiency{}", " _low _high", efficiency),
         **_named("speedup.{}_samples_per_second", "baseline candidate", (rates["baseline"], rates["candidate"])),
     }
@@ -125,10 +124,9 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
             over_arm = estimate(per_sample[arm] - per_sample["candidate"][:count])
             figures |= _named(f"speedup.{name}." + "{}", "value low high", over_arm)
     for pattern, terms in facts["factors"].items():
-        logs = sum(weight * per_sample[arm] for arm, weight in terms.items())
-        gain = estimate(logs) if terms else (None, None, None)
+        gain = sum(weight * per_sample[arm] for arm, weight in terms.items())
         names = " _low _high" if pattern.startswith("interaction") else "ratio low high"
-        figures |= _named(f"speedup.factors.{pattern}", names, gain)
+        figures |= _named(f"speedup.factors.{pattern}", names, estimate(gain) if terms else (None, None, None))
     total |= {arm: np.array(seconds) for arm, seconds in facts["rank_times"].items()}
     for name, terms in facts["shares"].items():
         shares = sum(weight * total[arm] for arm, weight in terms.items()) / total["candidate"]
@@ -154,63 +152,34 @@ def _named(pattern: str, names: str, values: tuple[Any, ...]) -> Figures:
 
 
 def counted_blocks(steps: Mapping[str, Any], process: int, samples: Mapping[str, int]) -> tuple[Any, ...]:
-    """Number of rounds of a process that are its warm-up, and `block_seconds` without them."""
-    rows = steps["process"] == process
-    columns = block_seconds({name: steps[name] if name == "arms" else steps[name][rows] for name in COLUMNS})
-    total = columns[0]
-    to_the_end = {arm: seconds for arm, seconds in total.items() if seconds.size == total["candidate"].size}
-    slowness = np.mean([np.log(seconds / samples[arm]) for arm, seconds in to_the_end.items()], axis=0)
-    num_warm_up = warm_up(slowness)
-    return num_warm_up, *({arm: column[num_warm_up:] for arm, column in one.items()} for one in columns)
+    """Number of rounds of a process that are its warm-up, and four figures of each later block, by arm.
 
-
-def block_seconds(steps: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Mean and median seconds of a step in each block of the last attempt, its place in the round, spread; by arm.
-
-    The first of three or more steps, in which caches are filled again, is left out of the mean.
+    They are mean and median seconds of a step, place in the round, and variance of the steps over their squared mean
+    (nan where they were not timed one by one). Blocks are those of the last attempt. The first of three or more steps,
+    in which caches are filled again, is left out of the mean and the variance.
     """
+    rows = np.flatnonzero(steps["process"] == process)
+    rows = rows[steps["attempt"][rows] == steps["attempt"][rows[-1]]]
     blocks: dict[str, list[Any]] = {}
-    places: dict[str, list[int]] = {}
-    first_steps = np.flatnonzero(steps["step"] == 0)
-    for first, seconds in zip(first_steps, np.split(steps["seconds"], first_steps[1:]), strict=True):
-        if steps["attempt"][first] == steps["attempt"][-1]:
-            arm = str(steps["arms"][steps["arm"][first]])
-            blocks.setdefault(arm, []).append(seconds)
-            places.setdefault(arm, []).append(int(steps["position"][first]))
-    return (
-        {
-            arm: np.array([np.mean(each[each.size >= MIN_STEPS_TO_DROP_FIRST :]) for each in blocks[arm]])
-            for arm in blocks
-        },
-        {arm: np.array([np.median(each) for each in blocks[arm]]) for arm in blocks},
-        {arm: np.array(places[arm]) for arm in blocks},
-        {
-            arm: np.array([_spread(each[each.size >= MIN_STEPS_TO_DROP_FIRST :]) for each in blocks[arm]])
-            for arm in blocks
-        },
-    )
+    for block in np.split(rows, np.flatnonzero(steps["step"][rows] == 0)[1:]):
+        seconds = steps["seconds"][block]
+        counted = seconds[seconds.size >= MIN_STEPS_TO_DROP_FIRST :]
+        mean, is_timed = float(np.mean(counted)), len(set(counted)) > 1
+        spread = float(np.var(counted, ddof=1)) / mean**2 if is_timed else math.nan
+        shown = (mean, np.median(seconds), steps["position"][block[0]], spread)
+        blocks.setdefault(str(steps["arms"][steps["arm"][block[0]]]), []).append(shown)
+    columns = {arm: np.array(list(zip(*shown, strict=True))) for arm, shown in blocks.items()}
+    to_the_end = {arm: one[0] for arm, one in columns.items() if one.shape == columns["candidate"].shape}
+    count = warm_up(np.mean([np.log(seconds / samples[arm]) for arm, seconds in to_the_end.items()], axis=0))
+    return count, *({arm: one[at, count:] for arm, one in columns.items()} for at in range(4))
 
 
-def _spread(seconds: Any) -> float:
-    """Variance over the squared mean; nan where the steps were not timed one by one."""
-    return float(np.var(seconds, ddof=1)) / float(np.mean(seconds)) ** 2 if len(set(seconds)) > 1 else math.nan
-
-
-def variance_components(
-    ratio: Any, own: float, further: list[Any], inside: tuple[dict[str, Any], int]
-) -> tuple[float | None, float | None, float | None]:
-    """Variances of the log-ratio between processes, blocks and steps, each without those of the levels below."""
-    spread, num_steps = inside
-    block = float(np.var(ratio, ddof=1)) if ratio.size > 1 else None
-    process = None
-    if block is not None and len(further) + 1 >= MIN_PROCESSES:
-        logs = np.log(np.array([own, *(one for one, _ in further)]))
-        noise = block * float(np.mean([1 / ratio.size, *(1 / number for _, number in further)]))
-        process = max(0.0, float(logs.var(ddof=1)) - noise)
-    step = float(np.mean([spread["baseline"], spread["candidate"]])) * 2
-    if block is not None and not math.isnan(step):
-        block = max(0.0, block - step / num_steps)
-    return process, block, step
+def variances(ratio: Any, starts: list[float], num_rounds: list[int], of_steps: float) -> tuple[Any, Any]:
+    """Variances of the log-ratio between processes and between blocks, each without those of the levels below."""
+    block = np.var(ratio, ddof=1) if ratio.size > 1 else math.nan
+    noise = block * np.mean([1 / number for number in num_rounds])
+    process = np.maximum(0, np.var(np.log(starts), ddof=1) - noise) if len(starts) >= MIN_PROCESSES else math.nan
+    return process, block if math.isnan(of_steps) else np.maximum(0, block - of_steps)
 
 
 def warm_up(slowness: Any) -> int:
@@ -258,8 +227,7 @@ def estimate(log_ratios: Any) -> Estimate:
     if log_ratios.size < MIN_INTERVAL_ROUNDS:
         return float(np.exp(np.median(log_ratios))), None, None
     location, low, high = location_interval(log_ratios)
-    share = (autocorrelation(log_ratios) or 0.0) - USUAL_AUTOCORRELATION
-    share = min(MAX_AUTOCORRELATION, max(0.0, share))
+    share = min(MAX_AUTOCORRELATION, max(0.0, (autocorrelation(log_ratios) or 0.0) - USUAL_AUTOCORRELATION))
     factor = math.sqrt((1 + share) / (1 - share))
     low, high = location - factor * (location - low), location + factor * (high - location)
     return math.exp(location), math.exp(low), math.exp(high)
@@ -301,22 +269,21 @@ def excludes_one(low: float | None, high: float | None) -> bool | None:
     return None if low is None or high is None else low > 1 or high < 1
 
 
-def across_starts(inside: Estimate, further: list[float], earlier: list[float]) -> tuple[Estimate, int]:
+def across_starts(inside: Estimate, starts: list[float], earlier: list[float]) -> tuple[Estimate, int]:
     """Interval for the next start and the number of starts behind it; that of the process and 0 with too few of them.
 
     Student's t over this process and further ones, else the scatter of earlier starts.
     """
     value, low, high = inside
-    if len(further) + 1 >= MIN_PROCESSES:
-        logs = np.log(np.array([value, *further]))
-        centre, count = float(logs.mean()), logs.size
-        reach = t_quantile((1 + CONFIDENCE) / 2, count - 1) * float(logs.std(ddof=1)) / math.sqrt(count)
-        return (math.exp(centre), math.exp(centre - reach), math.exp(centre + reach)), count
-    if low is None or len(earlier) < MIN_STARTS:
+    is_measured = len(starts) >= MIN_PROCESSES
+    if not is_measured and (low is None or len(earlier) < MIN_STARTS):
         return inside, 0
-    logs = np.log(np.array(earlier[-MAX_STARTS:]))
-    reach = math.exp(t_quantile((1 + CONFIDENCE) / 2, logs.size - 1) * float(logs.std(ddof=1)))
-    return (value, min(low, value / reach), max(high, value * reach)), logs.size
+    logs = np.log(starts if is_measured else earlier[-MAX_STARTS:])
+    reach = t_quantile((1 + CONFIDENCE) / 2, logs.size - 1) * float(logs.std(ddof=1))
+    if not is_measured:
+        return (value, min(low, value / math.exp(reach)), max(high, value * math.exp(reach))), logs.size
+    centre, reach = float(logs.mean()), reach / math.sqrt(logs.size)
+    return (math.exp(centre), math.exp(centre - reach), math.exp(centre + reach)), logs.size
 
 
 def t_quantile(probability: float, degrees: int) -> float:
