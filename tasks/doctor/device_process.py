@@ -15,8 +15,7 @@ from torch import distributed
 
 from paceline.tasks.doctor.figures import COPY, DISK, MEMORY, DeviceJob, LinkFigures, Measurements
 from paceline.tasks.measure.device_limit import best_seconds, measure_limit
-from paceline.tasks.measure.page_cache import cached_fraction
-from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.measure.validity import ValidityWatch, cached_fraction
 from paceline.tasks.predict.subprocess_job import subprocess_main
 from paceline.tasks.train.rank import process_group as group
 

@@ -13,12 +13,13 @@ import statistics as plain_statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, ROUNDS_PER_LOOK, arm_ratio, planned_looks
 from paceline.tasks.measure.step_times import StepTimes
+from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.measure.warm_up import num_warm_up
 from paceline.tasks.records.execution import LADDER_PREFIX, Arm
 from paceline.tasks.records.measurement import Block, ProbeResult, Validity
@@ -69,14 +70,6 @@ class ArmLostError(RuntimeError):
     """An arm cannot be executed any more, on all ranks; the probe continues without it."""
 
 
-class Watch(Protocol):
-    """Observer of the machine until `stop()`."""
-
-    def stop(self) -> Validity:
-        """Stop observing; the validity of the measurement."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Link:
     agree: Agree
@@ -95,16 +88,11 @@ class _Attempt:
     seconds: float
 
 
-def identity(value: float) -> float:
-    """`agree` of a single process."""
-    return value
-
-
 def run_probe(
     runners: Mapping[str, ArmRunner],
     settings: Speedup,
-    agree: Agree = identity,
-    watch: Callable[[], Watch] | None = None,
+    agree: Agree = lambda value: value,
+    watch: Callable[[], ValidityWatch] | None = None,
     clock: Clock = time.perf_counter,
     steps: StepTimes | None = None,
 ) -> ProbeResult:
@@ -114,8 +102,8 @@ def run_probe(
 
     Args:
         runners: By role: "baseline", "candidate", and any others, such as "single" for parallel efficiency.
-        settings: Numbers of blocks and steps, time limit of one attempt, width at which to stop.
-        agree: Makes rank 0's value known to all ranks.
+        settings: Its time limit is that of one attempt.
+        agree: Makes rank 0's value known to all ranks; by default that of a single process.
         watch: Begins to watch the machine; called before each attempt. Given on every rank or on none.
         clock: Seconds from any origin.
         steps: Takes the time of each measured step.
@@ -125,11 +113,12 @@ def run_probe(
         RunError: A step's time is not a positive finite number.
     """
     link = _Link(agree, clock, steps or StepTimes())
-    started = clock()
-    runners = {role: runners[role] for role in _in_order(runners)}
-    step_seconds = {role: _warm_up(role, runner, link) for role, runner in runners.items()}
+    started, required = clock(), ["baseline", "candidate"]
+    if missing := [role for role in required if role not in runners]:
+        raise ValueError(f"runners={sorted(runners)} lack {' and '.join(missing)}; a probe needs both")
+    runners = {role: runners[role] for role in [*required, *sorted(set(runners) - set(required))]}  # as on every rank
+    num_steps = _steps_per_block([_warm_up(role, runner, link) for role, runner in runners.items()], settings)
     runners = {role: runner for role, runner in runners.items() if role not in link.lost}
-    num_steps = _steps_per_block(step_seconds, settings)
     attempt, validity, num_repeats = _attempts(runners, num_steps, settings, link, watch)
     baseline = runners["baseline"]
     return ProbeResult(
@@ -150,25 +139,19 @@ def run_probe(
     )
 
 
-def _in_order(runners: Mapping[str, ArmRunner]) -> list[str]:
-    """The roles in the same order on every rank, whatever the order in the mapping."""
-    required = ["baseline", "candidate"]
-    missing = [role for role in required if role not in runners]
-    if missing:
-        raise ValueError(f"runners={sorted(runners)} lack {' and '.join(missing)}; a probe needs both")
-    return [*required, *sorted(set(runners) - set(required))]
-
-
 def _attempts(
-    runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup, link: _Link, watch: Callable[[], Watch] | None
+    runners: Mapping[str, ArmRunner],
+    num_steps: int,
+    settings: Speedup,
+    link: _Link,
+    watch: Callable[[], ValidityWatch] | None,
 ) -> tuple[_Attempt, Validity, int]:
     """The first clean attempt, or the last that time allowed; with what was seen, and how many came before it.
 
     Whether to begin again depends on the machine alone and never on the ratio, which a choice among attempts by their
     outcome would bias.
     """
-    remaining = REPEAT_FACTOR * settings.max_seconds
-    num_repeats = 0
+    remaining, num_repeats = REPEAT_FACTOR * settings.max_seconds, 0
     while True:
         watching = watch() if watch else None
         limit = min(settings.max_seconds, remaining)
@@ -195,7 +178,7 @@ def _warm_up(role: str, runner: ArmRunner, link: _Link) -> float:
     return last
 
 
-def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> int:
+def _steps_per_block(step_seconds: Sequence[float], settings: Speedup) -> int:
     """Steps of one block, equal for all arms.
 
     `auto`: enough for `BLOCK_SECONDS` of the slowest arm, less where the time limit would not hold twice the minimum of
@@ -205,7 +188,7 @@ def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> in
     if settings.steps_per_block != "auto":
         return settings.steps_per_block
     affordable = settings.max_seconds / (2 * MIN_ROUNDS * len(step_seconds))
-    num_steps = min(BLOCK_SECONDS, affordable) / max(step_seconds.values())
+    num_steps = min(BLOCK_SECONDS, affordable) / max(step_seconds)
     return min(MAX_STEPS_PER_BLOCK, max(1, math.ceil(num_steps)))
 
 
@@ -229,7 +212,11 @@ def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup
         if len(rounds) == ROUNDS_PER_LOOK:
             affordable = int(settings.max_seconds * len(rounds) / max(elapsed, 1e-9))
             looks = planned_looks(min(settings.num_blocks, affordable))
-        reason = _limit_reached(len(rounds), elapsed, settings)
+        reason: StopReason | None = "all blocks done" if len(rounds) >= settings.num_blocks else None
+        if (
+            reason is None and elapsed + elapsed / len(rounds) > settings.max_seconds
+        ):  # another round would end too late
+            reason = "time is up"
         if reason is None and len(rounds) % ROUNDS_PER_LOOK:
             continue
         num_dropped = num_warm_up(rounds)
@@ -255,16 +242,8 @@ def _is_narrow(rounds: Sequence[tuple[Block, ...]], settings: Speedup) -> bool:
     compared = roles - {"candidate", COMPETENT}
     judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
     ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
-    widths = [math.inf if ratio is None or ratio.half_width is None else ratio.half_width for ratio in ratios]
-    return max(widths) <= settings.target_half_width
-
-
-def _limit_reached(num_rounds: int, elapsed: float, settings: Speedup) -> StopReason | None:
-    if num_rounds >= settings.num_blocks:
-        return "all blocks done"
-    if elapsed + elapsed / num_rounds > settings.max_seconds:  # the next round would end too late
-        return "time is up"
-    return None
+    widths = [ratio and ratio.half_width for ratio in ratios]
+    return all(width is not None and width <= settings.target_half_width for width in widths)
 
 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block | None:

@@ -1,17 +1,21 @@
 """Validity of a measurement: other work on the machine, and its clocks.
 
-What the platform does not report stays None. Inside a container /proc/stat may show
-the whole host, so that neighbours on other cores are counted too: a warning then errs on the careful side.
+What the platform does not report stays None. Inside a container /proc/stat may show the whole host, so that neighbours
+on other cores are counted too: a warning then errs on the careful side.
 """
 
+import ctypes
+import mmap
+import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from paceline.tasks.measure.gpu_watch import HARDWARE_SLOWDOWN, THERMAL, GpuWatch
-from paceline.tasks.measure.page_cache import cached_fraction
 from paceline.tasks.records.measurement import Validity
 
 MAX_STEAL_FRACTION = 0.02
@@ -28,8 +32,9 @@ HELD_BACK = (THERMAL, HARDWARE_SLOWDOWN)
 """Brakes that come and go with heat and supply, so that they hit one arm and not the other. A power cap or a clock
 setting stays as long as the load does: recorded, no contamination."""
 CPU_ROOT = Path("/sys/devices/system/cpu")
-
-Clocks = tuple[float, ...]
+MAX_FILES, MAX_BYTES_PER_FILE = 64, 8 * 2**20
+"""Together half a gigabyte of files is looked at, in milliseconds: a window per file, at another place in each."""
+GOLDEN = 0.618034  # steps of this share spread the windows evenly over the files' lengths, however many there are
 
 
 class ValidityWatch:
@@ -47,18 +52,14 @@ class ValidityWatch:
         self._cached = cached_fraction(data_files)
         pids = self._pids  # not `self`, which the thread of the GPUs would keep alive
         self._gpus = GpuWatch(gpu_uuids, lambda: frozenset(process.pid for process in families(pids)))
-        self._clocks = _cpu_clocks()
-        self._brakes = _num_cpu_brakes()
-        self._own = _own_seconds(self._pids)
-        self._cpu = psutil.cpu_times()
-        self._started = time.perf_counter()
+        self._clocks, self._brakes = _cpu_clocks(), _num_cpu_brakes()
+        self._own, self._cpu, self._started = _own_seconds(self._pids), psutil.cpu_times(), time.perf_counter()
 
     def stop(self) -> Validity:
         """What went on since the start; shares mean something when the time between is long against ticks of 10 ms."""
         elapsed = time.perf_counter() - self._started
         steal, foreign = self._cpu_shares(elapsed)
-        clocks = self._clocks + _cpu_clocks()
-        gpus = self._gpus.stop()
+        clocks, gpus = self._clocks + _cpu_clocks(), self._gpus.stop()
         heat = {THERMAL} if _num_cpu_brakes() > self._brakes else set()
         return judge(
             Validity(
@@ -149,7 +150,7 @@ def _own_seconds(pids: frozenset[int]) -> dict[int, float]:
     return seconds
 
 
-def _cpu_clocks() -> Clocks:
+def _cpu_clocks() -> tuple[float, ...]:
     """Current clock of each core in MHz; empty where the platform does not report it."""
     try:
         cores = psutil.cpu_freq(percpu=True)
@@ -167,3 +168,41 @@ def _num_cpu_brakes(root: Path = CPU_ROOT) -> int:
         except (OSError, ValueError):
             continue
     return count
+
+
+def cached_fraction(files: Iterable[str | Path]) -> float | None:
+    """Share of the files' bytes in the page cache, from an even sample; None when unknown, as outside Linux."""
+    paths = [Path(file) for file in files]
+    chosen = paths[:: max(1, -(-len(paths) // MAX_FILES))]
+    cached = total = 0.0
+    for number, path in enumerate(chosen):
+        try:
+            size = path.stat().st_size
+            share = _share_of_window(path, size, (number * GOLDEN) % 1.0) if size else 0.0
+        except (OSError, ValueError, AttributeError):  # gone, unreadable, no mincore
+            return None
+        cached += share * size
+        total += size
+    return cached / total if total else None
+
+
+def _share_of_window(path: Path, size: int, place: float) -> float:
+    """Share of resident pages in one window of the file.
+
+    Raises:
+        OSError: They are unknown. Linux (from 5.2 on) calls every page resident for a caller who neither owns the
+            file nor may write to it, so that nobody learns what others read.
+    """
+    if sys.platform != "linux" or not (path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK)):
+        raise OSError(f"the pages of {path} are unknown")
+    length = min(size, MAX_BYTES_PER_FILE)
+    start = int((size - length) * place) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    flags = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as mapped:
+        window = np.frombuffer(mapped, dtype=np.uint8)
+        addresses = ctypes.c_void_p(window.ctypes.data), ctypes.c_size_t(length), ctypes.c_void_p(flags.ctypes.data)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(*addresses)
+        del window  # a mapping with a view on it cannot be closed
+    if failed:
+        raise OSError(ctypes.get_errno(), "mincore", str(path))
+    return float(np.mean(flags & 1))

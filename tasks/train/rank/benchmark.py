@@ -16,7 +16,7 @@ from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import MeasureMemoryError
 from paceline.tasks.measure.energy import EnergyMeter
-from paceline.tasks.measure.probe import COMPETENT, ArmLostError, ArmRunner, StepRunner, Watch, run_probe
+from paceline.tasks.measure.probe import COMPETENT, ArmLostError, ArmRunner, StepRunner, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
@@ -144,7 +144,7 @@ class ArmBenchmark:
                 times += steps(1)
         return size / statistics.median(times)
 
-    def watch(self) -> Watch:
+    def watch(self) -> ValidityWatch:
         """Watch this host for contamination from now on."""
         context = self._context
         return ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids(), data_files=context.data_files())

@@ -8,8 +8,7 @@ import pytest
 
 from paceline.tasks.measure import validity
 from paceline.tasks.measure.gpu import gpu_joules
-from paceline.tasks.measure.page_cache import MAX_FILES, cached_fraction
-from paceline.tasks.measure.validity import ValidityWatch, judge
+from paceline.tasks.measure.validity import MAX_FILES, ValidityWatch, cached_fraction, judge
 from paceline.tasks.records.measurement import Validity
 
 SPIN = "import time\nwhile time.process_time() < {}: pass"
