@@ -5,7 +5,6 @@ they are read and written. Each rate is the best of several repeats after warm-u
 lower it.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -25,14 +24,7 @@ MIN_SIZE = 256  # rows of the smallest matrices
 MAX_SIZE = {"cpu": 2048, "cuda": 8192}
 SIZE_SHARE = 0.1  # part of a precision's time that one product may take
 COPY_BYTES = 128 * 2**20  # of each buffer: above the caches of most devices
-DTYPES = {
-    "32-true": torch.float32,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-    "tf32": torch.float32,
-    "64-true": torch.float64,
-}
-"""Type of the matrices by precision."""
+DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "64-true": torch.float64}  # others have float32
 TF32_CAPABILITY = (8, 0)
 
 
@@ -80,15 +72,14 @@ def measure_limit(
 
 def _product_rate(device: torch.device, precision: str, seconds: float) -> float:
     """Operations per second of the product of the largest matrices that memory and `seconds` allow."""
-    size = MIN_SIZE
+    size, dtype = MIN_SIZE, DTYPES.get(precision, torch.float32)
     with _fp32_products("tf32" if precision == "tf32" else "ieee", device):
-        product = _product(size, DTYPES[precision], device)
+        product = _product(size, dtype, device)
         single = best_seconds(product, device, 0.0)
-        while (
-            size < MAX_SIZE[device.type] and 8 * single <= SIZE_SHARE * seconds
-        ):  # twice the rows are 8 times the operations
+        # Twice the rows are 8 times the operations.
+        while size < MAX_SIZE[device.type] and 8 * single <= SIZE_SHARE * seconds:
             try:
-                larger = _product(2 * size, DTYPES[precision], device)
+                larger = _product(2 * size, dtype, device)
                 single = best_seconds(larger, device, 0.0)
             except RuntimeError:  # no memory, by torch's own error or by one of cuBLAS
                 break
@@ -116,14 +107,10 @@ def best_seconds(work: Callable[[], object], device: torch.device, seconds: floa
     """Least seconds of `work`, over repeats for about `seconds` after a warm-up."""
     _time_repeat(work, device, 1)
     single = _time_repeat(work, device, 1)
-    number = max(1, round(REPEAT_SECONDS / single))
-    times = [single]
-    end = time.perf_counter() + seconds
-    for repeat in itertools.count():
-        if time.perf_counter() >= end and (not seconds or repeat >= MIN_REPEATS):
-            return min(times)
+    number, times, end = max(1, round(REPEAT_SECONDS / single)), [single], time.perf_counter() + seconds
+    while time.perf_counter() < end or (seconds and len(times) <= MIN_REPEATS):
         times.append(_time_repeat(work, device, number) / number)
-    raise AssertionError("the repeats end by the clock")
+    return min(times)
 
 
 def _time_repeat(work: Callable[[], object], device: torch.device, number: int) -> float:

@@ -62,19 +62,18 @@ class EnergyMeter:
         """The measured hardware; None without a figure."""
         if self._uuids and self._gpu_start is None:
             return None
-        names = (["GPUs"] if self._uuids else []) + (["CPU packages"] if self._packages.readable else [])
-        return " and ".join(names) or None
+        names = {"GPUs": bool(self._uuids), "CPU packages": self._packages.readable}
+        return " and ".join(name for name, measured in names.items() if measured) or None
 
     def joules(self) -> float | None:
         """Since the making; None where no counter can be read."""
-        gpus = packages = 0.0
+        gpus = 0.0
         if self._uuids:
             now = gpu_joules(self._uuids)
             if now is None or self._gpu_start is None:
                 return None
             gpus = max(0.0, now - self._gpu_start)
-        if self._packages.readable:
-            packages = self._packages.read() or 0.0
+        packages = self._packages.read() or 0.0 if self._packages.readable else 0.0
         return gpus + packages if self.source else None
 
     def energy(self, has_gpu_neighbours: bool) -> Energy | None:
@@ -97,10 +96,9 @@ class EnergyMeter:
 
 
 class Packages:
-    """The processors' energy since the making, through the wraps of their counters."""
+    """The processors' energy since the making, through the wraps of their counters under `root` (sysfs)."""
 
     def __init__(self, root: Path) -> None:
-        """Start at the counters under `root` (sysfs `class/powercap`)."""
         self._lock = threading.Lock()
         self._zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if _is_package(zone)]
         self._last = [_microjoules(zone / "energy_uj") for zone in self._zones]

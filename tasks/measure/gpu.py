@@ -5,21 +5,9 @@ Everything comes from NVML. Without a driver, or for a figure that a board does 
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class GpuLoad:
-    """Current use of one GPU; None where the driver does not report."""
-
-    used_bytes: int | None
-    memory_bytes: int | None
-    busy_percent: float | None  # of the driver's last sampling period, in which a kernel ran
-    watts: float | None
-    most_watts: float | None  # the board's limit
 
 
 @contextmanager
@@ -48,21 +36,13 @@ def read_nvml(read: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
-def gpu_loads(uuids: Iterable[str]) -> dict[int, GpuLoad]:
-    """Current use of each GPU, by NVML's index; GPUs unknown to the driver are left out."""
-    with handles(uuids) as (library, boards):
-        indices = {read_nvml(library.nvmlDeviceGetIndex, handle): handle for handle in boards.values()}
-        return {index: _load(library, handle) for index, handle in indices.items() if index is not None}
-
-
 @contextmanager
 def handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """NVML, and its handles by UUID; None and no handles without a driver."""
     listed = tuple(uuids)
     with nvml() if listed else nullcontext() as library:
-        boards = (
-            {} if library is None else {uuid: read_nvml(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in listed}
-        )
+        known = listed if library is not None else ()
+        boards = {uuid: read_nvml(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in known}
         yield library, {uuid: handle for uuid, handle in boards.items() if handle is not None}
 
 
@@ -85,17 +65,3 @@ def gpu_joules(uuids: Iterable[str]) -> float | None:
         counters = [read_nvml(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in boards.values()]
     millijoules = [each for each in counters if each is not None]
     return sum(millijoules) / 1000 if selected and len(millijoules) == len(selected) else None
-
-
-def _load(library: Any, handle: Any) -> GpuLoad:
-    memory = read_nvml(library.nvmlDeviceGetMemoryInfo, handle)
-    rates = read_nvml(library.nvmlDeviceGetUtilizationRates, handle)
-    milliwatts = read_nvml(library.nvmlDeviceGetPowerUsage, handle)
-    most_milliwatts = read_nvml(library.nvmlDeviceGetEnforcedPowerLimit, handle)
-    return GpuLoad(
-        used_bytes=None if memory is None else int(memory.used),
-        memory_bytes=None if memory is None else int(memory.total),
-        busy_percent=None if rates is None else float(rates.gpu),
-        watts=None if milliwatts is None else milliwatts / 1000,
-        most_watts=None if most_milliwatts is None else most_milliwatts / 1000,
-    )

@@ -43,8 +43,7 @@ seed 25). Where a block is a single step, over 250 ms long, both are the same, a
 
 The heavy tails between blocks are why the mean over rounds is not used: under bursts its error is 4 to 7 times that of
 the Hodges-Lehmann location at 24 rounds. Hoefler and Belli ("Scientific Benchmarking of Parallel Computing Systems",
-2015) ask for exactly this:
-medians, ranks, and no assumed normality.
+2015) ask for exactly this: medians, ranks, and no assumed normality.
 """
 
 import math
@@ -90,16 +89,12 @@ class Estimate:
     @property
     def half_width(self) -> float | None:
         """Half the width of the interval relative to the value."""
-        if self.low is None or self.high is None:
-            return None
-        return (self.high - self.low) / 2 / self.value
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2 / self.value
 
     @property
     def significant(self) -> bool | None:
         """Whether the interval excludes 1."""
-        if self.low is None or self.high is None:
-            return None
-        return self.low > 1.0 or self.high < 1.0
+        return None if self.low is None or self.high is None else self.low > 1.0 or self.high < 1.0
 
 
 def planned_looks(max_rounds: int) -> range:
@@ -126,23 +121,20 @@ def signed_rank_depth(num_rounds: int, confidence: float) -> int:
     counts = np.ones(1)
     for rank in range(1, num_rounds + 1):
         counts = np.pad(counts, (0, rank)) + np.pad(counts, (rank, 0))
-    cumulative = np.cumsum(counts / 2.0**num_rounds)
-    return max(1, int(np.searchsorted(cumulative, (1 - confidence) / 2, side="right")))
+    return max(1, int(np.searchsorted(np.cumsum(counts / 2.0**num_rounds), (1 - confidence) / 2, side="right")))
 
 
 def location_interval(differences: Floats, confidence: float | None = None) -> tuple[Floats, Floats, Floats]:
     """Location of symmetric noise and its interval, along the last axis; leading axes are separate problems.
 
-    Args:
-        differences: At least `MIN_INTERVAL_ROUNDS` values along the last axis.
-        confidence: Level of the interval; None for that of a look of a probe, `FIXED_CONFIDENCE` where the number of
-            values was fixed beforehand.
+    `confidence` is None for that of a look of a probe, `FIXED_CONFIDENCE` where the number of values was fixed
+    beforehand.
 
     Returns:
         Hodges-Lehmann location, low end, high end; each without the last axis.
 
     Raises:
-        ValueError: Too few values.
+        ValueError: Fewer than `MIN_INTERVAL_ROUNDS` values.
     """
     num_rounds = differences.shape[-1]
     if num_rounds < MIN_INTERVAL_ROUNDS:
@@ -173,8 +165,9 @@ def autocorrelation(values: Floats) -> float | None:
     residuals = np.clip(residuals, -reach, reach)
     residuals = residuals - residuals.mean()
     square = float(np.sum(residuals**2))
-    raw = float(np.sum(residuals[1:] * residuals[:-1])) / square if square > 0 else 0.0
-    return (count * raw + 1) / (count - 3) if square > 0 else 0.0
+    if square <= 0:
+        return 0.0
+    return (count * (float(np.sum(residuals[1:] * residuals[:-1])) / square) + 1) / (count - 3)
 
 
 def estimate_ratio(log_ratios: Floats, confidence: float | None = None) -> Estimate | None:
@@ -188,20 +181,17 @@ def estimate_ratio(log_ratios: Floats, confidence: float | None = None) -> Estim
         return Estimate(float(np.exp(np.median(log_ratios))), None, None)
     location, low, high = location_interval(log_ratios, confidence)
     if confidence is None:  # trainings of a study are far apart
-        share = (autocorrelation(log_ratios) or 0.0) - USUAL_AUTOCORRELATION
-        share = min(MAX_AUTOCORRELATION, max(0.0, share))
+        share = min(MAX_AUTOCORRELATION, max(0.0, (autocorrelation(log_ratios) or 0.0) - USUAL_AUTOCORRELATION))
         factor = np.sqrt((1 + share) / (1 - share))
         low, high = location - factor * (location - low), location + factor * (high - location)
     return Estimate(float(np.exp(location)), float(np.exp(low)), float(np.exp(high)))
 
 
-def _log_ratios(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Floats:
-    values = []
-    for blocks in rounds:
-        seconds = {block.arm: block.seconds_per_sample for block in blocks}
-        if slow in seconds and fast in seconds:
-            values.append(np.log(seconds[slow] / seconds[fast]))
-    return np.asarray(values, dtype=np.float64)
+def _log_ratios(rounds: Iterable[Iterable[Block]], slow: str, fast: str, time: str = "seconds_per_sample") -> Floats:
+    """Of the rounds that have this time of both arms."""
+    times = [{block.arm: getattr(block, time) for block in blocks} for blocks in rounds]
+    pairs = [(one[slow], one[fast]) for one in times if None not in (one.get(slow), one.get(fast))]
+    return np.asarray([np.log(first / second) for first, second in pairs], dtype=np.float64)
 
 
 def arm_ratio(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Estimate | None:
@@ -227,13 +217,7 @@ def ratio_autocorrelation(rounds: Iterable[Iterable[Block]]) -> float | None:
 
 def typical_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:
     """The same of the typical step, the median of each block; None where it was not recorded."""
-    values = []
-    for blocks in rounds:
-        typical = {block.arm: block.typical_seconds_per_sample for block in blocks}
-        slow, fast = typical.get("baseline"), typical.get("candidate")
-        if slow is not None and fast is not None:
-            values.append(np.log(slow / fast))
-    return estimate_ratio(np.asarray(values, dtype=np.float64))
+    return estimate_ratio(_log_ratios(rounds, "baseline", "candidate", "typical_seconds_per_sample"))
 
 
 def round_ratios(rounds: Iterable[Iterable[Block]]) -> tuple[float, ...]:
@@ -259,7 +243,6 @@ def joules_per_sample(rounds: Iterable[Iterable[Block]]) -> Rates:
     rates: Rates = {}
     for role in ("baseline", "candidate"):
         joules = [block.joules_per_sample or np.nan for blocks in rounds for block in blocks if block.arm == role]
-        estimate = None if np.isnan(joules).any() else estimate_ratio(np.log(joules))
-        if estimate is not None:
+        if not np.isnan(joules).any() and (estimate := estimate_ratio(np.log(joules))) is not None:
             rates[role] = (estimate.value, estimate.low, estimate.high)
     return rates

@@ -20,20 +20,18 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds = array("d")
+        # Arm, attempt, Unix time of the start, number of steps, round, and position in it.
         self._blocks: list[tuple[str, int, float, int, int, int]] = []
-        """Arm, attempt, Unix time of the start, number of steps, round, and position in it."""
         self._attempt = self._round = self._position = -1
         self._num_left_out = 0
 
     def start_attempt(self) -> None:
         """Start the rounds again."""
-        self._attempt += 1
-        self._round = -1
+        self._attempt, self._round = self._attempt + 1, -1
 
     def start_round(self) -> None:
         """Start a round, of all arms or of those that are left."""
-        self._round += 1
-        self._position = -1
+        self._round, self._position = self._round + 1, -1
 
     def add(self, arm: str, started: float, seconds: Sequence[float]) -> None:
         """Add a block that started at a Unix time. On a GPU each step of a block has their mean."""
@@ -52,7 +50,7 @@ class StepTimes:
         attempt, num_steps, number, position = columns
         block = np.repeat(np.arange(arm.size), num_steps)
         step = np.arange(block.size) - (np.cumsum(num_steps) - num_steps)[block]
-        seconds = np.array(self._seconds)
+        started, seconds = np.array([each[2] for each in self._blocks]), np.array(self._seconds)
         before = np.cumsum(seconds) - seconds
         return {
             "arms": np.array(arms, dtype=np.str_),
@@ -61,9 +59,7 @@ class StepTimes:
             "round": number[block],
             "position": position.astype(np.int8)[block],
             "step": step.astype(np.int32),
-            "started": np.array([each[2] for each in self._blocks])[block]
-            + before
-            - before[np.arange(step.size) - step],
+            "started": started[block] + before - before[np.arange(step.size) - step],
             "seconds": seconds,
             "num_left_out": np.array(self._num_left_out),
         }

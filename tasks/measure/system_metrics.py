@@ -8,10 +8,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 
-from paceline.tasks.measure.gpu import gpu_loads
+from paceline.tasks.measure.gpu import handles, read_nvml
 from paceline.tasks.metrics_file import SYSTEM_METRIC_PREFIX
 
 FIRST_SECONDS = 0.2  # that the first sample is of, unless the training ends sooner
@@ -60,20 +61,26 @@ def _load(gpu_uuids: tuple[str, ...], network: dict[str, float]) -> dict[str, fl
         "disk_available_megabytes": disk.free / MEGABYTE,
     }
     metrics |= {name: value - network[name] for name, value in _network_megabytes().items()}
-    for index, gpu in gpu_loads(gpu_uuids).items():
-        figures = {
-            "memory_usage_percentage": _percent(gpu.used_bytes, gpu.memory_bytes),
-            "memory_usage_megabytes": None if gpu.used_bytes is None else gpu.used_bytes / MEGABYTE,
-            "utilization_percentage": gpu.busy_percent,
-            "power_usage_watts": gpu.watts,
-            "power_usage_percentage": _percent(gpu.watts, gpu.most_watts),
-        }
-        metrics |= {f"gpu_{index}_{name}": value for name, value in figures.items() if value is not None}
+    with handles(gpu_uuids) as (library, boards):
+        for board in boards.values():
+            if (index := read_nvml(library.nvmlDeviceGetIndex, board)) is not None:
+                metrics |= {f"gpu_{index}_{name}": value for name, value in _gpu_load(library, board).items()}
     return metrics
 
 
-def _percent(value: float | None, whole: float | None) -> float | None:
-    return None if value is None or not whole else value / whole * 100
+def _gpu_load(library: Any, board: Any) -> dict[str, float]:
+    """Of one GPU, as far as its driver reports it."""
+    figures: dict[str, float] = {}
+    if (memory := read_nvml(library.nvmlDeviceGetMemoryInfo, board)) is not None:
+        figures["memory_usage_percentage"] = memory.used / memory.total * 100
+        figures["memory_usage_megabytes"] = memory.used / MEGABYTE
+    if (rates := read_nvml(library.nvmlDeviceGetUtilizationRates, board)) is not None:
+        figures["utilization_percentage"] = float(rates.gpu)
+    if (milliwatts := read_nvml(library.nvmlDeviceGetPowerUsage, board)) is not None:
+        figures["power_usage_watts"] = milliwatts / 1000
+        if limit := read_nvml(library.nvmlDeviceGetEnforcedPowerLimit, board):
+            figures["power_usage_percentage"] = milliwatts / limit * 100
+    return figures
 
 
 def _network_megabytes() -> dict[str, float]:

@@ -44,8 +44,7 @@ def fall(values: npt.NDArray[np.float64], least_left: int) -> int:
     if not splits:
         return 0
     squares = [split * values[:split].var() + (count - split) * values[split:].var() for split in splits]
-    best = int(np.argmin(squares))
-    split, square = splits[best], squares[best]
+    square, split = min(zip(squares, splits, strict=True))
     size = values[:split].mean() - values[split:].mean()
     line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
     if size < MIN_FALL or square > np.sum((values - line) ** 2):
