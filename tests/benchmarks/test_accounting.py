@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio
-from paceline.tasks.speedup.forecast.device_profile import link_samples, measure_interference, profile_of
+from paceline.tasks.speedup.forecast.device_profile import measure_interference, profile_of
 from paceline.tasks.speedup.forecast.links import fit_link
 from paceline.tasks.speedup.forecast.model import predict, step_seconds
 from paceline.tasks.speedup.forecast.records import DeviceProfile
@@ -112,7 +112,7 @@ def profiled(job, address, precision):
         for variant in ("full", "token_sync", "no_sync"):
             arms[f"{variant} {size}"] = several.model_copy(update={"variant": variant})
     found = measure(job, address, arms | {"candidate": arms.pop(f"full {BATCH}")}, MESSAGES)
-    link = fit_link(link_samples([one for one in found.all_reduces if one.num_bytes > 4]))
+    link = fit_link([one for one in found.all_reduces if one.num_bytes > 4])
     profile = DeviceProfile(
         points=profile_of(found.probe),
         gradient_bytes=found.gradient_bytes,

@@ -10,7 +10,7 @@ from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
 from paceline.tasks.measure.records import AllReduceTime
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import ProbeResult
-from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Interference, ProfilePoint
+from paceline.tasks.speedup.forecast.records import Advice, Interference, ProfilePoint
 
 
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
@@ -84,14 +84,6 @@ def _setting(probe: ProbeResult, arm: dict[str, object]) -> str:
     field = next(name for name, value in arm.items() if value != base[name])
     section = "recipe" if field == "batch_size" else "execution"
     return f"{section}.{field}={arm[field]}"
-
-
-def link_samples(all_reduces: Sequence[AllReduceTime]) -> list[AllReduceSample]:
-    """Measured all-reduces as the link's model takes them."""
-    return [
-        AllReduceSample(num_bytes=timing.num_bytes, num_devices=timing.num_devices, seconds=timing.seconds)
-        for timing in all_reduces
-    ]
 
 
 def _times(ratio: Estimate, factor: float) -> Interval:

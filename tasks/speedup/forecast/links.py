@@ -7,30 +7,25 @@ A ring all-reduce of m bytes over N devices takes 2 (N - 1) messages of m / N by
 (Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009, who show that its bandwidth is optimal.)
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from scipy import optimize, stats
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.speedup.forecast.records import AllReduceSample, Link
+from paceline.tasks.measure.records import AllReduceTime
+from paceline.tasks.speedup.forecast.records import Link
 
 MIN_RELATIVE_ERROR = 0.05
 """Smallest half-width that is claimed for a predicted all-reduce: a link is shared, and repeats differ by as much."""
 GIVEN_RELATIVE_ERROR = 0.3
 """Of a link that was not measured here: libraries and topologies reach between half of a figure and all of it."""
-MIN_SIZES = 2
-GIGABYTE = 1e9
 
 
 def _unmeasured_link(name: str, latency_seconds: float, gigabytes_per_second: float) -> Link:
-    return Link(
-        name=name,
-        latency_seconds=latency_seconds,
-        seconds_per_byte=1 / (gigabytes_per_second * GIGABYTE),
-        relative_error=GIVEN_RELATIVE_ERROR,
-        source="given",
-    )
+    beta, error = 1 / (gigabytes_per_second * 1e9), GIVEN_RELATIVE_ERROR
+    return Link(name=name, latency_seconds=latency_seconds, seconds_per_byte=beta, relative_error=error, source="given")
 
 
 # Bandwidths are what a collective reaches, about 80 % of one direction of the vendor's figure (NVIDIA H100 datasheet:
@@ -57,28 +52,24 @@ def given_link(latency_seconds: float | None, gigabytes_per_second: float | None
             hint="for example --latency 30e-6 --bandwidth 10",
             setting="--link",
         )
-    if latency_seconds < 0 or not np.isfinite(latency_seconds):
+    if not 0 <= latency_seconds < math.inf:
         raise InputError(
             f"--latency must be 0 or more seconds, got {latency_seconds:g}",
             hint="give seconds per message, for example --latency 30e-6",
             setting="--latency",
         )
-    if gigabytes_per_second <= 0 or not np.isfinite(gigabytes_per_second):
+    if not 0 < gigabytes_per_second < math.inf:
         raise InputError(f"--bandwidth {gigabytes_per_second:g} is not above 0; give gigabytes per second, such as 10")
     return _unmeasured_link("given", latency_seconds, gigabytes_per_second)
 
 
-def fit_link(samples: Sequence[AllReduceSample], name: str = "measured") -> Link:
+def fit_link(samples: Sequence[AllReduceTime]) -> Link:
     """Alpha and beta by least squares of the relative errors, neither below 0.
-
-    Args:
-        samples: At least two message sizes, on two devices or more.
-        name: For people.
 
     Raises:
         InputError: too few sizes, or a time that is none.
     """
-    if len({sample.num_bytes for sample in samples}) < MIN_SIZES:
+    if len({sample.num_bytes for sample in samples}) < 2:  # noqa: PLR2004  two unknowns
         raise InputError(f"{len(samples)} all-reduces of one size do not give a latency and a bandwidth; measure two")
     for sample in samples:
         if sample.num_devices < 2 or not sample.seconds > 0:  # noqa: PLR2004  one device has nobody to exchange with
@@ -86,19 +77,18 @@ def fit_link(samples: Sequence[AllReduceSample], name: str = "measured") -> Link
                 f"all-reduce of {sample.num_bytes} bytes on {sample.num_devices} devices took {sample.seconds} s"
             )
     design = np.array([_terms(sample.num_devices, sample.num_bytes) for sample in samples])
-    seconds = np.array([sample.seconds for sample in samples])
-    scaled = design / seconds[:, None]
+    scaled = design / np.array([sample.seconds for sample in samples])[:, None]
     norms = scaled.max(axis=0)  # the two unknowns differ by orders of magnitude
-    (alpha, beta), _ = optimize.nnls(scaled / norms, np.ones(len(samples)))
-    solution = np.array([alpha, beta]) / norms
+    solution = optimize.nnls(scaled / norms, np.ones(len(samples)))[0] / norms
     relative_error, freedom = GIVEN_RELATIVE_ERROR, len(samples) - 2
     if freedom >= 1:
         spread = float(np.sqrt(np.sum((scaled @ solution - 1) ** 2) / freedom))
         relative_error = max(MIN_RELATIVE_ERROR, min(1.0, float(stats.t.ppf(0.975, freedom)) * spread))
+    alpha, beta = solution.tolist()
     return Link(
-        name=name,
-        latency_seconds=float(solution[0]),
-        seconds_per_byte=float(solution[1]),
+        name="measured",
+        latency_seconds=alpha,
+        seconds_per_byte=beta,
         relative_error=relative_error,
         source="measured",
     )

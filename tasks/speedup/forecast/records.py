@@ -21,14 +21,6 @@ class Link(Record):
     source: Literal["measured", "given"]
 
 
-class AllReduceSample(Record):
-    """One measured all-reduce."""
-
-    num_bytes: int
-    num_devices: int
-    seconds: float  # median over repeats
-
-
 class ProfilePoint(Record):
     """Step time of one device at one batch size, all-reduce excluded."""
 

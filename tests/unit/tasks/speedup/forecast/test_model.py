@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from paceline.tasks.measure.paired_ratio import Interval
+from paceline.tasks.measure.records import AllReduceTime
 from paceline.tasks.report.forecast_report import limit_sentences
 from paceline.tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
-from paceline.tasks.speedup.forecast.model import cheapest, expected_largest, limits, predict, step_seconds
-from paceline.tasks.speedup.forecast.records import AllReduceSample, DeviceProfile, Interference, Link, ProfilePoint
+from paceline.tasks.speedup.forecast.model import Forecast, cheapest, expected_largest, limits, predict
+from paceline.tasks.speedup.forecast.records import DeviceProfile, Interference, Link, ProfilePoint
 from tests.support.refusals import refused
 
 BATCH = 4096
@@ -82,13 +83,12 @@ class Cluster:
 
     def link(self, rng):
         """Fitted to noisy all-reduces on two devices."""
-        samples = [
-            AllReduceSample(
-                num_bytes=size, num_devices=2, seconds=self.all_reduce(2, size) * np.exp(rng.normal(0, 0.03))
-            )
-            for size in (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-        ]
-        return fit_link(samples)
+        sizes = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+        return fit_link([timed(2, size, self.all_reduce(2, size) * np.exp(rng.normal(0, 0.03))) for size in sizes])
+
+
+def timed(num_devices, num_bytes, seconds):
+    return AllReduceTime(num_bytes=num_bytes, num_devices=num_devices, seconds=seconds, spread=0.0)
 
 
 def _seen(rng, value, noise=NOISE):
@@ -196,10 +196,12 @@ def test_the_cheapest_number_of_devices_meets_the_deadline_with_the_fewest_devic
 
 
 def test_step_times_between_and_beyond_the_measured_batches():
-    assert step_seconds(simple(), 96).value == pytest.approx(1e-3 + 96e-5)
-    beyond = step_seconds(simple(), 2048)
-    assert beyond.value == pytest.approx(1e-3 + 2048e-5)
-    assert beyond.high / beyond.low > 1.1  # three doublings away nothing is certain
+    forecast = Forecast(simple(), FREE)
+    assert forecast.step(96)[0] == pytest.approx(1e-3 + 96e-5)
+    beyond_D = forecast.step(2048)
+    assert beyond_D[0] == pytest.approx(1e-3 + 2048e-5)
+    low, high = np.quantile(beyond_D[1:], [0.025, 0.975])
+    assert high / low > 1.1  # three doublings away nothing is certain
 
 
 def test_bad_questions_are_refused():
@@ -207,18 +209,12 @@ def test_bad_questions_are_refused():
         predict(simple(), FREE, 512, "strong")
     with refused(None):
         predict(simple(points=simple().points[:1]), FREE, 2, "strong")
-    with refused(None, 0, 1):
-        step_seconds(simple(), 0)
     with refused("num_devices", "num_devices=0"):
         predict(simple(), FREE, 0, "weak")
 
 
 def test_a_link_is_found_again_from_its_all_reduces():
-    samples = [
-        AllReduceSample(num_bytes=size, num_devices=4, seconds=6 * (20e-6 + size / 4 * 1e-9))
-        for size in (1000, 100_000, 10_000_000)
-    ]
-    link = fit_link(samples)
+    link = fit_link([timed(4, size, 6 * (20e-6 + size / 4 * 1e-9)) for size in (1000, 100_000, 10_000_000)])
     assert link.latency_seconds == pytest.approx(20e-6)
     assert link.seconds_per_byte == pytest.approx(1e-9)
     assert link.relative_error == 0.05
@@ -227,7 +223,7 @@ def test_a_link_is_found_again_from_its_all_reduces():
 
 
 def test_links_that_cannot_be_are_refused():
-    one = AllReduceSample(num_bytes=8, num_devices=2, seconds=1e-3)
+    one = timed(2, 8, 1e-3)
     with refused(None, 2):
         fit_link([one, one])
     with refused(None, 16, 2, "0.0"):
