@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, Estimate
+from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, Interval
 from paceline.tasks.records.measurement import Block
 
 LEVEL = 0.05
@@ -53,9 +53,10 @@ def carry_over(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Carry
     return CarryOver(float(np.expm1(found[0] / 2)), p_value)
 
 
-def allow_for(ratio: Estimate, effect: CarryOver | None) -> Estimate:
+def allow_for(ratio: Interval, effect: CarryOver | None) -> Interval:
     """Widen the interval so that it also holds the ratio without a significant carry-over."""
     if effect is None or not effect.significant or ratio.low is None or ratio.high is None:
         return ratio
     without = 1 + effect.bias
-    return Estimate(ratio.value, min(ratio.low, ratio.low / without), max(ratio.high, ratio.high / without))
+    low, high = min(ratio.low, ratio.low / without), max(ratio.high, ratio.high / without)
+    return Interval(value=ratio.value, low=low, high=high)

@@ -48,7 +48,6 @@ the Hodges-Lehmann location at 24 rounds. Hoefler and Belli ("Scientific Benchma
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -78,13 +77,17 @@ ROUNDS_PER_LOOK = 2  # looks are at least so many rounds apart: both orders (A B
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A ratio with its 95 % interval; the ends are None where there are too few rounds for one."""
+class Interval(Record):
+    """A quantity with its 95 % interval; the ends are None with too few rounds or repeats for one."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def times(self, factor: float) -> "Interval":
+        """The quantity in another unit."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return Interval(value=self.value * factor, low=low, high=high)
 
     @property
     def half_width(self) -> float | None:
@@ -170,7 +173,7 @@ def autocorrelation(values: Floats) -> float | None:
     return (count * (float(np.sum(residuals[1:] * residuals[:-1])) / square) + 1) / (count - 3)
 
 
-def estimate_ratio(log_ratios: Floats, confidence: float | None = None) -> Estimate | None:
+def estimate_ratio(log_ratios: Floats, confidence: float | None = None) -> Interval | None:
     """The ratio behind log-ratios; None without any, and without an interval when they are too few.
 
     Without a level they are the rounds of a probe in their order, and their autocorrelation widens the interval.
@@ -178,13 +181,13 @@ def estimate_ratio(log_ratios: Floats, confidence: float | None = None) -> Estim
     if log_ratios.size == 0:
         return None
     if log_ratios.size < MIN_INTERVAL_ROUNDS:
-        return Estimate(float(np.exp(np.median(log_ratios))), None, None)
+        return Interval(value=float(np.exp(np.median(log_ratios))))
     location, low, high = location_interval(log_ratios, confidence)
     if confidence is None:  # trainings of a study are far apart
         share = min(MAX_AUTOCORRELATION, max(0.0, (autocorrelation(log_ratios) or 0.0) - USUAL_AUTOCORRELATION))
         factor = np.sqrt((1 + share) / (1 - share))
         low, high = location - factor * (location - low), location + factor * (high - location)
-    return Estimate(float(np.exp(location)), float(np.exp(low)), float(np.exp(high)))
+    return Interval(value=float(np.exp(location)), low=float(np.exp(low)), high=float(np.exp(high)))
 
 
 def _log_ratios(rounds: Iterable[Iterable[Block]], slow: str, fast: str, time: str = "seconds_per_sample") -> Floats:
@@ -194,12 +197,12 @@ def _log_ratios(rounds: Iterable[Iterable[Block]], slow: str, fast: str, time: s
     return np.asarray([np.log(first / second) for first, second in pairs], dtype=np.float64)
 
 
-def arm_ratio(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Estimate | None:
+def arm_ratio(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Interval | None:
     """Throughput of the arm `fast` over that of `slow`, from the rounds that have both."""
     return estimate_ratio(_log_ratios(rounds, slow, fast))
 
 
-def speedup_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:
+def speedup_ratio(rounds: Iterable[Iterable[Block]]) -> Interval | None:
     """Candidate's throughput over the baseline's: ratio of the blocks' total times."""
     return arm_ratio(rounds, "baseline", "candidate")
 
@@ -215,7 +218,7 @@ def ratio_autocorrelation(rounds: Iterable[Iterable[Block]]) -> float | None:
     return autocorrelation(_log_ratios(rounds, "baseline", "candidate"))
 
 
-def typical_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:
+def typical_ratio(rounds: Iterable[Iterable[Block]]) -> Interval | None:
     """The same of the typical step, the median of each block; None where it was not recorded."""
     return estimate_ratio(_log_ratios(rounds, "baseline", "candidate", "typical_seconds_per_sample"))
 
@@ -225,17 +228,9 @@ def round_ratios(rounds: Iterable[Iterable[Block]]) -> tuple[float, ...]:
     return tuple(float(ratio) for ratio in np.exp(_log_ratios(rounds, "baseline", "candidate")))
 
 
-def parallel_efficiency(rounds: Iterable[Iterable[Block]], num_devices: int) -> Estimate | None:
+def parallel_efficiency(rounds: Iterable[Iterable[Block]], num_devices: int) -> Interval | None:
     """Candidate's throughput over `num_devices` times that of the same execution on one device (arm `single`)."""
     return estimate_ratio(_log_ratios(rounds, "single", "candidate") - np.log(num_devices))
-
-
-class Interval(Record):
-    """A quantity with its 95 % interval; the ends are None with too few repeats for one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 def joules_per_sample(rounds: Iterable[Iterable[Block]]) -> Rates:

@@ -21,7 +21,7 @@ from statistics import fmean
 import numpy as np
 from scipy import stats
 
-from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Estimate, round_ratios, speedup_ratio
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, round_ratios, speedup_ratio
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.speedup.records import VarianceComponents
 
@@ -32,17 +32,18 @@ MIN_PROCESSES = 3
 """Fewest processes, the training's own included, whose scatter gives an interval: 2.5 standard deviations wide."""
 
 
-def across_starts(ratio: Estimate, earlier: Sequence[float]) -> Estimate | None:
+def across_starts(ratio: Interval, earlier: Sequence[float]) -> Interval | None:
     """Widen the interval of one process by the variance between starts; None with too few earlier ratios."""
     if ratio.low is None or ratio.high is None or len(earlier) < MIN_STARTS:
         return None
     spread = float(np.log(np.asarray(earlier[-MAX_STARTS:])).std(ddof=1))
     count = len(earlier[-MAX_STARTS:])
     reach = math.exp(float(stats.t.ppf((1 + FIXED_CONFIDENCE) / 2, count - 1)) * spread)
-    return Estimate(ratio.value, min(ratio.low, ratio.value / reach), max(ratio.high, ratio.value * reach))
+    low, high = min(ratio.low, ratio.value / reach), max(ratio.high, ratio.value * reach)
+    return Interval(value=ratio.value, low=low, high=high)
 
 
-def over_processes(probes: Sequence[ProbeResult]) -> Estimate | None:
+def over_processes(probes: Sequence[ProbeResult]) -> Interval | None:
     """Ratio over several processes with its interval; None with too few of them."""
     ratios = process_ratios(probes)
     count = len(ratios)
@@ -51,7 +52,7 @@ def over_processes(probes: Sequence[ProbeResult]) -> Estimate | None:
     values_P = np.log(np.asarray(ratios))
     centre = float(values_P.mean())
     reach = float(stats.t.ppf((1 + FIXED_CONFIDENCE) / 2, count - 1) * values_P.std(ddof=1)) / math.sqrt(count)
-    return Estimate(math.exp(centre), math.exp(centre - reach), math.exp(centre + reach))
+    return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
 
 
 def process_ratios(probes: Sequence[ProbeResult]) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from scipy import stats
 
 from paceline.tasks.formatting import DASH, format_interval, number_text
-from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval
 from paceline.tasks.names import Metric, is_contaminated
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.record import Record
@@ -243,7 +243,7 @@ def speedup_across(
     )
 
 
-def ratio_across(ratios: Sequence[float]) -> Estimate:
+def ratio_across(ratios: Sequence[float]) -> Interval:
     """One training over several of the baseline.
 
     Trainings scatter alike whatever their execution, in the logarithm of their throughput, so the baseline's scatter s
@@ -253,10 +253,10 @@ def ratio_across(ratios: Sequence[float]) -> Estimate:
     logs = np.log(np.asarray(ratios))
     centre, count = float(logs.mean()), len(ratios)
     if count < MIN_INTERVAL_ROUNDS:
-        return Estimate(value=math.exp(centre), low=None, high=None)
+        return Interval(value=math.exp(centre))
     quantile = float(stats.t.ppf((1 + FIXED_CONFIDENCE) / 2, count - 1))
     reach = quantile * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / count)
-    return Estimate(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+    return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
 
 
 def _is_busy(run: ComparedRun, most_foreign: float) -> bool:
@@ -280,7 +280,7 @@ def _names_of(bases: Sequence[ComparedRun]) -> str:
     return f"run {bases[0].run_id[:8]}" if len(bases) == 1 else f"{len(bases)} runs, the newest {bases[0].run_id[:8]}"
 
 
-def _cause(ratio: Estimate) -> str | None:
+def _cause(ratio: Interval) -> str | None:
     if ratio.significant is None:
         return "too few runs"
     if not ratio.significant:
@@ -288,7 +288,7 @@ def _cause(ratio: Estimate) -> str | None:
     return "slower" if ratio.value < 1 else None
 
 
-def _sentence(ratio: Estimate, bases: Sequence[ComparedRun]) -> str:
+def _sentence(ratio: Interval, bases: Sequence[ComparedRun]) -> str:
     certain = (
         f"95 % interval {ratio.low:.2f} to {ratio.high:.2f} by how they scatter"
         if ratio.low is not None and ratio.high is not None

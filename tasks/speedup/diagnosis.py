@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
+from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Floats, Interval, location_interval
 from paceline.tasks.records.measurement import ProbeResult
 
 Bottleneck = Literal[
@@ -55,7 +55,7 @@ _TEXTS = {
 class Diagnosis:
     """Shares of the candidate's step time."""
 
-    shares: dict[str, Estimate]
+    shares: dict[str, Interval]
     """`input`, `communication`, `imbalance`, `contention`, `update`, `overhead` as far as measured, and `compute`, the
     remainder; each from 0 to 1, with its 95 % interval."""
     sentences: tuple[str, ...]  # one for each share, the largest first
@@ -181,21 +181,21 @@ def _difference(first: Mapping[str, float], *rest: Mapping[str, float]) -> dict[
     return terms
 
 
-def _share(times: Mapping[str, Floats], terms: Mapping[str, float]) -> Estimate:
+def _share(times: Mapping[str, Floats], terms: Mapping[str, float]) -> Interval:
     """Location and interval of the terms' sum over the candidate's step time, each cut to 0 to 1."""
     sums = np.sum([weight * times[role] for role, weight in terms.items()], axis=0)
     shares = np.asarray(sums / times["candidate"], dtype=np.float64)
     if shares.size < MIN_INTERVAL_ROUNDS:
-        return Estimate(_cut(np.median(shares)), None, None)
+        return Interval(value=_cut(np.median(shares)))
     value, low, high = location_interval(shares)
-    return Estimate(_cut(value), _cut(low), _cut(high))
+    return Interval(value=_cut(value), low=_cut(low), high=_cut(high))
 
 
 def _cut(value: Floats | np.floating) -> float:
     return float(np.clip(value, 0.0, 1.0))
 
 
-def _cause(shares: Mapping[str, Estimate]) -> Bottleneck | None:
+def _cause(shares: Mapping[str, Interval]) -> Bottleneck | None:
     if any(share.low is None for name, share in shares.items() if name in CAUSES):
         return None
     largest = max(shares, key=lambda name: shares[name].value)
@@ -204,11 +204,11 @@ def _cause(shares: Mapping[str, Estimate]) -> Bottleneck | None:
     return CAUSES[largest] if largest in _clear(shares) else "undecided"
 
 
-def _clear(shares: Mapping[str, Estimate]) -> list[str]:
+def _clear(shares: Mapping[str, Interval]) -> list[str]:
     return [name for name, share in shares.items() if name in CAUSES and (share.low or 0.0) > MIN_SHARE]
 
 
-def _percent(share: Estimate) -> str:
+def _percent(share: Interval) -> str:
     if share.low is None or share.high is None:
         return f"{share.value:.0%}"
     return f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})"

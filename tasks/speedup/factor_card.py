@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, estimate_ratio
+from paceline.tasks.measure.paired_ratio import Interval, arm_ratio, estimate_ratio
 from paceline.tasks.records.execution import (
     EXCHANGEABLE,
     FACTORS,
@@ -115,13 +115,13 @@ def _estimate(probe: ProbeResult, terms: Terms) -> tuple[float | None, float | N
     return (None, None, None) if found is None else (found.value, found.low, found.high)
 
 
-def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
+def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Interval]:
     """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
 
     Returns:
         By setting: throughput with the candidate's value over throughput with the baseline's.
     """
-    gains: dict[str, Estimate] = {}
+    gains: dict[str, Interval] = {}
     for probe in search.probes if not search.validity.contaminated else ():
         for role, arm in ({"baseline": probe.baseline} | probe.others).items():
             differing = [name for name in SINGLY if getattr(arm, name) != getattr(probe.candidate, name)]

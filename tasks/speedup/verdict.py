@@ -12,7 +12,7 @@ from typing import Literal
 from paceline.tasks.formatting import enumerate_words, format_interval
 from paceline.tasks.measure.carry_over import CarryOver, allow_for, carry_over
 from paceline.tasks.measure.paired_ratio import (
-    Estimate,
+    Interval,
     parallel_efficiency,
     ratio_autocorrelation,
     speedup_ratio,
@@ -60,8 +60,8 @@ MIN_STEP_SECONDS = 0.005
 @dataclass(frozen=True)
 class _Facts:
     probe: ProbeResult
-    ratio: Estimate
-    efficiency: Estimate | None
+    ratio: Interval
+    efficiency: Interval | None
     step_seconds: float
     data_wait_fraction: float | None
     validity: Validity
@@ -233,7 +233,7 @@ def _conduct(num_warm_up: int, order_effect: CarryOver | None) -> str:
     )
 
 
-def _typical_step(ratio: Estimate, typical: Estimate | None) -> str:
+def _typical_step(ratio: Interval, typical: Interval | None) -> str:
     """The typical step, where it differs from the total times."""
     if typical is None or None in (ratio.low, ratio.high, typical.low, typical.high):
         return ""

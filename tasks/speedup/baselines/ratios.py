@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.conf.config import Config, RatioName
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, estimate_ratio
+from paceline.tasks.measure.paired_ratio import Interval, arm_ratio, estimate_ratio
 from paceline.tasks.measure.probe import COMPETENT
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import COMPILE_LABELS, Arm
@@ -39,7 +39,7 @@ def add_ratios(
     probe, naive, end_to_end = train.probe, Ratio(meaning=speedup.verdict), None
     if speedup.ratio is not None:
         what = f"the throughput of the naive baseline ({speedup.baseline}): what all settings gain over a plain loop"
-        naive = _ratio(Estimate(speedup.ratio, speedup.low, speedup.high), what, speedup.scope)
+        naive = _ratio(Interval(value=speedup.ratio, low=speedup.low, high=speedup.high), what, speedup.scope)
     loop = None if probe is None else arm_ratio(probe.rounds, COMPETENT, "candidate")
     if probe is None or probe.competent is None or loop is None:
         competent = Ratio(meaning=f"not measured: {_why_no_loop(speedup, config, probe)}")
@@ -91,7 +91,7 @@ def _end_to_end(
     config: Config,
     prepared: PreparedSet,
     train: TrainResult,
-    of_sample: Estimate,
+    of_sample: Interval,
     costs: CompetentCosts,
     cold: float | None,
 ) -> Ratio:
@@ -115,10 +115,10 @@ def _end_to_end(
             return None
         return (rest + num_trained * trained + num_evaluated / train.world_size * evaluated) / cold
 
-    ratio = Estimate(
-        over_run(of_sample.value, of_evaluation.value) or 0.0,
-        over_run(of_sample.low, of_evaluation.low),
-        over_run(of_sample.high, of_evaluation.high),
+    ratio = Interval(
+        value=over_run(of_sample.value, of_evaluation.value) or 0.0,
+        low=over_run(of_sample.low, of_evaluation.low),
+        high=over_run(of_sample.high, of_evaluation.high),
     )
     measured = sum(train.time_budget.get(item, 0.0) for item in MEASUREMENTS)
     seconds = [ratio.value * cold, start, prepared.seconds, num_trained * of_sample.value, cold, measured]
@@ -145,17 +145,17 @@ def _of_limit(speedup: SpeedupResult, train: TrainResult) -> Ratio:
     return Ratio(value=value, low=low, high=high, meaning=f"{format_share(value)}{interval} {what}")
 
 
-def _seconds(probe: ProbeResult, role: str) -> Estimate:
+def _seconds(probe: ProbeResult, role: str) -> Interval:
     return _location([block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == role])
 
 
-def _location(seconds: Sequence[float]) -> Estimate:
+def _location(seconds: Sequence[float]) -> Interval:
     estimate = estimate_ratio(np.log(np.asarray(seconds)))
     assert estimate is not None
     return estimate
 
 
-def _ratio(ratio: Estimate, what: str, scope: str | None) -> Ratio:
+def _ratio(ratio: Interval, what: str, scope: str | None) -> Ratio:
     interval = "no interval"
     if ratio.low is not None and ratio.high is not None:
         ends = format_ends(ratio.low, ratio.high, ratio.value)

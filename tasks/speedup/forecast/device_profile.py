@@ -6,7 +6,7 @@ absolute time, the median of the profiled execution, gives the scale.
 
 from collections.abc import Mapping, Sequence
 
-from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
+from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.measure.records import AllReduceTime
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.measurement import ProbeResult
@@ -15,26 +15,21 @@ from paceline.tasks.speedup.forecast.records import Advice, Interference, Profil
 
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
     """Step times of the arms on one device that differ from the baseline in their batch size alone."""
-    base = probe.baseline
-    base_size = probe.samples_per_step["baseline"]
+    base, base_size = probe.baseline, probe.samples_per_step["baseline"]
     scale = probe.seconds_per_sample("baseline") * base_size
     points = [ProfilePoint(batch_size=base_size, seconds=Interval(value=scale, low=scale, high=scale))]
     for role, arm in ({"candidate": probe.candidate} | probe.others).items():
-        if arm.model_copy(update={"batch_size": base.batch_size}) != base:
-            continue
-        size = probe.samples_per_step[role]
-        ratio = _ratio(probe, role, "baseline")  # seconds per sample over the baseline's
-        points.append(ProfilePoint(batch_size=size, seconds=_times(ratio, scale * size / base_size)))
+        if arm.model_copy(update={"batch_size": base.batch_size}) == base:
+            size, ratio = probe.samples_per_step[role], _ratio(probe, role, "baseline")
+            points.append(ProfilePoint(batch_size=size, seconds=ratio.times(scale * size / base_size)))
     return tuple(sorted(points, key=lambda point: point.batch_size))
 
 
 def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Interference, Interference]:
     """Interference of two devices at the two batch sizes measured in all four ways, the smaller first.
 
-    Args:
-        probe: With arms that are alike but for the number of devices and, on several, the variant: `no_sync`,
-            `token_sync` and `full`.
-        all_reduces: The smallest of them stands for the exchange of a single number.
+    The arms of the probe are alike but for the number of devices and, on several, the variant: `no_sync`, `token_sync`
+    and `full`. The smallest of the all-reduces stands for the exchange of a single number.
     """
     token = min(all_reduces, key=lambda one: one.num_bytes).seconds
     arms = {"baseline": probe.baseline, "candidate": probe.candidate} | probe.others
@@ -48,9 +43,9 @@ def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime
             Interference(
                 batch_size=probe.samples_per_step[alone],
                 # a sample of several devices' arm is one of all of them
-                contention=_times(_ratio(probe, free, alone), arm.num_devices),
-                waiting=_times(_ratio(probe, waiting, free), 1.0),
-                exchange=_times(_ratio(probe, full, waiting), 1.0),
+                contention=_ratio(probe, free, alone).times(arm.num_devices),
+                waiting=_ratio(probe, waiting, free),
+                exchange=_ratio(probe, full, waiting),
                 token_seconds=token,
             )
         )
@@ -63,7 +58,8 @@ def _role(arms: dict[str, Arm], arm: Arm, **changes: object) -> str:
     return next(role for role, its in arms.items() if its == target)
 
 
-def _ratio(probe: ProbeResult, role: str, before: str) -> Estimate:
+def _ratio(probe: ProbeResult, role: str, before: str) -> Interval:
+    """Seconds per sample of an arm over those of another."""
     ratio = arm_ratio(probe.rounds, role, before)
     assert ratio is not None
     return ratio
@@ -71,27 +67,13 @@ def _ratio(probe: ProbeResult, role: str, before: str) -> Estimate:
 
 def gains(probe: ProbeResult) -> dict[str, Interval]:
     """Throughput of each other arm over the baseline's, by the setting that makes it."""
-    ratios = {}
-    for role, arm in ({"candidate": probe.candidate} | probe.others).items():
-        setting = role if role != "candidate" else _setting(probe, arm.model_dump())
-        ratios[setting] = _times(_ratio(probe, "baseline", role), 1.0)
-    return ratios
-
-
-def _setting(probe: ProbeResult, arm: dict[str, object]) -> str:
-    """The one setting in which an arm differs from the baseline."""
-    base = probe.baseline.model_dump()
-    field = next(name for name, value in arm.items() if value != base[name])
-    section = "recipe" if field == "batch_size" else "execution"
-    return f"{section}.{field}={arm[field]}"
-
-
-def _times(ratio: Estimate, factor: float) -> Interval:
-    return Interval(
-        value=ratio.value * factor,
-        low=None if ratio.low is None else ratio.low * factor,
-        high=None if ratio.high is None else ratio.high * factor,
-    )
+    base, arm = probe.baseline.model_dump(), probe.candidate.model_dump()
+    field = next(name for name, value in arm.items() if value != base[name])  # the one that differs
+    setting = f"{'recipe' if field == 'batch_size' else 'execution'}.{field}={arm[field]}"
+    return {
+        setting if role == "candidate" else role: _ratio(probe, "baseline", role)
+        for role in ("candidate", *probe.others)
+    }
 
 
 FASTER_INPUT = "faster input"  # the move that stands for all that could be done about loading
@@ -108,12 +90,12 @@ _WHY: dict[str, str] = {
 
 def rank_moves(measured: Mapping[str, Interval], left_out: Mapping[str, str]) -> tuple[Advice, ...]:
     """Rank significant gains first, the largest at the top; then unmeasured settings; then those that do not pay."""
-    gains: list[Advice] = []
-    unranked: list[Advice] = []
-    for setting, ratio in sorted(measured.items(), key=lambda item: -item[1].value):
-        (gains if ratio.low is not None and ratio.low > 1 else unranked).append(_advice(setting, ratio))
+    ranked = [
+        _advice(setting, measured[setting]) for setting in sorted(measured, key=lambda name: -measured[name].value)
+    ]
+    paying = [one for one in ranked if (one.low or 0.0) > 1]
     unknown = [Advice(setting=name, ratio=None, low=None, high=None, reason=why) for name, why in left_out.items()]
-    return (*gains, *unknown, *unranked)
+    return (*paying, *unknown, *(one for one in ranked if one not in paying))
 
 
 def _advice(setting: str, ratio: Interval) -> Advice:

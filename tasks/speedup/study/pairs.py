@@ -13,7 +13,6 @@ import numpy as np
 from paceline.tasks.measure.paired_ratio import (
     FIXED_CONFIDENCE,
     MIN_INTERVAL_ROUNDS,
-    Estimate,
     Interval,
     estimate_ratio,
 )
@@ -62,7 +61,7 @@ class StudyRuns:
         pair = next(((runs[run.repeat], run) for run in self.of(arm) if run.repeat in runs), None)
         return match(pair[0].facts, pair[1].facts) if pair else None
 
-    def ratio(self, arm: StudyArm, other: StudyArm, rate: Rate) -> tuple[Estimate | None, int]:
+    def ratio(self, arm: StudyArm, other: StudyArm, rate: Rate) -> tuple[Interval | None, int]:
         """Rate of `arm` over that of `other`, and the number of pairs behind it; None without a match."""
         verdict = self.verdict(arm, other)
         if verdict is None or not verdict.matches:
@@ -96,6 +95,6 @@ def log_ratios(pairs: Sequence[tuple[ArmRun, ArmRun]], rate: Rate) -> list[float
     return logs
 
 
-def as_interval(estimate: Estimate | None) -> Interval | None:
+def as_interval(estimate: Interval | None) -> Interval | None:
     """An estimate as a record."""
     return None if estimate is None else Interval(value=estimate.value, low=estimate.low, high=estimate.high)

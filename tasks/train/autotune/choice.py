@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio
+from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
@@ -106,7 +106,7 @@ def best_role(probe: ProbeResult, compile_seconds: float, num_steps: int) -> str
     return max(winners, key=lambda role: winners[role].value) if winners else None
 
 
-def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) -> dict[str, Estimate]:
+def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) -> dict[str, Interval]:
     """Roles of arms that are faster than the candidate with confidence and win back their compile time, with gains."""
     gains = {role: arm_ratio(probe.rounds, "candidate", role) for role in roles_of(probe)}
     return {
@@ -119,7 +119,7 @@ def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) ->
     }
 
 
-def _beats_chance(gain: Estimate, num_arms: int) -> bool:
+def _beats_chance(gain: Interval, num_arms: int) -> bool:
     """Whether a gain is more than noise of rounds and copies gives the best of so many equal arms."""
     copies = stats.norm.ppf(1 - FALSE_DEPARTURES / num_arms) * np.sqrt(2) * COPY_SD
     return gain.low is not None and bool(np.log(gain.value) > np.hypot(copies, np.log(gain.value / gain.low)))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from paceline.tasks.measure.carry_over import CarryOver, allow_for, carry_over
-from paceline.tasks.measure.paired_ratio import Estimate, speedup_ratio
+from paceline.tasks.measure.paired_ratio import Interval, speedup_ratio
 from tests.support.noise import NOISE
 from tests.unit.tasks.measure.test_warm_up import rounds_of
 
@@ -46,8 +46,8 @@ def test_too_few_rounds_or_one_order_show_nothing():
 
 
 def test_an_interval_is_widened_by_a_significant_effect_alone():
-    own = Estimate(1.1, 1.05, 1.15)
+    own = Interval(value=1.1, low=1.05, high=1.15)
     assert allow_for(own, None) == allow_for(own, CarryOver(0.03, 0.06)) == own
     assert allow_for(own, CarryOver(-0.03, 0.001)).high == pytest.approx(1.15 / 0.97)
-    none = Estimate(1.1, None, None)
+    none = Interval(value=1.1)
     assert allow_for(none, CarryOver(0.03, 0.001)) == none

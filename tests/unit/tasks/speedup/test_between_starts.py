@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from paceline.conf.config import Speedup
-from paceline.tasks.measure.paired_ratio import Estimate, estimate_ratio
+from paceline.tasks.measure.paired_ratio import Interval, estimate_ratio
 from paceline.tasks.measure.probe import run_probe
 from paceline.tasks.speedup.between_starts import MIN_STARTS, across_starts, over_processes, variance_components
 from paceline.tasks.speedup.verdict import speedup_result
@@ -39,9 +39,9 @@ def test_the_interval_covers_the_true_ratio_whatever_starts_differ_by(process_sd
 
 
 def test_too_few_earlier_starts_or_no_interval_borrow_nothing():
-    own = Estimate(1.1, 1.05, 1.15)
+    own = Interval(value=1.1, low=1.05, high=1.15)
     assert across_starts(own, [1.0] * (MIN_STARTS - 1)) is None
-    assert across_starts(Estimate(1.1, None, None), [1.0] * 9) is None
+    assert across_starts(Interval(value=1.1), [1.0] * 9) is None
     assert across_starts(own, [1.0] * MIN_STARTS) == own, "never narrower than within the process"
 
 
