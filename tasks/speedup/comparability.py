@@ -14,9 +14,6 @@ from paceline.tasks.speedup.study.records import FieldVerdict, MatchVerdict
 
 UNKNOWN = "unknown"
 ALLOWED = ("execution.", "data.root", "model.pretrained")  # data and weights are compared by content, wherever they lie
-WORLD = ("execution.num_nodes", "execution.num_devices")
-
-
 ARITHMETIC = "arithmetic"
 RESOLVED = ("accelerator", "precision", "compile", "memory_format", "loading", "strategy", "num_threads")
 """Settings that a plan has resolved where the configuration says `auto`."""
@@ -41,18 +38,15 @@ def comparison_facts(
     resolved = {f"execution.{name}": str(getattr(plan, name)) for name in RESOLVED}
     if plan.arithmetic is not None:
         resolved[ARITHMETIC] = plan.arithmetic
-    return (
-        settings
-        | resolved
-        | {
-            "data": data,
-            "weights": pretrained.sha256[:12] if pretrained else "by the seed",
-            "code": code,
-            "versions": ", ".join(f"{name} {version or UNKNOWN}" for name, version in sorted(versions.items())),
-            "device": plan.device_name,
-            "global_batch_size": str(config.global_batch_size),
-        }
-    )
+    others = {
+        "data": data,
+        "weights": pretrained.sha256[:12] if pretrained else "by the seed",
+        "code": code,
+        "versions": ", ".join(f"{name} {version or UNKNOWN}" for name, version in sorted(versions.items())),
+        "device": plan.device_name,
+        "global_batch_size": str(config.global_batch_size),
+    }
+    return settings | resolved | others
 
 
 def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
@@ -70,16 +64,19 @@ def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
     names = dict.fromkeys([*first, *second])
     if any(facts.get("execution.accelerator") == "gpu" for facts in (first, second)):
         names[ARITHMETIC] = None  # unknown of runs before it was set: then torch's default was TF32 in convolutions
-    fields = tuple(
-        FieldVerdict(
-            field=field, verdict=_verdict(field, first, second, scaling), first=first_value, second=second_value
-        )
-        for field, first_value, second_value in (
-            (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN)) for name in names
-        )
-    )
+    same_precision = first.get("execution.precision") == second.get("execution.precision")
+    fields = []
+    for name in names:
+        values = first.get(name, UNKNOWN), second.get(name, UNKNOWN)
+        follows = name == ARITHMETIC and not same_precision and UNKNOWN not in values
+        verdict: Literal["same", "allowed", "breaks"] = "breaks"
+        if values[0] == values[1] != UNKNOWN:
+            verdict = "same"
+        elif name.startswith(ALLOWED) or follows or (name == "global_batch_size" and scaling == "weak"):
+            verdict = "allowed"
+        fields.append(FieldVerdict(field=name, verdict=verdict, first=values[0], second=values[1]))
     matches = bool(fields) and all(field.verdict != "breaks" for field in fields)
-    return MatchVerdict(matches=matches, scaling=scaling, fields=fields)
+    return MatchVerdict(matches=matches, scaling=scaling, fields=tuple(fields))
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -88,43 +85,26 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name, UNKNOWN), now.get(name, UNKNOWN)
         if name == "versions" and old != new:
-            packages = dict(zip(("before", "now"), (set(text.split(", ")) for text in (old, new)), strict=True))
-            gone, come = sorted(packages["before"] - packages["now"]), sorted(packages["now"] - packages["before"])
-            changes.append(f"versions {', '.join(gone)} -> {', '.join(come)}")
+            gone, come = (set(text.split(", ")) for text in (old, new))
+            changes.append(f"versions {', '.join(sorted(gone - come))} -> {', '.join(sorted(come - gone))}")
         elif old != new and name not in ("data.root", "model.pretrained"):
             changes.append(f"{name} {old} -> {new}")
     return changes
 
 
-def _verdict(
-    field: str, first: Mapping[str, str], second: Mapping[str, str], scaling: str
-) -> Literal["same", "allowed", "breaks"]:
-    first_value, second_value = first.get(field, UNKNOWN), second.get(field, UNKNOWN)
-    if first_value == second_value and first_value != UNKNOWN:
-        return "same"
-    follows = first.get("execution.precision") != second.get("execution.precision")
-    if field == ARITHMETIC and follows and UNKNOWN not in (first_value, second_value):
-        return "allowed"
-    if field.startswith(ALLOWED) or (field == "global_batch_size" and scaling == "weak"):
-        return "allowed"
-    return "breaks"
-
-
 def world_of(facts: Mapping[str, str]) -> int | None:
     """The number of devices over all hosts; None where it is not known."""
     try:
-        nodes, devices = (int(facts[name]) for name in WORLD)
+        return int(facts["execution.num_nodes"]) * int(facts["execution.num_devices"])
     except (KeyError, ValueError):
         return None
-    return nodes * devices
 
 
 def list_facts(verdict: MatchVerdict) -> str:
     """All facts by their verdict: how many are the same, which may differ and do, which break the comparison."""
-    if not verdict.matches and _is_unknown(verdict):
+    if not verdict.matches and is_unknown(verdict):
         return "not comparable: nothing is known of one of them"
-    same = sum(field.verdict == "same" for field in verdict.fields)
-    parts = [f"{same} facts the same"]
+    parts = [f"{sum(field.verdict == 'same' for field in verdict.fields)} facts the same"]
     for kind, words in (("allowed", "allowed to differ"), ("breaks", "breaks the comparison")):
         facts = [f"{it.field} ({it.first} against {it.second})" for it in verdict.fields if it.verdict == kind]
         if facts:
@@ -132,15 +112,20 @@ def list_facts(verdict: MatchVerdict) -> str:
     return ("" if verdict.matches else "not comparable; ") + "; ".join(parts)
 
 
-def _is_unknown(verdict: MatchVerdict) -> bool:
+def is_unknown(verdict: MatchVerdict) -> bool:
+    """Whether nothing is known of one of the runs."""
     return all(UNKNOWN in (field.first, field.second) for field in verdict.fields)
+
+
+def differing(verdict: MatchVerdict) -> list[str]:
+    """What forbids the comparison, or what differs and may, each with both values."""
+    kind = "allowed" if verdict.matches else "breaks"
+    return [f"{it.field} {it.first} against {it.second}" for it in verdict.fields if it.verdict == kind]
 
 
 def explain(verdict: MatchVerdict) -> str:
     """One line: what forbids the comparison, or what differs and may."""
-    if not verdict.matches:
-        differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in verdict.breaking)
-        return f"not comparable: {'nothing is known of one of them' if _is_unknown(verdict) else differences}"
-    allowed = [field for field in verdict.fields if field.verdict == "allowed"]
-    differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in allowed)
-    return f"same work; {differences}" if differences else "same work, same execution"
+    facts = "; ".join(differing(verdict))
+    if verdict.matches:
+        return f"same work; {facts}" if facts else "same work, same execution"
+    return f"not comparable: {'nothing is known of one of them' if is_unknown(verdict) else facts}"

@@ -18,7 +18,7 @@ from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
 from paceline.tasks.scores import SCORE, score_of, score_word
-from paceline.tasks.speedup.comparability import list_facts, world_of
+from paceline.tasks.speedup.comparability import differing, is_unknown, list_facts, world_of
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.study.records import MatchVerdict
 
@@ -99,15 +99,12 @@ def compare(runs: Sequence[ComparedRun], match: Match) -> Comparison:
 
 
 def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> ComparedRow:
-    metrics = run.metrics
-    why = _why_no_ratio(run, base, verdict)
-    rate = _rate(run, base)
+    metrics, why, rate = run.metrics, _why_no_ratio(run, base, verdict), _rate(run, base)
     wall = base.metrics.get(Metric.WALL_SECONDS), metrics.get(Metric.WALL_SECONDS)
     divided = not why and verdict is not None
     scored, base_scored = score_of(metrics), score_of(base.metrics)
-    difference = None
-    if divided and scored and base_scored and scored[0] == base_scored[0]:
-        difference = scored[1] - base_scored[1]
+    is_same_score = divided and scored and base_scored and scored[0] == base_scored[0]
+    difference = scored[1] - base_scored[1] if scored and base_scored and is_same_score else None
     name = scored[0] if scored else None
     return ComparedRow(
         run_id=run.run_id,
@@ -140,23 +137,15 @@ def _rate(run: ComparedRun, base: ComparedRun) -> str | None:
 def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> str:
     if verdict is None:
         return "base"
-    unfinished = next((candidate for candidate in (base, run) if candidate.status != "FINISHED"), None)
-    disturbed = next((candidate for candidate in (base, run) if candidate.contaminated), None)
-    reasons = {
-        f"not comparable: {_which(verdict)}": not verdict.matches,
-        f"{unfinished.label if unfinished else ''} did not finish": unfinished is not None,
-        f"{disturbed.label if disturbed else ''} was disturbed": disturbed is not None,
-        "no throughput is known of both": _rate(run, base) is None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _which(verdict: MatchVerdict) -> str:
-    if all("unknown" in (field.first, field.second) for field in verdict.fields):
-        return "nothing is known of one of them"
-    names = [field.field for field in verdict.breaking]
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    if not verdict.matches and is_unknown(verdict):
+        return "not comparable: nothing is known of one of them"
+    if not verdict.matches:
+        names = [field.field for field in verdict.breaking]
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        return f"not comparable: {', '.join(names[:MAX_NAMED])}{more}"
+    reasons = [f"{one.label} did not finish" for one in (base, run) if one.status != "FINISHED"]
+    reasons += [f"{one.label} was disturbed" for one in (base, run) if one.contaminated]
+    return next(iter(reasons), "no throughput is known of both" if _rate(run, base) is None else "")
 
 
 def compare_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -185,14 +174,12 @@ def _cells(row: ComparedRow, word: str) -> list[str]:
 
 def compare_notes(comparison: Comparison) -> list[str]:
     """Explain the table, its limits, and which facts differ."""
-    notes = [f"{row.label}: {list_facts(row.match)}." for row in comparison.runs if row.match is not None]
-    if all(row.ratio is None for row in comparison.runs):
-        return notes
     limits = (
         "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
         "interleaves. Above 1 is faster."
     )
-    return [limits, *notes]
+    notes = [f"{row.label}: {list_facts(row.match)}." for row in comparison.runs if row.match is not None]
+    return notes if all(row.ratio is None for row in comparison.runs) else [limits, *notes]
 
 
 EXECUTION = ("precision", "memory_format", "compile", "loading")  # settings that name how a device executed a training
@@ -200,10 +187,8 @@ EXECUTION = ("precision", "memory_format", "compile", "loading")  # settings tha
 
 def is_plain(run: ComparedRun, baseline: Arm) -> bool:
     """Whether a run was executed as the baseline is."""
-    expected = {name: getattr(baseline, name) for name in EXECUTION}
-    return world_of(run.facts) == baseline.num_devices and all(
-        run.facts.get(f"execution.{name}") == value for name, value in expected.items()
-    )
+    is_executed_so = all(run.facts.get(f"execution.{name}") == getattr(baseline, name) for name in EXECUTION)
+    return is_executed_so and world_of(run.facts) == baseline.num_devices
 
 
 def speedup_across(
@@ -224,6 +209,7 @@ def speedup_across(
             f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with other work during the training", True
         )
     ratio = ratio_across([float(rows[base.run_id].ratio or 0) for base in usable])
+    doubts = {None: "too few runs", False: "no measurable difference"}
     rates = [base.metrics[rows[base.run_id].rate or ""] for base in usable]
     mean = math.exp(math.fsum(map(math.log, rates)) / len(rates))
     devices, execution = world_of(usable[0].facts), [usable[0].facts[f"execution.{name}"] for name in EXECUTION]
@@ -233,7 +219,7 @@ def speedup_across(
         high=ratio.high,
         significant=ratio.significant,
         verdict=_sentence(ratio, usable),
-        cause=_cause(ratio),
+        cause=doubts.get(ratio.significant, "slower" if ratio.value < 1 else None),
         baseline=f"{_names_of(usable)}: {devices} device{'' if devices == 1 else 's'}, {', '.join(execution)}",
         candidate=candidate,
         baseline_samples_per_second=mean,
@@ -265,8 +251,7 @@ def _is_busy(run: ComparedRun, most_foreign: float) -> bool:
 
 def _why_not(base: ComparedRun, row: ComparedRow, most_foreign: float) -> str:
     if row.match is not None and not row.match.matches:
-        fields = ", ".join(f"{field.field} {field.first} against {field.second}" for field in row.match.breaking)
-        return f"run {base.run_id[:8]} did other work: {fields}"
+        return f"run {base.run_id[:8]} did other work: {', '.join(differing(row.match))}"
     if _is_busy(base, most_foreign):
         return f"{base.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with other work during run {base.run_id[:8]}"
     return row.why_no_ratio
@@ -278,14 +263,6 @@ def _withheld(why: str, contaminated: bool | None = None) -> SpeedupResult:
 
 def _names_of(bases: Sequence[ComparedRun]) -> str:
     return f"run {bases[0].run_id[:8]}" if len(bases) == 1 else f"{len(bases)} runs, the newest {bases[0].run_id[:8]}"
-
-
-def _cause(ratio: Interval) -> str | None:
-    if ratio.significant is None:
-        return "too few runs"
-    if not ratio.significant:
-        return "no measurable difference"
-    return "slower" if ratio.value < 1 else None
 
 
 def _sentence(ratio: Interval, bases: Sequence[ComparedRun]) -> str:

@@ -20,7 +20,7 @@ from paceline.tasks.measure import probe as probe_module
 from paceline.tasks.measure.carry_over import allow_for, carry_over
 from paceline.tasks.measure.paired_ratio import (
     FIXED_CONFIDENCE,
-    Estimate,
+    Interval,
     estimate_ratio,
     location_interval,
     look_confidence,
@@ -300,7 +300,7 @@ def starts(trials=3000):
         )
 
 
-def _one_start(rng, process_sd) -> Estimate:
+def _one_start(rng, process_sd) -> Interval:
     values = rng.normal(0, process_sd) + rng.normal(0, 0.02, PLAN)
     for number in planned_looks(PLAN):
         found = estimate_ratio(values[:number])
