@@ -5,7 +5,6 @@ from typing import Any
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.names import Artifact
-from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, Comparison, compare
 from paceline.tasks.track.queries import FoundRun, find_runs, get_runs, read_document
 from paceline.tasks.track.ui_views import ACCURACY, share_runs
@@ -37,7 +36,7 @@ def compare_runs(environment: Environment, run_ids: list[str], experiment: str |
         )
     if len({run.run_id for run in runs}) < len(runs):
         raise InputError("a run is named twice; name each once", setting="RUN_ID")
-    return compare([read_compared_run(environment.tracking_uri, run) for run in runs], match)
+    return compare([read_compared_run(environment.tracking_uri, run) for run in runs])
 
 
 def view_url(environment: Environment, comparison: Comparison) -> str:

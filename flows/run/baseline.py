@@ -9,7 +9,6 @@ from paceline.flows.run.record import judged_metrics
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.names import Tag
 from paceline.tasks.records.execution import BASELINE
-from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track.queries import find_runs, get_runs
@@ -50,4 +49,4 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
         tags={Tag.DISTURBED: str(outcome.is_disturbed)},
     )
     limit = most_foreign(outcome.hardware.num_cores)
-    return speedup_across(now, bases, match, limit, arm_of(outcome.plan).label)
+    return speedup_across(now, bases, limit, arm_of(outcome.plan).label)

@@ -5,7 +5,7 @@ does. Knows nothing of stores and pages.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,7 @@ from paceline.tasks.records.execution import Arm
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
 from paceline.tasks.scores import SCORE, score_of, score_word
-from paceline.tasks.speedup.comparability import differing, is_unknown, list_facts, world_of
+from paceline.tasks.speedup.comparability import differing, is_unknown, list_facts, match, world_of
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.study.records import MatchVerdict
 
@@ -84,10 +84,7 @@ class Comparison(Record):
     """Settings that are not equal in all runs, with each run's value, in the order of the runs."""
 
 
-Match = Callable[[Mapping[str, str], Mapping[str, str]], MatchVerdict]
-
-
-def compare(runs: Sequence[ComparedRun], match: Match) -> Comparison:
+def compare(runs: Sequence[ComparedRun]) -> Comparison:
     """Compare runs with the first one."""
     base = runs[0]
     names = dict.fromkeys(name for run in runs for name in run.facts)
@@ -192,15 +189,13 @@ def is_plain(run: ComparedRun, baseline: Arm) -> bool:
 
 
 def speedup_across(
-    now: ComparedRun, bases: Sequence[ComparedRun], match: Match, most_foreign: float, candidate: str
+    now: ComparedRun, bases: Sequence[ComparedRun], most_foreign: float, candidate: str
 ) -> SpeedupResult:
-    """Divide a run's throughput by that of runs which did the same work.
+    """Divide a run's throughput by the geometric mean of those of runs which did the same work.
 
-    Returns:
-        The ratio by the geometric mean of the bases, with an interval where there are enough of them; without a ratio,
-        and with the reason, where none of them can be divided by.
+    There is an interval where they are enough, and a reason in place of the ratio where none can be divided by.
     """
-    rows = {base.run_id: compare([base, now], match).runs[1] for base in bases}
+    rows = {base.run_id: compare([base, now]).runs[1] for base in bases}
     usable = [base for base in bases if rows[base.run_id].ratio is not None and not _is_busy(base, most_foreign)]
     if not usable:
         return _withheld("; ".join(_why_not(base, rows[base.run_id], most_foreign) for base in bases[:MAX_NAMED]))

@@ -20,13 +20,26 @@ from paceline.tasks.speedup.comparability import UNKNOWN
 from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
 
 FREE = ("execution.", "arithmetic", "data.root", "model.pretrained", "device")  # prefixes of facts that may differ
-CONFIDENCE = 0.95
 MIN_REPEATS = 2  # runs of each side, for an interval
 MAX_CODE = 12  # characters of a commit that are shown
 BUILD = re.compile(r"\+[\w.]+")  # of a version: 2.13.0+cpu and 2.13.0+cu130 are one release, built for other devices
 
 
-class HardwareRun(Record):
+class HardwareFigures(Record):
+    """Figures of a run, or their medians over runs; None for unknown."""
+
+    fixed_seconds: float | None = None
+    """Of the wall time, what does not grow with the samples: start-up, setting up, evaluation, accounting; without
+    preparation, search and probe, which a second run of the same does not have."""
+    peak_memory_bytes: float | None = None
+    joules_per_sample: float | None = None
+    prediction_samples_per_second: float | None = None  # over the test split, over all devices
+    of_limit: float | None = None
+    mfu: float | None = None
+    """Floating-point operations per second of one device, over its measured limit and over its data sheet."""
+
+
+class HardwareRun(HardwareFigures):
     """One finished, undisturbed run."""
 
     run_id: str
@@ -34,20 +47,11 @@ class HardwareRun(Record):
     num_devices: int
     execution: str  # in words
     samples_per_second: float  # over all devices
-    fixed_seconds: float | None
-    """Of its wall time, what does not grow with the samples: start-up, setting up, evaluation, accounting; without
-    preparation, search and probe, which a second run of the same does not have."""
-    peak_memory_bytes: float | None
-    joules_per_sample: float | None
     price_per_device_hour: float | None
-    prediction_samples_per_second: float | None = None  # over the test split, over all devices
-    of_limit: float | None = None
-    mfu: float | None = None
-    """Floating-point operations per second of one device, over its measured limit and over its data sheet."""
 
 
-class HardwareRow(Record):
-    """One model of device in some number, with its fastest execution."""
+class HardwareRow(HardwareFigures):
+    """One model of device in some number, with its fastest execution and the medians over its runs."""
 
     device: str
     num_devices: int
@@ -58,13 +62,7 @@ class HardwareRow(Record):
     low: float | None = None
     high: float | None = None
     """Ends of the 95 % interval of `speedup` (Welch's t on the logarithms); None below two runs on either side."""
-    fixed_seconds: float | None = None
-    peak_memory_bytes: float | None = None
-    joules_per_sample: float | None = None
     price_per_million_samples: float | None = None  # of training, without what is fixed
-    prediction_samples_per_second: float | None = None  # median over the runs
-    of_limit: float | None = None
-    mfu: float | None = None  # medians over the runs
 
     @property
     def label(self) -> str:
@@ -168,6 +166,7 @@ def _row(
     price = next((listed_price for name, listed_price in prices.items() if name.lower() in device.lower()), None)
     if price is None:
         price = median_known([run.price_per_device_hour for run in runs])
+    medians = {name: median_known([getattr(run, name) for run in runs]) for name in HardwareFigures.model_fields}
     return HardwareRow(
         device=device,
         num_devices=number,
@@ -177,13 +176,8 @@ def _row(
         speedup=rate / _rate(base),
         low=low,
         high=high,
-        fixed_seconds=median_known([run.fixed_seconds for run in runs]),
-        peak_memory_bytes=median_known([run.peak_memory_bytes for run in runs]),
-        joules_per_sample=median_known([run.joules_per_sample for run in runs]),
         price_per_million_samples=None if price is None else price * number / SECONDS_PER_HOUR / rate * 1e6,
-        prediction_samples_per_second=median_known([run.prediction_samples_per_second for run in runs]),
-        of_limit=median_known([run.of_limit for run in runs]),
-        mfu=median_known([run.mfu for run in runs]),
+        **medians,
     )
 
 
@@ -197,23 +191,23 @@ def ratio_interval(runs: Sequence[HardwareRun], base: Sequence[HardwareRun]) -> 
     ours, theirs = (np.log([run.samples_per_second for run in side]) for side in (runs, base))
     if not (np.ptp(ours) or np.ptp(theirs)):
         return None, None
-    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     return float(math.exp(interval.low)), float(math.exp(interval.high))
 
 
 def _break_evens(rows: Sequence[HardwareRow]) -> Iterator[BreakEven]:
     """For each two rows of which one has the lower fixed cost and the other the lower cost of a sample."""
-    for slow, fast in combinations(rows, 2):
-        if slow.fixed_seconds is None or fast.fixed_seconds is None:
+    for pair in combinations(rows, 2):
+        if any(row.fixed_seconds is None for row in pair):
             continue
-        times = [(row.label, row.fixed_seconds or 0.0, 1.0 / row.samples_per_second) for row in (slow, fast)]
+        times = [(row.label, row.fixed_seconds or 0.0, 1.0 / row.samples_per_second) for row in pair]
         yield _break_even("time", *times)
-        if slow.price_per_million_samples is not None and fast.price_per_million_samples is not None:
-            costs = []
-            for row in (slow, fast):  # the price is that of the time that the devices are held
-                assert row.price_per_million_samples is not None
-                per_sample = row.price_per_million_samples / 1e6
-                costs.append((row.label, (row.fixed_seconds or 0.0) * per_sample * row.samples_per_second, per_sample))
+        costs = []
+        for row in pair:  # the price is that of the time that the devices are held
+            if row.price_per_million_samples is not None:
+                price = row.price_per_million_samples / 1e6
+                costs.append((row.label, (row.fixed_seconds or 0.0) * price * row.samples_per_second, price))
+        if len(costs) == len(pair):
             yield _break_even("price", *costs)
 
 

@@ -61,7 +61,7 @@ def hardware_page():
 
 def compare_page():
     runs = [test_compare.run(run_id, 100.0).model_copy(update={"name": EVIL}) for run_id in ("a", "b")]
-    return render_compare(test_compare.compare(runs, test_compare.match))
+    return render_compare(test_compare.compare(runs))
 
 
 @pytest.fixture(

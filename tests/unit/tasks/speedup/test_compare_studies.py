@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from paceline.tasks.records.execution import BASELINE
-from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, ratio_across, speedup_across
 
 PLAIN = {
@@ -33,7 +32,7 @@ def run(run_id, rate=100.0, facts=PLAIN, foreign=0.1, **fields):
 
 
 def across(now, *bases):
-    return speedup_across(now, bases, match, 0.5, "fast")
+    return speedup_across(now, bases, 0.5, "fast")
 
 
 def test_one_run_gives_a_ratio_and_no_interval():
