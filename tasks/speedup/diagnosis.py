@@ -16,23 +16,15 @@ import numpy as np
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Floats, Interval, location_interval
 from paceline.tasks.records.measurement import ProbeResult
 
-Bottleneck = Literal[
-    "data-bound",
-    "communication-bound",
-    "slow rank",
-    "contention",
-    "update-bound",
-    "launch-bound",
-    "compute-bound",
-    "undecided",
-]
+Measured = Literal["data-bound", "communication-bound", "slow rank", "contention", "update-bound", "launch-bound"]
+Bottleneck = Literal[Measured, "compute-bound", "undecided"]
 
 ALONE = ("alone", "single")
 """Arms of one device. Under strong scaling the arm that measures the efficiency has the whole batch."""
 MIN_SHARE = 0.1
 """A share is a bottleneck when its interval lies above this. Taking a tenth of the step away altogether makes it 1.11
 times as fast: less hardly pays for a change, and the few percent by which caches suit one arm better are no cause."""
-CAUSES: dict[str, Bottleneck] = {
+CAUSES: dict[str, Measured] = {
     "input": "data-bound",
     "communication": "communication-bound",
     "imbalance": "slow rank",
@@ -79,24 +71,23 @@ class Diagnosis:
     @property
     def lesser(self) -> tuple[Bottleneck, ...]:
         """The causes apart from the largest whose shares' intervals lie above `MIN_SHARE`, the largest first."""
-        clear = [name for name in _clear(self.shares) if CAUSES[name] != self.cause]
-        return tuple(CAUSES[name] for name in sorted(clear, key=lambda name: -self.shares[name].value))
+        clear = sorted(_clear(self.shares), key=lambda name: -self.shares[name].value)
+        return tuple(CAUSES[name] for name in clear if CAUSES[name] != self.cause)
 
 
 def diagnose(probe: ProbeResult) -> Diagnosis | None:
-    """Shares of a step of the candidate.
+    """Shares of a step of the candidate by the arms `synthetic_input`, `no_sync`, `no_update` and `half_batch`.
 
-    Args:
-        probe: With any of the arms `synthetic_input`, `no_sync`, `no_update`, `half_batch`; `alone` or `single` with
-            `no_sync` shows contention when its batch per device is the candidate's.
-
-    Returns:
-        None when the probe has none of these arms.
+    `alone` or `single` with `no_sync` shows contention when its batch per device is the candidate's. None without any.
     """
-    terms = share_terms(probe)
+    terms, slowest = share_terms(probe), slowest_rank(probe)
     if not terms:
         return None
-    times, slowest = _step_times(probe), slowest_rank(probe)
+    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
+    times = {
+        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[-1]
+    }
+    times |= {role: np.array(seconds) for role, seconds in rank_times(probe).items()}
     shares = {name: _share(times, weights) for name, weights in terms.items()}
     largest_first = sorted(shares, key=lambda name: (name == "compute", -shares[name].value))
     return Diagnosis(
@@ -110,7 +101,7 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
 def share_terms(probe: ProbeResult) -> dict[str, dict[str, float]]:
     """For each share and the remainder, the weights of the arms' step times in it; empty without further arms."""
     weights = _weights(probe)
-    return weights | {"compute": _difference({"candidate": 1.0}, *weights.values())} if weights else {}
+    return weights and weights | {"compute": _difference({"candidate": 1.0}, *weights.values())}
 
 
 def slowest_rank(probe: ProbeResult) -> int | None:
@@ -123,21 +114,14 @@ def slowest_rank(probe: ProbeResult) -> int | None:
 
 def rank_times(probe: ProbeResult) -> dict[str, list[float]]:
     """Of each arm without exchange the step seconds of the slowest rank, and the median of the others', by round."""
-    slowest, times = slowest_rank(probe), dict[str, list[float]]()
-    for block in (block for blocks in probe.rounds for block in blocks if block.rank_seconds and slowest is not None):
+    times: dict[str, list[float]] = {}
+    if (slowest := slowest_rank(probe)) is None:
+        return times
+    for block in (block for blocks in probe.rounds for block in blocks if block.rank_seconds):
         others = [seconds for rank, seconds in enumerate(block.rank_seconds) if rank != slowest]
-        times.setdefault(f"{block.arm} of the slowest", []).append(block.rank_seconds[slowest or 0])
+        times.setdefault(f"{block.arm} of the slowest", []).append(block.rank_seconds[slowest])
         times.setdefault(f"{block.arm} of others", []).append(float(np.median(others)))
     return times
-
-
-def _step_times(probe: ProbeResult) -> dict[str, Floats]:
-    """Step seconds of each arm in each round, and those of `rank_times`."""
-    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
-    times = {
-        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[-1]
-    }
-    return times | {role: np.array(seconds) for role, seconds in rank_times(probe).items()}
 
 
 def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:
@@ -156,10 +140,8 @@ def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:
         weights["communication"] = {"candidate": 1.0, "no_sync of the slowest" if knows_ranks else "no_sync": -1.0}
         if knows_ranks:
             weights["imbalance"] = {"no_sync of the slowest": 1.0, "no_sync of others": -1.0}
-        single = next(
-            (role for role in ALONE if role in further and samples[role] * devices == samples["no_sync"]), None
-        )
-        if single is not None:
+        alone = (role for role in ALONE if role in further and samples[role] * devices == samples["no_sync"])
+        if single := next(alone, None):
             weights["contention"] = {"no_sync": 1.0, single: -1.0}
     if "no_update" in further:
         weights["update"] = {"candidate": 1.0, "no_update": -1.0}
@@ -183,16 +165,12 @@ def _difference(first: Mapping[str, float], *rest: Mapping[str, float]) -> dict[
 
 def _share(times: Mapping[str, Floats], terms: Mapping[str, float]) -> Interval:
     """Location and interval of the terms' sum over the candidate's step time, each cut to 0 to 1."""
-    sums = np.sum([weight * times[role] for role, weight in terms.items()], axis=0)
-    shares = np.asarray(sums / times["candidate"], dtype=np.float64)
+    sums: Floats = np.sum([weight * times[role] for role, weight in terms.items()], axis=0)
+    shares = sums / times["candidate"]
     if shares.size < MIN_INTERVAL_ROUNDS:
-        return Interval(value=_cut(np.median(shares)))
-    value, low, high = location_interval(shares)
-    return Interval(value=_cut(value), low=_cut(low), high=_cut(high))
-
-
-def _cut(value: Floats | np.floating) -> float:
-    return float(np.clip(value, 0.0, 1.0))
+        return Interval(value=float(np.clip(np.median(shares), 0.0, 1.0)))
+    value, low, high = (float(np.clip(end, 0.0, 1.0)) for end in location_interval(shares))
+    return Interval(value=value, low=low, high=high)
 
 
 def _cause(shares: Mapping[str, Interval]) -> Bottleneck | None:

@@ -2,7 +2,7 @@
 
 import statistics
 
-from paceline.tasks.measure.paired_ratio import arm_ratio
+from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.training import TrainResult
 
@@ -12,11 +12,8 @@ MIN_WINDOWS = 3  # fewest windows that separate the first window from the usual 
 def steady_rate(trained: TrainResult) -> float | None:
     """Samples per second over all devices: the median over the windows after warm-up.
 
-    The first epoch is warm-up; of a single epoch, its first window. The median is not moved by a burst of other
-    work that hits fewer than half of the windows.
-
-    Returns:
-        None when no window is left.
+    The first epoch is warm-up; of a single epoch, its first window. The median is not moved by a burst of other work
+    that hits fewer than half of the windows. None when no window is left.
     """
     steps_per_epoch = trained.steps_per_epoch
     if not trained.windows or not steps_per_epoch:
@@ -29,72 +26,64 @@ def steady_rate(trained: TrainResult) -> float | None:
     return statistics.median(rates) * trained.samples_per_epoch / steps_per_epoch
 
 
-def too_small(train: TrainResult | None) -> tuple[float, float] | None:
-    """A training shorter than what comes before it: even steps of no length would not halve the run.
+def too_small(train: TrainResult | None) -> str:
+    """Clause on a training shorter than what comes before it: even steps of no length would not halve the run.
 
-    Returns:
-        Seconds of the start-up, with compile and warm-up, and of the rest; None when that is long enough, or the
-        start-up is not known.
+    Compile and warm-up count as start-up. Empty where the training is long enough, or the start-up is not known.
     """
     if train is None or train.startup_seconds is None:
-        return None
-    warm_up = warm_up_seconds(train) or 0.0
+        return ""
+    warm_up = _warm_up_seconds(train)
     startup, training = train.startup_seconds + warm_up, train.seconds - warm_up
-    return (startup, training) if training < startup else None
+    text = f"too small to pay: the training took {training:.1f} s, its start-up and first steps {startup:.1f} s"
+    return text if training < startup else ""
 
 
-def not_amortised(probe: ProbeResult, train: TrainResult | None) -> tuple[float, float] | None:
-    """A compilation that this training is too short for.
+def not_amortised(probe: ProbeResult, train: TrainResult | None) -> str:
+    """Clause on a compilation that this training is too short for.
 
-    Returns:
-        Its seconds, and at most how many all steps save by it; None when it pays, when nothing was compiled, or when no
-        arm shows what a step takes without.
+    Empty where it pays, where nothing was compiled, or where no arm shows what a step takes without.
     """
-    eager = _eager_role(probe)
-    if train is None or eager is None or len(train.windows) < MIN_WINDOWS:
-        return None
+    gain = _compile_gain(probe, train) if train else None
+    if train is None or gain is None or gain.high is None:
+        return ""
     # Compiled in the probe before, whose code the training found cached.
-    cost = train.compile.seconds if train.compile else warm_up_seconds(train) or 0.0
-    ratio = arm_ratio(probe.rounds, eager, "candidate")
-    if ratio is None or ratio.high is None:
-        return None
+    cost = train.compile.seconds if train.compile else _warm_up_seconds(train)
     # In doubt for the compilation: the upper end of the saving.
-    saved = max(0.0, ratio.high - 1) * usual_step_seconds(train) * (train.num_steps - train.first_step)
-    return (cost, saved) if cost > saved else None
+    saved = max(0.0, gain.high - 1) * _usual_step_seconds(train) * (train.num_steps - train.first_step)
+    text = f"the compilation is not amortised: it cost {cost:.1f} s and saved at most {saved:.1f} s in this training"
+    return text if cost > saved else ""
 
 
 def break_even_steps(train: TrainResult) -> float | None:
     """Steps after which compiling has won back what it took: its seconds over what a step saves.
 
-    Returns:
-        None when nothing was compiled, when no arm shows what a step takes without, or when none is saved.
+    None where nothing was compiled, where no arm shows what a step takes without, or where none is saved.
     """
-    if train.compile is None or train.probe is None or (eager := _eager_role(train.probe)) is None:
+    gain = _compile_gain(train.probe, train) if train.probe else None
+    if train.compile is None or gain is None or gain.value <= 1:
         return None
-    compiled = arm_ratio(train.probe.rounds, eager, "candidate")
-    if compiled is None or compiled.value <= 1 or len(train.windows) < MIN_WINDOWS:
-        return None
-    return train.compile.seconds / ((compiled.value - 1) * usual_step_seconds(train))
+    return train.compile.seconds / ((gain.value - 1) * _usual_step_seconds(train))
 
 
-def warm_up_seconds(train: TrainResult) -> float | None:
-    """Extra time of the first window of steps: compile, autotuning, cold caches. None if unknown."""
+def _compile_gain(probe: ProbeResult, train: TrainResult) -> Interval | None:
+    """Throughput of the compiled candidate over that of the arm that differs from it in nothing but compilation."""
+    twin = probe.candidate.model_copy(update={"compile": "off"})
+    arms = {"baseline": probe.baseline, "uncompiled": probe.others.get("uncompiled")}
+    eager = next((role for role, arm in arms.items() if arm == twin), None)
+    if eager is None or probe.candidate.compile == "off" or len(train.windows) < MIN_WINDOWS:
+        return None
+    return arm_ratio(probe.rounds, eager, "candidate")
+
+
+def _warm_up_seconds(train: TrainResult) -> float:
+    """Extra time of the first window of steps: compile, autotuning, cold caches. 0 where unknown."""
     if len(train.windows) < MIN_WINDOWS:
-        return None
+        return 0.0
     _, num_steps, seconds = train.windows[0]
-    return max(0.0, seconds - num_steps * usual_step_seconds(train))
+    return max(0.0, seconds - num_steps * _usual_step_seconds(train))
 
 
-def usual_step_seconds(train: TrainResult) -> float:
+def _usual_step_seconds(train: TrainResult) -> float:
     """Median over the windows after the first."""
     return statistics.median(seconds / num_steps for _, num_steps, seconds in train.windows[1:])
-
-
-def _eager_role(probe: ProbeResult) -> str | None:
-    """The arm that differs from the compiled candidate in nothing but compilation."""
-    if probe.candidate.compile == "off":
-        return None
-    twin = probe.candidate.model_copy(update={"compile": "off"})
-    if probe.baseline == twin:
-        return "baseline"
-    return "uncompiled" if probe.others.get("uncompiled") == twin else None

@@ -66,17 +66,9 @@ class _Facts:
     data_wait_fraction: float | None
     validity: Validity
     diagnosis: Diagnosis | None
-    too_small: tuple[float, float] | None
-    not_amortised: tuple[float, float] | None
     card: FactorCard
     share: LimitShare
     scope: str  # in words
-
-    @property
-    def bottleneck(self) -> Cause | None:
-        """Measured limit of the step, arithmetic apart."""
-        cause = self.diagnosis.cause if self.diagnosis else None
-        return None if cause in ("compute-bound", "undecided") else cause
 
 
 def speedup_result(
@@ -86,14 +78,10 @@ def speedup_result(
     earlier: Sequence[float] = (),
     starts: FurtherStarts | None = None,
 ) -> SpeedupResult:
-    """Judge a probe by what further starts of the same work show of the variance between starts.
+    """Judge the probe of a training's own process, with its host's number of cores.
 
-    Args:
-        probe: Of the training's own process.
-        train: What it led to.
-        num_cores: Of the host.
-        earlier: Ratios of earlier starts on the same kind of device, which count without enough of `starts`.
-        starts: Probes of the same arms in further processes of this run.
+    Further processes of this run (`starts`) show the variance between starts. Without enough of them the ratios of
+    `earlier` starts on the same kind of device do.
     """
     inside = speedup_ratio(probe.rounds) if probe else None
     if probe is None or inside is None:
@@ -109,6 +97,7 @@ def speedup_result(
     validity = probe.validity
     if validity.num_cores is None and num_cores is not None:
         validity = judge(validity.model_copy(update={"num_cores": num_cores}))
+    scope: Literal["within this process", "across starts"] = "across starts" if num_starts else "within this process"
     num_samples = probe.samples_per_step.get("candidate", probe.batch_size * probe.candidate.num_devices)
     facts = _Facts(
         probe=probe,
@@ -118,15 +107,11 @@ def speedup_result(
         data_wait_fraction=train.data_wait_fraction if train else None,
         validity=validity,
         diagnosis=diagnose(probe),
-        too_small=too_small(train),
-        not_amortised=not_amortised(probe, train),
         card=factor_card(probe, train.search if train else None),
         share=limit_share(train) if train else LimitShare(),
-        scope=f"across starts, by {num_starts} {'processes' if measured else 'earlier ones'}"
-        if num_starts
-        else "within this process",
+        scope=f"{scope}, by {num_starts} {'processes' if measured else 'earlier ones'}" if num_starts else scope,
     )
-    cause, typical = _cause(facts), typical_ratio(probe.rounds)
+    (cause, explanation), typical = _judge(facts, train), typical_ratio(probe.rounds)
     notes = _conduct(len(probe.warm_up), order_effect) + _typical_step(inside, typical)
     if diverged := [role for role in ("baseline", "candidate") if role in probe.diverged]:
         notes += f" The loss of the {' and the '.join(diverged)} diverged, so the ratio is not that of trainings."
@@ -134,7 +119,7 @@ def speedup_result(
         ratio=ratio.value,
         low=ratio.low,
         high=ratio.high,
-        scope="across starts" if num_starts else "within this process",
+        scope=scope,
         starts="measured" if measured else "borrowed" if borrowed else None,
         num_starts=num_starts,
         starts_reason=further.reason,
@@ -157,7 +142,7 @@ def speedup_result(
         efficiency=facts.efficiency.value if facts.efficiency else None,
         efficiency_low=facts.efficiency.low if facts.efficiency else None,
         efficiency_high=facts.efficiency.high if facts.efficiency else None,
-        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}.{notes}",
+        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {explanation}.{notes}",
         diverged=probe.diverged,
         cause=cause,
         bottleneck=_limit(facts),
@@ -175,24 +160,31 @@ def speedup_result(
     )
 
 
-def _cause(facts: _Facts) -> Cause:
-    """The first that applies: doubts about the number come before explanations of it, measured before presumed ones.
+def _judge(facts: _Facts, train: TrainResult | None) -> tuple[Cause, str]:
+    """The first cause that applies, and its explanation: doubts about the number, then measured causes, then presumed.
 
     A measured bottleneck says more than that the arms are alike or the training is short, and comes before both.
     """
-    contaminated = bool(facts.validity.contaminated)
-    if facts.bottleneck and not contaminated:
-        return facts.bottleneck
-    checks: tuple[tuple[Cause, bool], ...] = (
-        ("identical arms", facts.probe.baseline == facts.probe.candidate),
-        ("contaminated machine", contaminated),
-        ("too few rounds", facts.ratio.significant is None),
-        ("too small", facts.too_small is not None),
-        ("compile not amortised", facts.not_amortised is not None),
-        ("no measurable difference", facts.ratio.significant is False),
-        ("slower", facts.ratio.value < 1.0),
+    significant, contaminated, limit = facts.ratio.significant, bool(facts.validity.contaminated), _limit(facts)
+    is_measured = facts.diagnosis is not None and facts.diagnosis.cause not in (None, "compute-bound", "undecided")
+    small, unpaid = too_small(train), not_amortised(facts.probe, train)
+    check = f"a check of the measurement itself, {_CHECK_TEXT[significant]}"
+    disturbed = f"the machine was disturbed meanwhile ({'; '.join(facts.validity.reasons)})"
+    few_rounds = "too few rounds for an interval; give the probe more time with speedup.max_seconds"
+    check += f"; {disturbed}" if contaminated else ""
+    effect = _effect(facts)
+    limited = f"{effect}{_limit_text(limit, facts)}"
+    cases: tuple[tuple[bool, Cause, str], ...] = (
+        (is_measured and not contaminated, limit, limited),
+        (facts.probe.baseline == facts.probe.candidate, "identical arms", check),
+        (contaminated, "contaminated machine", f"{disturbed}, so repeat it on a quiet one and divide nothing by it"),
+        (significant is None, "too few rounds", few_rounds),
+        (bool(small), "too small", f"{effect}{small}"),
+        (bool(unpaid), "compile not amortised", f"{effect}{unpaid}"),
+        (significant is False, "no measurable difference", limited),
+        (facts.ratio.value < 1.0, "slower", limited),
     )
-    return next((cause for cause, applies in checks if applies), _limit(facts))
+    return next(((cause, text) for applies, cause, text in cases if applies), (limit, limited))
 
 
 def _limit(facts: _Facts) -> Cause:
@@ -213,8 +205,7 @@ def _inferred_limit(facts: _Facts) -> Cause:
 
 
 def _amount(cause: Cause, facts: _Facts) -> str:
-    ratio = facts.ratio
-    against = facts.probe.baseline.label
+    ratio, against = facts.ratio, facts.probe.baseline.label
     if cause == "identical arms":
         return f"{ratio.value:.3f} x between two identical arms, {against}"
     if ratio.significant is False:
@@ -235,11 +226,11 @@ def _conduct(num_warm_up: int, order_effect: CarryOver | None) -> str:
 
 def _typical_step(ratio: Interval, typical: Interval | None) -> str:
     """The typical step, where it differs from the total times."""
-    if typical is None or None in (ratio.low, ratio.high, typical.low, typical.high):
+    if typical is None or ratio.low is None or ratio.high is None or typical.low is None or typical.high is None:
         return ""
-    if (ratio.low or 0.0) <= (typical.high or 0.0) and (typical.low or 0.0) <= (ratio.high or 0.0):
+    if ratio.low <= typical.high and typical.low <= ratio.high:
         return ""
-    ends = format_ends(typical.low or 0.0, typical.high or 0.0, typical.value)
+    ends = format_ends(typical.low, typical.high, typical.value)
     return (
         f" The typical step is {format_ratio(typical.value)} times as fast (95 % interval {ends}): some steps take "
         "much longer, and the ratio is that of total times."
@@ -247,8 +238,7 @@ def _typical_step(ratio: Interval, typical: Interval | None) -> str:
 
 
 def _evidence(facts: _Facts) -> str:
-    num_rounds = len(facts.probe.rounds)
-    rounds = f"{num_rounds} paired round" + ("s" if num_rounds > 1 else "")
+    rounds = f"{len(facts.probe.rounds)} paired round" + ("s" if len(facts.probe.rounds) > 1 else "")
     if facts.ratio.low is None or facts.ratio.high is None:
         return f"({rounds}, no interval)"
     ends = format_ends(facts.ratio.low, facts.ratio.high, facts.ratio.value)
@@ -263,25 +253,11 @@ def format_ends(low: float, high: float, centre: float) -> str:
 def format_ratio(ratio: float, centre: float | None = None) -> str:
     """Round a ratio for reading: one decimal from 2 on, else two, or three where two would hide its side of 1.
 
-    Args:
-        ratio: To format.
-        centre: Of the interval that it is an end of; both are rounded alike.
+    The end of an interval is rounded as its centre.
     """
     if f"{ratio:.2f}" == "1.00":
         return f"{ratio:.3f}"
     return f"{ratio:.1f}" if (centre or ratio) >= MIN_COARSE else f"{ratio:.2f}"
-
-
-def _explanation(cause: Cause, facts: _Facts) -> str:
-    disturbed = f"the machine was disturbed meanwhile ({'; '.join(facts.validity.reasons)})"
-    if cause == "identical arms":
-        check = f"a check of the measurement itself, {_CHECK_TEXT[facts.ratio.significant]}"
-        return f"{check}; {disturbed}" if facts.validity.contaminated else check
-    if cause == "contaminated machine":
-        return f"{disturbed}, so repeat it on a quiet one and divide nothing by it"
-    if cause == "too few rounds":
-        return "too few rounds for an interval; give the probe more time with speedup.max_seconds"
-    return f"{_effect(facts)}{_limit_text(cause, facts)}"
 
 
 def _effect(facts: _Facts) -> str:
@@ -305,16 +281,7 @@ def _effect(facts: _Facts) -> str:
     return "".join(f"{name}: {enumerate_words(parts)}; " for name, parts in texts.items() if parts)
 
 
-def _limit_text(cause: Cause, facts: _Facts) -> str:
-    if cause == "too small" and facts.too_small:
-        startup, training = facts.too_small
-        return f"too small to pay: the training took {training:.1f} s, its start-up and first steps {startup:.1f} s"
-    if cause == "compile not amortised" and facts.not_amortised:
-        cost, saved = facts.not_amortised
-        return (
-            f"the compilation is not amortised: it cost {cost:.1f} s and saved at most {saved:.1f} s in this training"
-        )
-    limit = _limit(facts)
+def _limit_text(limit: Cause, facts: _Facts) -> str:
     if limit == "undecided":
         return "no share of its step is clearly the largest; give the probe more time with speedup.max_seconds"
     if facts.diagnosis and (clause := facts.diagnosis.clause(limit)):
@@ -375,7 +342,7 @@ _FACTOR_TEXT: dict[str, dict[str, str]] = {
         "off": "eager execution",
     },
 }
-_UNNAMED = {
+_UNNAMED = {  # settings whose values need no words of their own
     "num_threads": "other numbers of threads",
     "strategy": "another strategy",
     "gradient_compression": "gradient compression",
@@ -383,17 +350,14 @@ _UNNAMED = {
     "activation_checkpointing": "activation checkpointing",
     "loads": "other shares of the devices",
 }
-"""Of settings whose values need no words of their own."""
 
 
 def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
-    parts: dict[str, str] = {}
-    if candidate.num_devices != baseline.num_devices:
-        parts["num_devices"] = f"{candidate.num_devices} device" + ("s" if candidate.num_devices > 1 else "")
-    for field, texts in _FACTOR_TEXT.items():
-        if getattr(candidate, field) != getattr(baseline, field):
-            parts[field] = texts[getattr(candidate, field)]
-    if candidate.loading != baseline.loading:
-        parts["loading"] = f"{candidate.loading} loading"
-    unnamed = {name: words for name, words in _UNNAMED.items() if getattr(candidate, name) != getattr(baseline, name)}
-    return parts | unnamed or {"": "the same execution"}
+    words = {
+        "num_devices": f"{candidate.num_devices} device" + ("s" if candidate.num_devices > 1 else ""),
+        **{field: texts[getattr(candidate, field)] for field, texts in _FACTOR_TEXT.items()},
+        "loading": f"{candidate.loading} loading",
+        **_UNNAMED,
+    }
+    parts = {name: text for name, text in words.items() if getattr(candidate, name) != getattr(baseline, name)}
+    return parts or {"": "the same execution"}
