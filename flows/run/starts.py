@@ -11,7 +11,7 @@ from paceline.tasks.files import load_result, save_result
 from paceline.tasks.measure.records import FurtherStarts, Measurement
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.training import TrainResult
-from paceline.tasks.speedup.start_plan import NextStart, next_start
+from paceline.tasks.speedup.between_starts import NextStart, next_start
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.prefect_tasks import measure
 

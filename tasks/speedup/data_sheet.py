@@ -5,10 +5,8 @@ import re
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.record import Record
 
-TERA, GIGA = 1e12, 1e9
 WEIGHT_BYTES = 4
-TRAFFIC_OF_TRAINING = 2
-"""Times that each weight passes the memory in a step at the least: it is read, and written again."""
+TRAFFIC_OF_TRAINING = 2  # times that each weight passes the memory in a step at the least: it is read, and written
 
 
 class DataSheet(Record):
@@ -25,14 +23,9 @@ class DataSheet(Record):
 
 def _teraflops(half: float, single: float, **others: float) -> dict[str, float]:
     """By precision; `half` is of fp16 and, unless `bf16` is 0, of bf16."""
-    peaks = {
-        "16-mixed": half,
-        "bf16-mixed": others.get("bf16", half),
-        "tf32": others.get("tf32", 0),
-        "32-true": single,
-        "64-true": others.get("double", 0),
-    }
-    return {precision: peak * TERA for precision, peak in peaks.items() if peak}
+    peaks = {"16-mixed": half, "bf16-mixed": others.get("bf16", half), "tf32": others.get("tf32", 0)}
+    peaks |= {"32-true": single, "64-true": others.get("double", 0)}
+    return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
 
 
 HOPPER = _teraflops(989.5, 67, tf32=494.7, double=67)
@@ -40,7 +33,7 @@ SHEETS = {
     name: DataSheet(
         name=name,
         flops=peaks["16-mixed"],
-        bytes_per_second=gigabytes * GIGA,
+        bytes_per_second=gigabytes * 1e9,
         source=f"NVIDIA {source}",
         pattern=pattern,
         peaks=peaks,
@@ -48,11 +41,8 @@ SHEETS = {
     for name, pattern, gigabytes, peaks, source in (
         ("T4", "(Tesla|NVIDIA) T4", 320, _teraflops(65, 8.1, bf16=0), "T4 data sheet, 2019"),
         (
-            "V100",
-            "(Tesla|NVIDIA) V100-SXM2-.*",
-            900,
-            _teraflops(125, 15.7, bf16=0, double=7.8),
-            "V100 data sheet, 2020",
+            *("V100", "(Tesla|NVIDIA) V100-SXM2-.*", 900),
+            *(_teraflops(125, 15.7, bf16=0, double=7.8), "V100 data sheet, 2020"),
         ),
         ("L4", "NVIDIA L4", 300, _teraflops(121, 30.3, tf32=60), "L4 data sheet, 2023"),
         ("L40S", "NVIDIA L40S", 864, _teraflops(362, 91.6, tf32=183), "L40S data sheet, 2023"),

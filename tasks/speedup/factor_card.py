@@ -20,22 +20,13 @@ from typing import cast
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio, estimate_ratio
-from paceline.tasks.records.execution import (
-    EXCHANGEABLE,
-    FACTORS,
-    Arm,
-    differing_factors,
-    factor_orders,
-    with_factors,
-)
+from paceline.tasks.records.execution import EXCHANGEABLE, FACTORS, Arm, differing_factors, factor_orders, with_factors
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.speedup.records import Basis, Factor, FactorCard
 
 INTERACTION = "interaction"
 ONE_AT_A_TIME = "one at a time"  # method of a card without a ladder
 SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")  # settings that a search can time alone
-
-
 Terms = dict[str, float]  # weights by role; a log-ratio is their sum over the logs of the arms' seconds per sample
 
 
@@ -45,12 +36,12 @@ def factor_card(probe: ProbeResult, search: AutotuneResult | None = None) -> Fac
     gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
     factors = []
     for factor, name in FACTORS.items():
-        before, after = (getattr(arm, name) for arm in (probe.baseline, probe.candidate))
-        basis: Basis = "unchanged" if before == after else "not measured"
-        value, low, high = _estimate(probe, terms[factor][1]) if factor in terms else (None, None, None)
+        is_same = getattr(probe.baseline, name) == getattr(probe.candidate, name)
+        basis: Basis = "unchanged" if is_same else "not measured"
+        value = low = high = None
         if factor in terms:
-            basis = terms[factor][0]
-        elif before != after and name in gains:
+            basis, (value, low, high) = terms[factor][0], _estimate(probe, terms[factor][1])
+        elif not is_same and name in gains:
             value, low, high, basis = gains[name].value, gains[name].low, gains[name].high, "in the search"
         factors.append(Factor(factor=factor, ratio=value, low=low, high=high, basis=basis))
     value, low, high = _estimate(probe, terms[INTERACTION][1]) if INTERACTION in terms else (None, None, None)
@@ -88,8 +79,7 @@ def factor_terms(probe: ProbeResult) -> dict[str, tuple[Basis, Terms]]:
 
 def _roles(probe: ProbeResult, differing: Collection[str]) -> dict[frozenset[str], str]:
     """The role of the arm that has each combination of the candidate's factors, as far as it was measured."""
-    arms = probe.others | {"candidate": probe.candidate}
-    role_of = {arm: role for role, arm in arms.items()}
+    role_of = {arm: role for role, arm in (probe.others | {"candidate": probe.candidate}).items()}
     role_of[with_factors(probe.baseline, probe.candidate, ())] = "baseline"
     measured = {block.arm for block in probe.rounds[0]} - set(probe.diverged)
     return {
@@ -116,10 +106,9 @@ def _estimate(probe: ProbeResult, terms: Terms) -> tuple[float | None, float | N
 
 
 def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Interval]:
-    """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
+    """Throughput with the candidate's value of each setting over that with the baseline's.
 
-    Returns:
-        By setting: throughput with the candidate's value over throughput with the baseline's.
+    As far as a search has timed it in arms that differ in nothing else.
     """
     gains: dict[str, Interval] = {}
     for probe in search.probes if not search.validity.contaminated else ():

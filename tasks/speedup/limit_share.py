@@ -46,17 +46,14 @@ def limit_share(train: TrainResult) -> LimitShare:
     execution = train.plan or (train.probe.candidate if train.probe else None)
     if execution is None or not rate:
         return LimitShare(why_no_share="no step was timed")
-    precision = execution.precision
-    flops = train.cost.training_flops * rate
+    precision, flops = execution.precision, train.cost.training_flops * rate
     bytes_moved = None if train.bytes_per_sample is None else train.bytes_per_sample * rate
     share = LimitShare(precision=precision, flops_per_second=flops, bytes_per_second=bytes_moved)
     if train.limit is None or precision not in train.limit.flops_per_second:
         return share.model_copy(update={"why_no_share": train.uncounted or "the device's limit was not measured"})
-    peak = train.limit.flops_per_second[precision]
-    sheet = sheet_of(train.limit.device_name)
+    peak, sheet = train.limit.flops_per_second[precision], sheet_of(train.limit.device_name)
     sheet_peak = sheet.peaks.get(precision) if sheet else None
-    of_limit = flops / peak
-    of_bandwidth = None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
+    of_limit, of_bandwidth = flops / peak, None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
     return share.model_copy(
         update={
             "of_limit": of_limit,
@@ -72,8 +69,7 @@ def limit_share(train: TrainResult) -> LimitShare:
 
 def add_share(speedup: SpeedupResult, share: LimitShare) -> SpeedupResult:
     """The speedup with the share of the limit."""
-    shares = {name: getattr(share, name) for name in ("of_limit", "of_bandwidth", "bound")}
-    return speedup.model_copy(update=shares)
+    return speedup.model_copy(update=share.model_dump(include={"of_limit", "of_bandwidth", "bound"}))
 
 
 def format_flops(rate: float) -> str:
