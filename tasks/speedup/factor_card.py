@@ -38,9 +38,9 @@ def factor_card(probe: ProbeResult, search: AutotuneResult | None = None) -> Fac
     for factor, name in FACTORS.items():
         is_same = getattr(probe.baseline, name) == getattr(probe.candidate, name)
         basis: Basis = "unchanged" if is_same else "not measured"
-        value = low = high = None
+        value, low, high = _estimate(probe, terms[factor][1]) if factor in terms else (None, None, None)
         if factor in terms:
-            basis, (value, low, high) = terms[factor][0], _estimate(probe, terms[factor][1])
+            basis = terms[factor][0]
         elif not is_same and name in gains:
             value, low, high, basis = gains[name].value, gains[name].low, gains[name].high, "in the search"
         factors.append(Factor(factor=factor, ratio=value, low=low, high=high, basis=basis))

@@ -16,16 +16,16 @@ from paceline.tasks.formatting import format_interval
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, estimate_ratio
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.compare import ratio_across
-from paceline.tasks.speedup.study.pairs import as_interval
 
 ORDER = ("old", "new", "new", "old")
 MIN_PAIRS = 3  # fewest that have an interval
+Verdict = Literal["confirmed", "not confirmed", "undecided", "same execution", "not timed"]
 
 
 class Confirmation(Record):
     """Whether an alarm is confirmed. None where not measured."""
 
-    verdict: Literal["confirmed", "not confirmed", "undecided", "same execution", "not timed"]
+    verdict: Verdict
     """`same execution`: nothing that differs could be rebuilt, so that only the machine was compared."""
     ratio: Interval | None = None  # throughput of the new run over that of the last good one, both now
     machine: Interval | None = None  # throughput of the last good run now over what it reached then
@@ -42,45 +42,45 @@ def not_timed(reason: str) -> Confirmation:
 
 
 def confirm(old: Sequence[float], new: Sequence[float], then: float | None, loss: float) -> Confirmation:
-    """Judge an alarm.
+    """Judge an alarm by samples per second of the last good run now (`old`), one for each process.
 
-    Args:
-        old: Samples per second of the last good run now, one for each process.
-        new: Those of the new run, in pairs with `old`; empty where both are executed in the same way.
-        then: Samples per second of the last good run in its own probe; None if unknown.
-        loss: Smallest loss that matters, as a share.
+    `new` are those of the new run, in pairs with `old`; empty where both are executed in the same way. `then` is the
+    last good run's in its own probe; None if unknown. `loss` is the smallest share that matters.
     """
     number = min(len(old), len(new)) if new else len(old)
     if number < MIN_PAIRS:
         return not_timed(f"{number} of at least {MIN_PAIRS} processes of each run could be timed")
     logs = np.log(new[:number]) - np.log(old[:number]) if new else np.empty(0)
-    ratio, machine, share = as_interval(estimate_ratio(logs, FIXED_CONFIDENCE)), None, None
+    ratio, machine, share = estimate_ratio(logs, FIXED_CONFIDENCE), None, None
     text = "the machine's part is unknown, because the last good run has timed no probe"
     if then:
-        now = ratio_across([rate / then for rate in old])  # the rate then is that of one process
-        machine = Interval(value=now.value, low=now.low, high=now.high)
+        machine = ratio_across([rate / then for rate in old])  # the rate then is that of one process
         text = f"the last good run reaches {_format(machine)} of what it reached then"
-        total = math.log(now.value * (ratio.value if ratio else 1.0))
+        total = math.log(machine.value * (ratio.value if ratio else 1.0))
         if total < 0:
-            share = min(1.0, max(0.0, math.log(now.value) / total))
+            share = min(1.0, max(0.0, math.log(machine.value) / total))
             text += f": {share:.0%} of the loss is due to the machine"
-    found: Confirmation = _judge(ratio, loss)
-    update = {"machine": machine, "machine_share": share, "num_pairs": len(logs), "text": f"{found.text}; {text}"}
-    return found.model_copy(update=update)
+    verdict, judged = _judge(ratio, loss)
+    return Confirmation(
+        verdict=verdict,
+        ratio=ratio,
+        machine=machine,
+        machine_share=share,
+        num_pairs=len(logs),
+        text=f"{judged}; {text}",
+    )
 
 
-def _judge(ratio: Interval | None, loss: float) -> Confirmation:
-    open_ = "neither confirmed nor excluded"
+def _judge(ratio: Interval | None, loss: float) -> tuple[Verdict, str]:
     if ratio is None or ratio.low is None or ratio.high is None:
         text = "nothing that differs from the last good run could be executed again: this is about the machine alone"
-        return Confirmation(verdict="same execution", text=f"{open_}: {text}")
+        return "same execution", f"neither confirmed nor excluded: {text}"
     found = f"the new run reaches {_format(ratio)} of the last good run's throughput when both are timed now"
     if ratio.high < 1:
-        return Confirmation(verdict="confirmed", ratio=ratio, text=f"confirmed: {found}")
+        return "confirmed", f"confirmed: {found}"
     if ratio.low > 1 - loss:
-        text = f"not confirmed: {found}, which excludes a loss of {loss:.0%}"
-        return Confirmation(verdict="not confirmed", ratio=ratio, text=text)
-    return Confirmation(verdict="undecided", ratio=ratio, text=f"{open_}: {found}")
+        return "not confirmed", f"not confirmed: {found}, which excludes a loss of {loss:.0%}"
+    return "undecided", f"neither confirmed nor excluded: {found}"
 
 
 def _format(ratio: Interval) -> str:

@@ -140,19 +140,19 @@ def judge(
     foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
     usual = float(np.median(foreign_cores)) if foreign_cores else 0.0
     gap, runs = _since_gap(runs)
-    runs = [
-        run.model_copy(update={"contaminated": True})
-        if (run.foreign_cores or 0.0) - usual > margins.foreign_cores
-        else run
-        for run in runs
-    ]
+    disturbed = [run.contaminated or (run.foreign_cores or 0.0) - usual > margins.foreign_cores for run in runs]
+    runs = [run.model_copy(update={"contaminated": one}) for run, one in zip(runs, disturbed, strict=True)]
     scales = (
         _Scale("throughput", -math.log1p(-FOUND * margins.throughput), "throughput"),
         _Scale("score", margins.score, SCORE_WORDS[score_name]),
         _Scale("data wait", margins.data_wait, "data wait"),
     )
     newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
-    judged = [scale.name for scale in scales if _can_judge(scale, newest, before)]
+    judged = []
+    for scale in scales:
+        hosts = [scale.group(run) for run in before if _value(run, scale.measure) is not None]
+        if _value(newest, scale.measure) is not None and scale.group(newest) in _hosts_to_judge_on(hosts):
+            judged.append(scale.name)
     notes = _reasons_not_to_judge(scales, newest, before)
     if not judged:
         text = "; ".join([gap or f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged", *notes])
@@ -163,8 +163,15 @@ def judge(
         text = f"{enumerate_words(judged)} as in the {len(before)} runs before it"
         raw = _raw_change(newest, before) if "throughput" in judged else []
         return RegressionVerdict(verdict="normal", text="; ".join([text, *raw, *notes]))
+    causes = []
     grew = _grew(newest, before) if any(change.measure != "score" for change in changes) else None
-    causes = _causes(changes, newest, before, grew)
+    if grew is not None:
+        item, usual, now = grew
+        causes.append(f"{item.replace('_', ' ')} grew from {_per_sample(usual)} to {_per_sample(now)} a sample")
+    if any(change.measure == "throughput" for change in changes):
+        causes += _raw_change(newest, before, at_least=0.0)
+    if newest.contaminated:
+        causes.append("others used the machine while it was measured")
     text = "; ".join([*(_describe_change(change) for change in changes), *causes, *notes])
     certain = tuple(change for change in changes if change.measure == "score" or not newest.contaminated)
     return RegressionVerdict(
@@ -179,18 +186,11 @@ def _since_gap(runs: Sequence[RunMetrics]) -> tuple[str, Sequence[RunMetrics]]:
     """The runs since the last long gap, and a sentence on a gap that few runs have followed."""
     for index in range(len(runs) - 1, 0, -1):
         earlier, later = runs[index - 1].start_time, runs[index].start_time
-        if earlier is None or later is None or later - earlier <= MAX_GAP_DAYS * SECONDS_PER_DAY:
-            continue
-        days = (later - earlier) / SECONDS_PER_DAY
-        since = len(runs) - index - 1
-        text = f"after {days:.0f} days without a run the history starts again: {since} runs since; from {MIN_BEFORE} on"
-        return f"{text} it is judged", runs[index:]
+        days = 0.0 if earlier is None or later is None else (later - earlier) / SECONDS_PER_DAY
+        if days > MAX_GAP_DAYS:
+            since = f"{len(runs) - index - 1} runs since; from {MIN_BEFORE} on it is judged"
+            return f"after {days:.0f} days without a run the history starts again: {since}", runs[index:]
     return "", runs
-
-
-def _can_judge(scale: "_Scale", newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
-    hosts = [scale.group(run) for run in before if _value(run, scale.measure) is not None]
-    return _value(newest, scale.measure) is not None and scale.group(newest) in _hosts_to_judge_on(hosts)
 
 
 def _hosts_to_judge_on(hosts: Sequence[str]) -> set[str]:
@@ -198,9 +198,7 @@ def _hosts_to_judge_on(hosts: Sequence[str]) -> set[str]:
 
     One host alone in the window says nothing of how hosts differ, so one that ran longer ago does not count.
     """
-    window = set(hosts[-WINDOW:])
-    if len(hosts) < MIN_BEFORE:
-        return set()
+    window = set(hosts[-WINDOW:]) if len(hosts) >= MIN_BEFORE else set[str]()
     return set(hosts) if len(window) > 1 else window
 
 
@@ -246,10 +244,9 @@ def _worst(scale: _Scale, runs: Sequence[RunMetrics]) -> Change | None:
         before = [(scale.group(run), badness) for run, badness in earlier[: max(0, first)] if is_measure(run)]
         judged_on = _hosts_to_judge_on([host for host, _ in before])
         newest = [*earlier[first:], measured[-1]]
-        if all(scale.group(run) in judged_on for run, _ in newest):
-            change = _compare(scale, level_of(before[-WINDOW:]), newest)
-            if change is not None:
-                return change
+        is_judged = all(scale.group(run) in judged_on for run, _ in newest)
+        if is_judged and (change := _compare(scale, level_of(before[-WINDOW:]), newest)) is not None:
+            return change
     return None
 
 
@@ -291,11 +288,9 @@ def _grew(newest: RunMetrics, before: Sequence[RunMetrics]) -> tuple[str, float,
         item: float(np.median([run.item_seconds.get(item, 0.0) * pace for run, pace in zip(timed, paces, strict=True)]))
         for item in (newest.item_seconds if timed else ())
     }
-    if not usual:
-        return None
-    item = max(usual, key=lambda name: newest.item_seconds[name] - usual[name])
-    now = newest.item_seconds[item]
-    return (item, usual[item], now) if now > usual[item] else None
+    item = max(usual, key=lambda name: newest.item_seconds[name] - usual[name], default="")
+    now = newest.item_seconds.get(item, 0.0)
+    return (item, usual[item], now) if item and now > usual[item] else None
 
 
 def _describe_change(change: Change) -> str:
@@ -317,20 +312,6 @@ def _describe_change(change: Change) -> str:
 
 def _round(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004
-
-
-def _causes(
-    changes: Sequence[Change], newest: RunMetrics, before: Sequence[RunMetrics], grew: tuple[str, float, float] | None
-) -> list[str]:
-    causes = []
-    if grew is not None:
-        item, usual, now = grew
-        causes.append(f"{item.replace('_', ' ')} grew from {_per_sample(usual)} to {_per_sample(now)} a sample")
-    if any(change.measure == "throughput" for change in changes):
-        causes += _raw_change(newest, before, at_least=0.0)
-    if newest.contaminated:
-        causes.append("others used the machine while it was measured")
-    return causes
 
 
 def _raw_change(newest: RunMetrics, before: Sequence[RunMetrics], at_least: float = 0.1) -> list[str]:
