@@ -30,14 +30,9 @@ def gate(
 ) -> Gate:
     """Check a model's score, its parity, and whether its run was worse than earlier runs.
 
-    Args:
-        track: the bars.
-        evaluated: its quality as it is delivered: folded, in the precision of the plan.
-        trained: has its score as it was trained.
-        judgement: of its run; None where nobody looked.
-        champion: the test score that the present champion sets as a bar, and of what it is; None without a
-            champion, or it is not known.
-        other_score: what that champion is judged by, where it is not what this model is.
+    `evaluated` is its quality as it is delivered: folded, in the precision of the plan. `champion` is the test score
+    that the present champion sets as a bar, and of what it is; None without a champion, or it is not known.
+    `other_score` is what that champion is judged by, where it is not what this model is.
     """
     score, margin, plain = evaluated.score, track.max_accuracy_loss, trained.plain_score
     name = SCORE_WORDS[evaluated.score_name]
@@ -45,9 +40,8 @@ def gate(
     if track.min_accuracy is not None:
         checks.append((score >= track.min_accuracy, f"{name} {score:.4f}, at least {track.min_accuracy:g}"))
     if other_score is not None:
-        checks.append(
-            (False, f"judged by its {name}, the champion by its {SCORE_WORDS[other_score]}: use another name")
-        )
+        other = f"judged by its {name}, the champion by its {SCORE_WORDS[other_score]}: use another name"
+        checks.append((False, other))
     elif champion is not None:
         bar, whose = champion
         checks.append((score >= bar - margin, f"{name} {score:.4f}, {whose} {bar:.4f}"))
@@ -55,8 +49,5 @@ def gate(
         checks.append((score >= plain - margin, f"{name} {score:.4f}, in 32-true unfolded {plain:.4f}"))
     if judgement is not None:
         checks.append((judgement.verdict != "regression", f"against the runs before it: {judgement.verdict}"))
-    return Gate(
-        passed=all(met for met, _ in checks),
-        met=tuple(text for met, text in checks if met),
-        missed=tuple(text for met, text in checks if not met),
-    )
+    met, missed = (tuple(text for holds, text in checks if holds == wanted) for wanted in (True, False))
+    return Gate(passed=not missed, met=met, missed=missed)

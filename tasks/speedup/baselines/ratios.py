@@ -36,14 +36,13 @@ def add_ratios(
 
     `cold_seconds` are those from the start of the run's process to its result; None where that had other work before.
     """
-    probe, naive, end_to_end = train.probe, Ratio(meaning=speedup.verdict), None
+    probe, naive = train.probe, Ratio(meaning=speedup.verdict)
     if speedup.ratio is not None:
         what = f"the throughput of the naive baseline ({speedup.baseline}): what all settings gain over a plain loop"
         naive = _ratio(Interval(value=speedup.ratio, low=speedup.low, high=speedup.high), what, speedup.scope)
     loop = None if probe is None else arm_ratio(probe.rounds, COMPETENT, "candidate")
     if probe is None or probe.competent is None or loop is None:
-        competent = Ratio(meaning=f"not measured: {_why_no_loop(speedup, config, probe)}")
-        end_to_end = competent
+        competent = end_to_end = Ratio(meaning=f"not measured: {_why_no_loop(speedup, config, probe)}")
     else:
         competent = _ratio(loop, _loop_text(probe.others[COMPETENT], probe.competent), "within this process")
         end_to_end = _end_to_end(config, prepared, train, _seconds(probe, COMPETENT), probe.competent, cold_seconds)
@@ -64,12 +63,11 @@ def add_ratios(
 
 
 def _why_no_loop(speedup: SpeedupResult, config: Config, probe: ProbeResult | None) -> str:
-    settings = config.speedup
     if probe is None:
         return speedup.verdict.removeprefix("not measured: ")
-    if not settings.competent_loop:
+    if not config.speedup.competent_loop:
         return "speedup.competent_loop is false"
-    return probe.left_out.get(COMPETENT, f"speedup.max_seconds={settings.max_seconds:g} has no time for the loop")
+    return probe.left_out.get(COMPETENT, f"speedup.max_seconds={config.speedup.max_seconds:g} has no time for the loop")
 
 
 def _loop_text(arm: Arm, costs: CompetentCosts) -> str:
@@ -106,8 +104,7 @@ def _end_to_end(
     batch = prepared.num_train / (train.steps_per_epoch or 1)
     num_trained = max(0, train.num_steps - NUM_BUILD_STEPS) * batch
     num_evaluated = prepared.num_test * config.model.test_views + train.num_epochs * prepared.num_validation
-    of_evaluation = _location(costs.evaluation_seconds)
-    start = costs.start_seconds + costs.build_seconds
+    of_evaluation, start = _location(costs.evaluation_seconds), costs.start_seconds + costs.build_seconds
     rest = start + prepared.seconds + costs.record_seconds
 
     def over_run(trained: float | None, evaluated: float | None) -> float | None:
@@ -132,15 +129,13 @@ def _end_to_end(
 
 
 def _of_limit(speedup: SpeedupResult, train: TrainResult) -> Ratio:
-    share, value, low, high = limit_share(train), speedup.of_limit, None, None
+    share, value, low, high, interval = limit_share(train), speedup.of_limit, None, None, ""
     if value is None:
         return Ratio(meaning=f"not measured: {share.why_no_share or 'the limit is not known'}")
-    interval = ""
-    if train.probe is not None:
-        step = _seconds(train.probe, "candidate")
-        if step.low is not None and step.high is not None:
-            low, high = value * step.value / step.high, value * step.value / step.low
-            interval = f" (95 % interval {format_share(low)} to {format_share(high)} of the step's time)"
+    step = _seconds(train.probe, "candidate") if train.probe is not None else None
+    if step is not None and step.low is not None and step.high is not None:
+        low, high = value * step.value / step.high, value * step.value / step.low
+        interval = f" (95 % interval {format_share(low)} to {format_share(high)} of the step's time)"
     what = f"of the operations per second of a matrix product in {share.precision} on the same device"
     return Ratio(value=value, low=low, high=high, meaning=f"{format_share(value)}{interval} {what}")
 

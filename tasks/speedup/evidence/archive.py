@@ -71,14 +71,11 @@ def evidence_files(
     summary: dict[str, Any],
     documents: dict[str, bytes],
 ) -> dict[str, bytes]:
-    """The files of the archive by name.
+    """The files of the archive by name: the `documents`, the analysis plan among them, and those of the measurement.
 
-    Args:
-        raw: Step times of the training's probe, then those of the further processes that count.
-        trained: A training with a probe.
-        facts: Of the run: `contaminated`, `reasons`, the ratios `earlier` of earlier starts, and what identifies it.
-        summary: As `--json` prints it; the figures are taken from it. `rows`: as a terminal shows it.
-        documents: Further files, the analysis plan among them.
+    `raw` has the step times of the training's probe, then those of the further processes that count. `facts` of the run
+    are `contaminated`, `reasons`, the ratios `earlier` of earlier starts, and what identifies it. `summary` is as
+    `--json` prints it, with `rows` as a terminal shows them; the figures are taken from it.
 
     Raises:
         RunError: The step times give other figures than the summary.
