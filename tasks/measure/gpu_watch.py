@@ -4,6 +4,7 @@ Samples before and after a measurement would show idle GPUs alone. The driver st
 reused, so that a sample takes four calls per GPU, none of which holds the interpreter's lock while the driver works.
 """
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -117,30 +118,23 @@ class _Sampler:
 
     def __init__(self, boards: list[_Board], own: Callable[[], Pids]) -> None:
         self._boards, self._find_own = boards, own
-        self._own: Pids = frozenset()
-        self._known: Pids = frozenset()
-        self._lists: set[Pids] = set()
-        self._bits = 0
-        self._lowest: float | None = None
+        self._own, self._known, self._lists = Pids(), Pids(), set[Pids]()
+        self._bits, self._lowest = 0, math.inf
         self._watts = (0.0, 0)  # sum and number
         self.sample()
 
     def sample(self) -> None:
-        watts = []
         for board in self._boards:
             clock, bits = board.clock_and_brakes()
             self._bits |= bits
-            if clock is not None:
-                self._lowest = clock if self._lowest is None else min(clock, self._lowest)
-            watts.append(board.watts())
-            pids = board.pids()
-            if pids is not None:
+            self._lowest = min(self._lowest, clock or math.inf)
+            if (pids := board.pids()) is not None:
                 self._lists.add(pids)
                 if not pids <= self._known:  # a child of the run may be gone at the end
                     self._known |= pids
                     self._own |= self._find_own()
-        reported = [each for each in watts if each is not None]
-        if reported and len(reported) == len(watts):
+        reported = [watts for board in self._boards if (watts := board.watts()) is not None]
+        if reported and len(reported) == len(self._boards):
             self._watts = self._watts[0] + sum(reported), self._watts[1] + 1
 
     def sample_until(self, ended: threading.Event, seconds: float) -> None:
@@ -152,7 +146,7 @@ class _Sampler:
         fractions = [pair for board in self._boards for pair in board.braked_fractions().items()]
         brakes = {name for bit, name in BRAKES.items() if self._bits & bit}
         return GpuState(
-            min_clock_fraction=self._lowest,
+            min_clock_fraction=None if self._lowest == math.inf else self._lowest,
             brakes=frozenset(brakes | {brake for brake, share in fractions if share > MIN_COUNTED_FRACTION}),
             braked_fraction=max((share for _, share in fractions), default=None),
             num_foreign=num_foreign(self._lists, self._own),
