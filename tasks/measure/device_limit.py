@@ -41,10 +41,8 @@ def measure_limit(
 ) -> DeviceLimit:
     """Measure the rates of a device, on the current number of threads.
 
-    Args:
-        device: Nothing else should run on it.
-        precisions: Measured next to the usual ones: fp32 and bf16, on a GPU also fp16, and TF32 where it has that.
-        seconds: For all rates together, after warm-up.
+    Nothing else should run on it. `precisions` are measured next to the usual ones: fp32 and bf16, on a GPU also fp16,
+    and TF32 where it has that. `seconds` are for all rates together, after warm-up.
 
     Raises:
         RuntimeError: not even small matrices fit, or the device fails.

@@ -34,8 +34,9 @@ Clock = Callable[[], float]
 MAX_ROLES_IN_PALINDROMES = 3
 """Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
 COMPETENT = "competent"
-COMPETENT_ROUNDS = 10
-"""Rounds in which the competent loop, a process of its own, takes part: it must not take the others' time."""
+COMPETENT_ROUNDS = (
+    10  # in which the competent loop, a process of its own, takes part: it must not take the others' time
+)
 BY_PRODUCTS = ("single", "all_cores", "uncompiled", COMPETENT)
 """Arms that get no time of their own: they measure the efficiency and what compiling saves, as time allows."""
 REPEAT_FACTOR = 2.0
@@ -98,15 +99,10 @@ def run_probe(
 ) -> ProbeResult:
     """Measure the arms against each other; the same result on every rank, but for the validity of its own host.
 
-    While the watch reports contamination and time allows, the rounds start again; the last attempt counts.
-
-    Args:
-        runners: By role: "baseline", "candidate", and any others, such as "single" for parallel efficiency.
-        settings: Its time limit is that of one attempt.
-        agree: Makes rank 0's value known to all ranks; by default that of a single process.
-        watch: Begins to watch the machine; called before each attempt. Given on every rank or on none.
-        clock: Seconds from any origin.
-        steps: Takes the time of each measured step.
+    While the watch reports contamination and time allows, the rounds start again; the last attempt counts. The time
+    limit of the settings is that of one attempt. `runners` are by role: "baseline", "candidate", and any others, such
+    as "single" for parallel efficiency. `watch` begins to watch the machine before each attempt, and is given on every
+    rank or on none. `steps` takes the time of each measured step.
 
     Raises:
         ValueError: "baseline" or "candidate" is missing.

@@ -12,8 +12,7 @@ class Measurement(Record):
     """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
     timed, as before a training (`AutotuneResult`)."""
     all_reduce_bytes: tuple[int, ...] = ()  # sizes of the messages whose all-reduce is timed; needs at least two ranks
-    can_leave_out: bool = False
-    """Whether arms other than baseline and candidate may be left out where they cannot be executed."""
+    can_leave_out: bool = False  # arms other than baseline and candidate may be left out if they cannot be executed
 
     def is_optional(self, label: str | None) -> bool:
         """Whether the arm of a label may be left out."""

@@ -34,8 +34,7 @@ class ComparedRun(Record):
     name: str
     status: str
     start_time: float  # Unix seconds
-    facts: dict[str, str] = Field(default_factory=dict)
-    """What a match verdict looks at; empty for a run that never logged them."""
+    facts: dict[str, str] = Field(default_factory=dict)  # for a match verdict; empty for a run that never logged them
     metrics: dict[str, float] = Field(default_factory=dict)
     params: dict[str, str] = Field(default_factory=dict)
     tags: dict[str, str] = Field(default_factory=dict)
@@ -80,8 +79,7 @@ class Comparison(Record):
     """Runs side by side."""
 
     runs: tuple[ComparedRow, ...]
-    differing: dict[str, tuple[str, ...]]
-    """Settings that are not equal in all runs, with each run's value, in the order of the runs."""
+    differing: dict[str, tuple[str, ...]]  # settings that are not equal in all runs, with the value of each
 
 
 def compare(runs: Sequence[ComparedRun]) -> Comparison:

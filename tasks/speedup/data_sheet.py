@@ -17,8 +17,7 @@ class DataSheet(Record):
     bytes_per_second: float  # of its memory
     source: str
     pattern: str  # regular expression of the names that its driver gives; a part of a GPU (MIG) has another name
-    peaks: dict[str, float]
-    """Floating-point operations per second, dense, by precision; a missing one is not in the sheet."""
+    peaks: dict[str, float]  # FLOP/s, dense, by precision; a missing one is not in the sheet
 
 
 def _teraflops(half: float, single: float, **others: float) -> dict[str, float]:

@@ -19,8 +19,10 @@ from paceline.tasks.records.measurement import ProbeResult
 Measured = Literal["data-bound", "communication-bound", "slow rank", "contention", "update-bound", "launch-bound"]
 Bottleneck = Literal[Measured, "compute-bound", "undecided"]
 
-ALONE = ("alone", "single")
-"""Arms of one device. Under strong scaling the arm that measures the efficiency has the whole batch."""
+ALONE = (
+    "alone",
+    "single",
+)  # of one device; under strong scaling the arm that measures the efficiency has the whole batch
 MIN_SHARE = 0.1
 """A share is a bottleneck when its interval lies above this. Taking a tenth of the step away altogether makes it 1.11
 times as fast: less hardly pays for a change, and the few percent by which caches suit one arm better are no cause."""
@@ -54,8 +56,7 @@ class Diagnosis:
     cause: Bottleneck | None
     """The largest share; `undecided` where that is not the remainder and its interval does not lie above `MIN_SHARE`;
     None with too few rounds for intervals."""
-    slowest: int | None = None
-    """The rank that takes longest without exchange; None where the ranks' times are not recorded."""
+    slowest: int | None = None  # rank that takes longest without exchange; None where ranks' times are not recorded
 
     @property
     def intervals(self) -> dict[str, tuple[float, float | None, float | None]]:

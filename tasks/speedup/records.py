@@ -27,8 +27,7 @@ class Factor(Record):
 class FactorCard(Record):
     """What each factor between the baseline and a run is worth."""
 
-    method: str
-    """`Shapley value over N orders`, whose ratios multiply to that of the run in each round, or `one at a time`."""
+    method: str  # `Shapley value over N orders`, whose ratios multiply to the run's in each round, or `one at a time`
     factors: tuple[Factor, ...]  # in the order from naive to the run, unchanged ones too
     interaction: float | None = None
     interaction_low: float | None = None
@@ -79,8 +78,7 @@ class SpeedupResult(Record):
     typical_high: float | None = None
     """Ratio of the typical (median) steps, with its 95 % interval. It differs from `ratio`, which is of total times,
     where some steps take much longer than others."""
-    autocorrelation: float | None = None
-    """Lag-1 autocorrelation of the rounds' ratios; above 0 it has widened the interval."""
+    autocorrelation: float | None = None  # lag-1, of the rounds' ratios; above 0 it has widened the interval
     num_warm_up: int = 0  # paired rounds that were left out of both arms as warm-up
     carry_over: float | None = None
     """Share by which the ratio is too high because what ran before an arm changes its time; negative for too low."""
@@ -117,8 +115,7 @@ class SpeedupResult(Record):
     of_limit: float | None = None
     """Floating-point operations per second of one device in a training step, over what the same device did in a matrix
     product of the same precision."""
-    of_bandwidth: float | None = None
-    """Bytes per second that a step moves at the least, over what the device did in a copy."""
+    of_bandwidth: float | None = None  # bytes/s that a step moves at the least, over what the device did in a copy
     bound: Literal["memory"] | None = None
     """`memory` where `of_bandwidth` is above `of_limit`. None says neither, because the traffic may be larger."""
     ratios: dict[RatioName, Ratio] = Field(default_factory=dict)

@@ -111,8 +111,8 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
         **_named("speedup.{}", "carry_over carry_over_p", (bias, p_value)),
         "speedup.num_blocks": ratio.size,
         "speedup.num_starts": num_starts,
-        "speedup.significant": excludes_one(low, high) if num_starts else None,
-        "speedup.significant_within_process": excludes_one(*inside[1:]),
+        "speedup.significant": None if not num_starts or low is None else low > 1 or high < 1,
+        "speedup.significant_within_process": None if inside[1] is None else inside[1] > 1 or inside[2] < 1,
         **_named("speedup.variance.{}", "process block step", components),
         **{f"speedup.start_ratios.{at}": one for at, one in enumerate(starts) if is_measured},
         **{f"speedup.start_rounds.{at}": one for at, one in enumerate(num_rounds) if is_measured},
@@ -262,11 +262,6 @@ def autocorrelation(values: Any) -> float | None:
     residuals = residuals - residuals.mean()
     square = float(np.sum(residuals**2))
     return (count * float(np.sum(residuals[1:] * residuals[:-1])) / square + 1) / (count - 3) if square > 0 else 0.0
-
-
-def excludes_one(low: float | None, high: float | None) -> bool | None:
-    """Whether an interval does not hold 1; None without one."""
-    return None if low is None or high is None else low > 1 or high < 1
 
 
 def across_starts(inside: Estimate, starts: list[float], earlier: list[float]) -> tuple[Estimate, int]:

@@ -25,12 +25,10 @@ Verdict = Literal["confirmed", "not confirmed", "undecided", "same execution", "
 class Confirmation(Record):
     """Whether an alarm is confirmed. None where not measured."""
 
-    verdict: Verdict
-    """`same execution`: nothing that differs could be rebuilt, so that only the machine was compared."""
+    verdict: Verdict  # `same execution`: nothing that differs could be rebuilt, so that only the machine was compared
     ratio: Interval | None = None  # throughput of the new run over that of the last good one, both now
     machine: Interval | None = None  # throughput of the last good run now over what it reached then
-    machine_share: float | None = None
-    """Share of the loss since then that is the machine's; None where nothing was lost."""
+    machine_share: float | None = None  # of the loss since then; None where nothing was lost
     num_pairs: int = 0
     earlier_run_id: str | None = None
     text: str

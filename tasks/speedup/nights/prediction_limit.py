@@ -53,9 +53,8 @@ class Level:
 
     def expect(self, host: str) -> float:
         """Value to expect on a host, which may be unknown."""
-        if host not in self.hosts:
-            return self.common
-        return self.common + self._weight(host) * (self.hosts[host][0] - self.common)
+        known, _ = self.hosts.get(host, (self.common, 0))
+        return self.common + self._weight(host) * (known - self.common)
 
     def reach(self, hosts: Sequence[str]) -> float:
         """Distance from the expectation at which the location of new runs on these hosts is called a change."""
@@ -64,8 +63,7 @@ class Level:
         noise = SPANS[len(hosts)] + float(np.mean(of_levels))
         spread = float(np.mean([(1 - weight) ** 2 for weight, _ in weights]))
         parts = (noise * self.noise**2, spread * (1 + math.pi / (2 * len(self.hosts))) * self.host_spread**2)
-        variance = sum(parts)
-        if variance == 0:
+        if (variance := sum(parts)) == 0:
             return 0.0
         degrees = (QN_EFFICIENCY * (self.num_runs - len(self.hosts)), max(1, len(self.hosts) - 1))
         if self.host_spread == 0:
@@ -108,13 +106,9 @@ def location(values: Sequence[float], noise: float) -> float:
 def scale_qn(values: Sequence[float], hosts: np.ndarray | None = None, same: bool = True) -> float:
     """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal.
 
-    Args:
-        values: At least two.
-        hosts: If given, only pairs of one host count, or only pairs of different hosts.
-        same: Which of both.
+    With `hosts` only pairs of the same host count, or only pairs of different hosts.
     """
-    array = np.asarray(values, dtype=np.float64)
-    num = len(array)
+    array, num = np.asarray(values, dtype=np.float64), len(values)
     first, second = np.triu_indices(num, 1)
     distances = np.abs(array[first] - array[second])
     half = num // 2 + 1

@@ -58,8 +58,7 @@ class RunMetrics(Record):
     contaminated: bool = False
     """Others used the machine in another way: no measure for later runs, and itself judged by its score alone.
     `judge` adds those with more foreign cores than usual."""
-    regressed: bool = False
-    """Was found worse than those before it, or was not comparable: no measure for later runs either."""
+    regressed: bool = False  # found worse than those before it, or not comparable: no measure for later runs either
 
 
 class Tolerances(Record):
@@ -78,8 +77,7 @@ class Change(Record):
 
     measure: Measure
     name: str  # of the measure in words: of a score its own, such as accuracy
-    value: float
-    """Location of the newest runs; of the throughput, samples per second at tonight's speed of the baseline."""
+    value: float  # location of the newest runs; of the throughput, samples/s at tonight's speed of the baseline
     expected: float  # level of the runs before, in the same unit
     limit: float  # limit of the alarm, in the same unit
     ratio: float | None = None  # throughput only: `value` over the baseline's throughput in the same run
