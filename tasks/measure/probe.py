@@ -34,9 +34,7 @@ Clock = Callable[[], float]
 MAX_ROLES_IN_PALINDROMES = 3
 """Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
 COMPETENT = "competent"
-COMPETENT_ROUNDS = (
-    10  # in which the competent loop, a process of its own, takes part: it must not take the others' time
-)
+COMPETENT_ROUNDS = 10  # in which the competent loop, its own process, takes part: it must not take the others' time
 BY_PRODUCTS = ("single", "all_cores", "uncompiled", COMPETENT)
 """Arms that get no time of their own: they measure the efficiency and what compiling saves, as time allows."""
 REPEAT_FACTOR = 2.0
@@ -209,10 +207,8 @@ def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup
             affordable = int(settings.max_seconds * len(rounds) / max(elapsed, 1e-9))
             looks = planned_looks(min(settings.num_blocks, affordable))
         reason: StopReason | None = "all blocks done" if len(rounds) >= settings.num_blocks else None
-        if (
-            reason is None and elapsed + elapsed / len(rounds) > settings.max_seconds
-        ):  # another round would end too late
-            reason = "time is up"
+        if reason is None and elapsed + elapsed / len(rounds) > settings.max_seconds:
+            reason = "time is up"  # another round would end too late
         if reason is None and len(rounds) % ROUNDS_PER_LOOK:
             continue
         num_dropped = num_warm_up(rounds)
