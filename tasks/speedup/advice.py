@@ -35,38 +35,37 @@ def next_steps(
 
 def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[str]:
     cause = "not measured" if speedup.ratio is None and speedup.cause is None else speedup.cause
+    larger_batch = f"`recipe.batch_size={config.recipe.batch_size * 2}`"
+    more_time = f"`speedup.max_seconds={config.speedup.max_seconds * 3:g}`"
     fixed = {
         "not measured": "Measure the speedup: `speedup.baseline=probe`.",
         "not divided": "Measure the speedup against a baseline of its own: `speedup.baseline=probe`.",
         "too few runs": "Train the baseline twice more for an interval, or measure both in one run: "
         "`speedup.baseline=probe`.",
-        "undecided": "Give the probe more time to find the limit of the step: "
-        f"`speedup.max_seconds={config.speedup.max_seconds * 3:g}`.",
-        "too few rounds": "Give the probe more time for an interval: "
-        f"`speedup.max_seconds={config.speedup.max_seconds * 3:g}`.",
+        "undecided": f"Give the probe more time to find the limit of the step: {more_time}.",
+        "too few rounds": f"Give the probe more time for an interval: {more_time}.",
         "contaminated machine": "Repeat the run when the machine is quiet; do not compare others with this one.",
         "identical arms": "The run was its own baseline; change one of `execution.precision`, `execution.loading` "
         + ("or `execution.num_devices` " if plan.accelerator == "gpu" else "or `execution.memory_format` ")
         + "to learn what pays.",
         "no measurable difference": "The plain baseline is as fast: prefer it for its simplicity, or try a larger "
-        f"`recipe.batch_size={config.recipe.batch_size * 2}`.",
+        f"{larger_batch}.",
         "slower": "The baseline is faster: run it instead, or find the guilty setting by changing one at a time.",
-        "communication-bound": "More samples per device and step make communication rarer: "
-        f"`recipe.batch_size={config.recipe.batch_size * 2}`; or use fewer devices.",
+        "communication-bound": f"More samples per device and step make communication rarer: {larger_batch}; or use "
+        "fewer devices.",
         "contention": "The devices share memory, caches or clock: use fewer, each with more threads, such as "
         f"`execution.num_devices={max(1, plan.world_size // 2)}`, or more hosts by `execution.num_nodes`.",
         "slow rank": "One rank is slower than the others: look at its host and device, or share the batches by speed: "
         "`execution.worker_load=measured`.",
-        "update-bound": "More samples per step make updates rarer: "
-        f"`recipe.batch_size={config.recipe.batch_size * 2}`; or use an optimizer with less state.",
+        "update-bound": f"More samples per step make updates rarer: {larger_batch}; or use an optimizer with less "
+        "state.",
         "memory-bound": "Memory traffic is the limit: `execution.compile=step` may fuse operators, and "
         "`execution.precision=bf16-mixed` moves fewer bytes.",
         "too small": "Starting took longer than training: measure what pays on a longer one, such as "
         f"`recipe.num_epochs={config.recipe.num_epochs * 10}`, or run small ones like this as they are.",
         "compile not amortised": "Compiling cost more than it saved: `execution.compile=off` for trainings of this "
         "length.",
-        "launch-bound": "Larger steps drown the overhead: "
-        f"`recipe.batch_size={config.recipe.batch_size * 2}`"
+        "launch-bound": f"Larger steps drown the overhead: {larger_batch}"
         + ("; so may `execution.compile=step`." if plan.compile == "off" else "."),
     }
     if cause in fixed:

@@ -138,8 +138,12 @@ def judge(
     foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
     usual = float(np.median(foreign_cores)) if foreign_cores else 0.0
     gap, runs = _since_gap(runs)
-    disturbed = [run.contaminated or (run.foreign_cores or 0.0) - usual > margins.foreign_cores for run in runs]
-    runs = [run.model_copy(update={"contaminated": one}) for run, one in zip(runs, disturbed, strict=True)]
+    runs = [
+        run.model_copy(update={"contaminated": True})
+        if (run.foreign_cores or 0.0) - usual > margins.foreign_cores
+        else run
+        for run in runs
+    ]
     scales = (
         _Scale("throughput", -math.log1p(-FOUND * margins.throughput), "throughput"),
         _Scale("score", margins.score, SCORE_WORDS[score_name]),
