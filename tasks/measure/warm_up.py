@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
 from paceline.tasks.measure.paired_ratio import ROUNDS_PER_LOOK
@@ -32,22 +31,18 @@ def num_warm_up(rounds: Sequence[Sequence[Block]]) -> int:
     logs = ([math.log(block.seconds_per_sample) for block in blocks if block.arm in arms] for blocks in rounds)
     slowness = np.array([np.mean(values) for values in logs])
     dropped, least_left = 0, max(2, math.ceil(LEAST_LEFT * len(rounds)))
-    while length := fall(slowness[dropped:], least_left):
-        dropped += length
-    return dropped
-
-
-def fall(values: npt.NDArray[np.float64], least_left: int) -> int:
-    """Number of values before the likeliest fall of their mean; 0 without a significant one."""
-    count = len(values)
-    splits = range(ROUNDS_PER_LOOK, count - least_left + 1, ROUNDS_PER_LOOK)
-    if not splits:
-        return 0
-    squares = [split * values[:split].var() + (count - split) * values[split:].var() for split in splits]
-    square, split = min(zip(squares, splits, strict=True))
-    size = values[:split].mean() - values[split:].mean()
-    line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
-    if size < MIN_FALL or square > np.sum((values - line) ** 2):
-        return 0
-    error = math.sqrt(square / (count - 2) * (1 / split + 1 / (count - split)))
-    return split if len(splits) * stats.t.sf(size / max(error, 1e-12), count - 2) <= LEVEL else 0
+    while True:  # drop what comes before the likeliest fall of the mean, if it is a significant one
+        values = slowness[dropped:]
+        count = len(values)
+        splits = range(ROUNDS_PER_LOOK, count - least_left + 1, ROUNDS_PER_LOOK)
+        if not splits:
+            return dropped
+        squares = [split * values[:split].var() + (count - split) * values[split:].var() for split in splits]
+        square, split = min(zip(squares, splits, strict=True))
+        size = values[:split].mean() - values[split:].mean()
+        line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
+        error = math.sqrt(square / (count - 2) * (1 / split + 1 / (count - split)))
+        p_value = len(splits) * stats.t.sf(size / max(error, 1e-12), count - 2)
+        if size < MIN_FALL or square > np.sum((values - line) ** 2) or p_value > LEVEL:
+            return dropped
+        dropped += split
