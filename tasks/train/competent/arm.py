@@ -38,16 +38,9 @@ class CompetentLoop:
         stack.callback(self._process.close)
         job = _job(context, arm)
         built = self._ask(job, context.config.speedup.max_seconds)
-        if built["modules"]:
+        if built.pop("modules"):
             raise ArmLostError("its network imports Paceline")
-        self.costs = CompetentCosts(
-            start_seconds=built["start"],
-            build_seconds=built["build"],
-            evaluation_seconds=built["evaluation"],
-            record_seconds=built["record"],
-            num_workers=job["num_workers"],
-            num_threads=job["num_threads"],
-        )
+        self.costs = CompetentCosts(**built, num_workers=job["num_workers"], num_threads=job["num_threads"])
         num_samples = job["batch_size"] * context.spec.world_size
         arithmetic = arithmetic_of(arm.precision, context.spec.plan.accelerator)
         self.runner = ArmRunner(arm, lambda n: self._ask(n, RUN_SECONDS), num_samples, arithmetic=arithmetic)

@@ -137,7 +137,7 @@ class Training:
         with tempfile.TemporaryFile(dir=self._job["directory"]) as file:
             torch.save(network.state_dict(), file)
             file.write(json.dumps({"accuracy": 0.0}).encode())
-        return {"evaluation": times, "record": time.perf_counter() - started}
+        return {"evaluation_seconds": times, "record_seconds": time.perf_counter() - started}
 
     def _draw(self, number: int) -> Iterator[tuple[Tensor, ...]]:
         self._batches.number = number
@@ -201,9 +201,9 @@ def serve(connection: Connection) -> None:
                 started = time.perf_counter()
                 training = Training(request)
                 training.run(1)
-                build = time.perf_counter() - started
+                built = {"start_seconds": start, "build_seconds": time.perf_counter() - started} | training.costs()
                 modules = [name for name in sys.modules if name.partition(".")[0] == "paceline"]
-                connection.send(("done", {"start": start, "build": build, "modules": modules} | training.costs()))
+                connection.send(("done", built | {"modules": modules}))
             else:
                 connection.send(("done", training.run(request)))
         except Exception as error:  # noqa: BLE001  the rank reports it, and measures without this loop

@@ -30,13 +30,13 @@ def test_it_trains_without_paceline_and_its_process_ends_with_all_workers(proces
         process.ask(loop_job(tmp_path, optimizer="nothing"), SECONDS)
     built = process.ask(loop_job(tmp_path), SECONDS)
     assert built["modules"] == []
-    assert built["start"] > 0.1, "torch was imported"
+    assert built["start_seconds"] > 0.1, "torch was imported"
     times = process.ask(5, SECONDS)
     assert len(times) == 5
     assert min(times) > 0
-    assert len(built["evaluation"]) == loop.NUM_EVALUATIONS
-    assert min(built["evaluation"]) > 0
-    assert built["record"] > 0
+    assert len(built["evaluation_seconds"]) == loop.NUM_EVALUATIONS
+    assert min(built["evaluation_seconds"]) > 0
+    assert built["record_seconds"] > 0
     own = psutil.Process(process._process.pid)
     family = [own, *own.children(recursive=True)]
     assert len(family) == 2, "one worker loads"
