@@ -41,8 +41,7 @@ def handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """NVML, and its handles by UUID; None and no handles without a driver."""
     listed = tuple(uuids)
     with nvml() if listed else nullcontext() as library:
-        known = listed if library is not None else ()
-        boards = {uuid: read_nvml(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in known}
+        boards = {uuid: read_nvml(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in listed} if library else {}
         yield library, {uuid: handle for uuid, handle in boards.items() if handle is not None}
 
 

@@ -234,7 +234,7 @@ def _is_narrow(rounds: Sequence[tuple[Block, ...]], settings: Speedup) -> bool:
     compared = roles - {"candidate", COMPETENT}
     judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
     ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
-    widths = [ratio and ratio.half_width for ratio in ratios]
+    widths = [None if ratio is None else ratio.half_width for ratio in ratios]
     return all(width is not None and width <= settings.target_half_width for width in widths)
 
 

@@ -253,8 +253,8 @@ def cheapest(
     best = min(meeting, key=lambda prediction: prediction.device_hours, default=None)
     return CheapestChoice(
         deadline_seconds=deadline_seconds,
-        num_devices=best and best.num_devices,
-        total_seconds=best and best.total_seconds,
-        device_hours=best and best.device_hours,
+        num_devices=best.num_devices if best else None,
+        total_seconds=best.total_seconds if best else None,
+        device_hours=best.device_hours if best else None,
         cost=best.device_hours * price if best and price is not None else None,
     )
