@@ -7,8 +7,7 @@ from typing import Any
 from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from paceline.flows.study.request import StudyRequest
-from paceline.tasks.evaluate.metrics import discordant
-from paceline.tasks.evaluate.pixel_metrics import score_difference
+from paceline.tasks.evaluate.metrics import discordant, score_difference
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.hardware import Hardware

@@ -19,13 +19,7 @@ from paceline.tasks.redact import redact_errors
 @task(name="prepare", cache_policy=NO_CACHE)
 @redact_errors
 def prepare(data: Data, home: str, address: str, seconds: float | None = None) -> PreparedSet:
-    """Prepare the data on Dask, or find it prepared.
-
-    Raises:
-        InputError: The data cannot be used; nothing was published.
-        RunError: The cluster or the disk failed.
-        TimeLimitError: It took longer than its limit.
-    """
+    """Prepare the data on Dask, or find it prepared; errors as in `dask_graph.prepare`, or TimeLimitError."""
     logger = get_run_logger()
     with deadline.time_limit("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
         with list_on(address):

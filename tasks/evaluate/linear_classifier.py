@@ -4,7 +4,6 @@ Reads files that `paceline.tasks.predict` has written. Shapes: N samples, D valu
 """
 
 import hashlib
-import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -56,8 +55,7 @@ def read_features(directory: Path) -> Features:
     import pyarrow.parquet as pq
 
     values_ND: npt.NDArray[np.float32] | None = None
-    labels: list[str] = []
-    num_samples = 0
+    labels, num_samples = list[str](), 0
     for table in _tables(directory, ["features", "true_label"]):
         num_samples += table.num_rows
         rows = table.filter(table["features"].is_valid()).drop_null()
@@ -77,12 +75,6 @@ def read_features(directory: Path) -> Features:
     return Features(values_ND[: len(labels)], tuple(labels), num_left_out=num_samples - len(labels))
 
 
-def read_classes(directory: Path) -> frozenset[str]:
-    """Names of the classes in such files."""
-    labels = (table["true_label"].unique().to_pylist() for table in _tables(directory, ["true_label"]))
-    return frozenset(itertools.chain.from_iterable(labels)) - {None}
-
-
 def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
@@ -99,7 +91,7 @@ def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
 
 def check_classes(train: Path, test: Path) -> None:
     """Raise an InputError unless a classifier fitted on one set can be scored on the other."""
-    train_classes, test_classes = read_classes(train), read_classes(test)
+    train_classes, test_classes = _read_classes(train), _read_classes(test)
     if len(train_classes) < MIN_CLASSES:
         raise InputError(
             f"{train}: images of {len(train_classes)} classes, and a classifier needs {MIN_CLASSES} or more; "
@@ -110,6 +102,11 @@ def check_classes(train: Path, test: Path) -> None:
             f"{test}: has none of the classes of {train} ({', '.join(sorted(train_classes)[:MAX_NAMED])}); "
             "write features of a folder with a folder for each of them"
         )
+
+
+def _read_classes(directory: Path) -> set[str]:
+    labels = (table["true_label"].unique().to_pylist() for table in _tables(directory, ["true_label"]))
+    return set[str]().union(*labels) - {None}
 
 
 def of_classes(features: Features, names: Collection[str]) -> Features:
@@ -123,12 +120,12 @@ def of_classes(features: Features, names: Collection[str]) -> Features:
 
 def count_common_images(train: Features, test: Features) -> int:
     """Test images of which a layer gave, to the bit, what it gave of one to fit on: most likely the same image."""
-    digests = {_digest(row_D) for row_D in train.values_ND}
-    return sum(_digest(row_D) in digests for row_D in test.values_ND)
 
+    def digests(features: Features) -> Iterator[bytes]:
+        return (hashlib.blake2b(row_D.tobytes(), digest_size=16).digest() for row_D in features.values_ND)
 
-def _digest(row_D: npt.NDArray[np.float32]) -> bytes:
-    return hashlib.blake2b(row_D.tobytes(), digest_size=16).digest()
+    known = set(digests(train))
+    return sum(digest in known for digest in digests(test))
 
 
 class Fit(NamedTuple):

@@ -1,6 +1,7 @@
 """The quality on the test split from the ranks' prediction files, where each sample must occur exactly once.
 
-Shapes: N samples, K classes, T targets.
+Of models of pixels these hold statistics in the order of `paceline.tasks.model.objectives`.
+Shapes: N samples, M sets of samples, K classes, T targets, S statistics.
 """
 
 import time
@@ -8,6 +9,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,8 @@ from sklearn import metrics
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.records.data import PreparedSet
-from paceline.tasks.records.training import EvaluateResult
+from paceline.tasks.records.training import EvaluateResult, ScoreName, TrainResult
+from paceline.tasks.scores import ious, mean_iou
 
 TOP_K = (2, 3, 5)
 
@@ -43,11 +46,7 @@ class Predictions:
 
 
 def read_test_split(path: Path, class_names: Sequence[str]) -> TestSplit:
-    """Read the labels, and the targets where there are any, of a prepared set's `test` shards.
-
-    Raises:
-        RunError: There are no label shards.
-    """
+    """Read the labels, and the targets where there are any, of a prepared set's `test` shards; RunError without any."""
     labels, targets = (
         [np.load(shard, allow_pickle=False) for shard in sorted((path / "test").glob(f"*.{kind}.npy"))]
         for kind in ("labels", "targets")
@@ -61,12 +60,8 @@ def read_test_split(path: Path, class_names: Sequence[str]) -> TestSplit:
 def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
     """Merge the ranks' files and put them into the order of the split.
 
-    Args:
-        files: One .npz per rank: `index` (int), `kept` (N x K) and, where predicted, `targets` (N x T).
-        num_samples: Samples of the test split.
-
-    Raises:
-        RunError: A file is unreadable, a sample is missing, repeated or unknown, or a number is not finite.
+    Each is an .npz with `index` (int), `kept` (N x K) and, where predicted, `targets` (N x T). RunError if a file is
+    unreadable, a sample is missing, repeated or unknown, or a number is not finite.
     """
     parts = [_read_file(Path(name)) for name in files]
     if not parts:
@@ -82,8 +77,8 @@ def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
             "lower recipe.learning_rate or use execution.precision=32-true"
         )
     has_targets = all("targets" in part for part in parts)
-    targets = np.concatenate([part["targets"] for part in parts])[order] if has_targets else None
-    return Predictions(outputs, None if targets is None else _as_columns(targets))
+    targets_NT = _as_columns(np.concatenate([part["targets"] for part in parts])[order]) if has_targets else None
+    return Predictions(outputs, targets_NT)
 
 
 def _read_file(path: Path) -> dict[str, npt.NDArray[np.generic]]:
@@ -110,16 +105,16 @@ def _check_once(index_N: Ints, num_samples: int) -> None:
         )
 
 
-def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_second: float) -> EvaluateResult:
-    """Measure the quality of the ranks' predictions.
-
-    Raises:
-        RunError: The predictions do not fit the split (see `read_predictions`), or the split is empty.
-    """
-    started = time.perf_counter()
-    num_samples, num_classes = len(truth.labels_N), len(truth.class_names)
+def _check_any(num_samples: int) -> None:
     if num_samples == 0:
         raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
+
+
+def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_second: float) -> EvaluateResult:
+    """Measure the quality of the ranks' predictions; errors as in `read_predictions`, and of an empty split."""
+    started = time.perf_counter()
+    num_samples, num_classes = len(truth.labels_N), len(truth.class_names)
+    _check_any(num_samples)
     predictions = read_predictions(files, num_samples)
     logits_NK = predictions.outputs
     if logits_NK.shape[1] != num_classes:
@@ -128,8 +123,7 @@ def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_sec
             "they must be equal; train on this set"
         )
     predicted_N, classes = logits_NK.argmax(axis=1), np.arange(num_classes)
-    confusion_KK = metrics.confusion_matrix(truth.labels_N, predicted_N, labels=classes)
-    confusion = tuple(map(tuple, confusion_KK.tolist()))
+    confusion = metrics.confusion_matrix(truth.labels_N, predicted_N, labels=classes).tolist()
     return EvaluateResult(
         num_samples=num_samples,
         accuracy=float(metrics.accuracy_score(truth.labels_N, predicted_N)),
@@ -142,7 +136,7 @@ def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_sec
             name: row[number] / sum(row) if sum(row) else None
             for number, (name, row) in enumerate(zip(truth.class_names, confusion, strict=True))
         },
-        confusion=confusion,
+        confusion=tuple(map(tuple, confusion)),
         angle_rmse_degrees=_angle_rmse(truth.targets_NT, predictions.targets_NT),
         samples_per_second=samples_per_second,
         seconds=time.perf_counter() - started,
@@ -155,8 +149,7 @@ def _angle_rmse(true_NT: Floats | None, predicted_NT: Floats | None) -> float | 
         return None
     if not np.isfinite(predicted_NT).all():
         raise RunError("a predicted angle is not finite; the model has diverged; lower recipe.learning_rate")
-    error_N = predicted_NT[:, 0].astype(np.float64) - true_NT[:, 0].astype(np.float64)
-    around_N = np.angle(np.exp(1j * error_N))
+    around_N = np.angle(np.exp(1j * (predicted_NT[:, 0] - true_NT[:, 0])))
     return float(np.degrees(np.sqrt(np.mean(around_N**2))))
 
 
@@ -167,8 +160,59 @@ def _as_columns(targets: npt.NDArray[np.generic]) -> Floats:
 def discordant(first: Sequence[str], second: Sequence[str], prepared: PreparedSet) -> tuple[int, int]:
     """Test samples right in the second set of files alone, and in the first alone; see `read_predictions`."""
     truth = read_test_split(Path(prepared.path), prepared.class_names)
-    right = [
-        read_predictions(files, len(truth.labels_N)).outputs.argmax(axis=1) == truth.labels_N
-        for files in (first, second)
-    ]
-    return int((~right[0] & right[1]).sum()), int((right[0] & ~right[1]).sum())
+    labels_N = truth.labels_N
+    before_N, after_N = (
+        read_predictions(files, len(labels_N)).outputs.argmax(axis=1) == labels_N for files in (first, second)
+    )
+    return int((~before_N & after_N).sum()), int((before_N & ~after_N).sum())
+
+
+def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
+    """Measure the quality of a segmentation or a denoising; errors as in `read_predictions`, and of an empty split."""
+    started, num_samples = time.perf_counter(), prepared.num_test
+    _check_any(num_samples)
+    totals = read_predictions(train.predictions, num_samples).outputs.sum(axis=0).tolist()
+    facts: dict[str, Any]
+    if train.score_name == "mean_iou":
+        counts, names, num_classes = totals[1:], prepared.class_names, len(prepared.class_names)
+        right, actual = counts[:num_classes], counts[2 * num_classes :]
+        recalls = (both / pixels if pixels else None for both, pixels in zip(right, actual, strict=True))
+        facts = {
+            "accuracy": sum(right) / max(1.0, sum(actual)),
+            "per_class_accuracy": dict(zip(names, recalls, strict=True)),
+            "mean_iou": mean_iou(counts),
+            "per_class_iou": dict(zip(names, ious(counts), strict=True)),
+        }
+    else:
+        _, similar, psnr, noisy_psnr = (total / num_samples for total in totals)
+        facts = {"ssim": similar, "psnr_db": psnr, "noisy_psnr_db": noisy_psnr}
+    return EvaluateResult(
+        num_samples=num_samples,
+        score_name=train.score_name,
+        samples_per_second=train.prediction_samples_per_second,
+        seconds=time.perf_counter() - started,
+        **facts,
+    )
+
+
+def score_difference(
+    first: Sequence[str], second: Sequence[str], prepared: PreparedSet, score_name: ScoreName
+) -> tuple[float, float]:
+    """The score of the second set of predictions less that of the first, and its standard error.
+
+    The samples are the same in both, so they are left out one by one in both: the jackknife (Tukey 1958; Efron and
+    Stein, "The Jackknife Estimate of Variance", 1981), which only requires a smooth score. Of a mean it is the standard
+    error of the mean. The files and errors are those of `read_predictions`.
+    """
+    num = prepared.num_test
+    before_NS, after_NS = (read_predictions(files, num).outputs for files in (first, second))
+    before, after = before_NS.sum(axis=0), after_NS.sum(axis=0)
+    (difference,) = _scores(after[None], num, score_name) - _scores(before[None], num, score_name)
+    without_N = _scores(after - after_NS, num - 1, score_name) - _scores(before - before_NS, num - 1, score_name)
+    return float(difference), float(np.sqrt((num - 1) * without_N.var()))
+
+
+def _scores(totals_MS: Floats, num_samples: int, score_name: ScoreName) -> Floats:
+    if score_name == "ssim":
+        return totals_MS[:, 1] / max(1, num_samples)
+    return np.array([mean_iou(totals) for totals in totals_MS[:, 1:].tolist()])

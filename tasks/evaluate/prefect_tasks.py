@@ -6,8 +6,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from paceline.tasks import deadline
-from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
+from paceline.tasks.evaluate.metrics import evaluate_predictions, evaluate_statistics, read_test_split
 from paceline.tasks.files import load_result, save_result
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.training import EvaluateResult, TrainResult
@@ -20,11 +19,7 @@ from paceline.tasks.scores import class_scores, quality_facts
 def evaluate(
     train: TrainResult, prepared: PreparedSet, seconds: float | None = None, directory: Path | None = None
 ) -> EvaluateResult:
-    """Measure the quality of the ranks' predictions on the test split.
-
-    Raises:
-        TimeLimitError: It took longer than its limit.
-    """
+    """Measure the quality of the ranks' predictions on the test split; TimeLimitError if it took too long."""
     log = get_run_logger()
     cache = directory and directory / "evaluated.json"
     done = load_result(cache, EvaluateResult, train.predictions) if cache else None
@@ -44,8 +39,7 @@ def evaluate(
         save_result(cache, result, train.predictions)
     log.info("On %d test samples: %s", result.num_samples, ", ".join(map(" ".join, quality_facts(result))))
     word, scores = class_scores(result)
-    measured = [(value, name) for name, value in scores.items() if value is not None]
-    if measured:
+    if measured := [(value, name) for name, value in scores.items() if value is not None]:
         worst, name = min(measured)
         log.info("Class of the least %s: %s, %.2f %%", word, name, 100 * worst)
     return result

@@ -1,7 +1,4 @@
-"""The output of a layer in place of the network's output.
-
-Shapes: N samples, C channels, H height, W width, D values of a layer.
-"""
+"""The output of a layer in place of the network's. Shapes: N samples, C channels, H height, W width, D values."""
 
 import threading
 

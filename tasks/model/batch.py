@@ -32,39 +32,6 @@ def take_samples(batch: Batch, start: int, stop: int) -> Batch:
     return batch._replace(**parts, weight=weight)
 
 
-class StepScheduleLike(Protocol):
-    """The steps of a training laid over its epochs; steps are counted over all of them."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a complete epoch."""
-
-    @property
-    def num_past_steps(self) -> int:
-        """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
-
-    def position(self, step: int) -> tuple[int, int]:
-        """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
-
-    def samples(self, step: int) -> int:
-        """Number of samples after a number of steps, over all epochs."""
-
-    def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch ends after a number of steps."""
-
-    def epoch_end(self, step: int) -> int:
-        """The first step from this one on after which an epoch is over."""
-
-    def num_steps(self, num_epochs: int) -> int:
-        """Steps of a training of a number of epochs."""
-
-    def largest_part(self, rank: int) -> int:
-        """Samples of a rank's largest part of any batch."""
-
-    def even_step(self, step: int) -> float:
-        """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
-
-
 class BatchSource(Protocol):
     """Source of batches: sized in steps per epoch, positioned by global step."""
 

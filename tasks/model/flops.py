@@ -24,11 +24,8 @@ UNKNOWN = {"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product_
 def count_cost(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[Cost | None, str]:
     """Count what one sample needs, forward and in training, on a copy of the network.
 
-    Counts batches of two sizes, because their difference is what grows with the samples.
-
-    Returns:
-        The cost. None with the reason where the network uses operators that cannot be counted, and does not give its
-        operations itself.
+    Counts batches of two sizes, because their difference is what grows with the samples. The cost is None, with the
+    reason, where the network uses operators that cannot be counted, and does not give its operations itself.
     """
     try:
         counts, reason = _count_growth(network, image_shape)
@@ -91,13 +88,13 @@ class _Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage, key = tensor.untyped_storage(), _storage_id(tensor)
+        num_bytes, key = tensor.untyped_storage().nbytes(), _storage_id(tensor)
         if key not in self._storages:  # a view of what is stored already takes no memory
             self._storages[key] = tensor
             if tensor.is_floating_point():
-                self.totals["saved_values"] += storage.nbytes() / tensor.itemsize
+                self.totals["saved_values"] += num_bytes / tensor.itemsize
             else:
-                self.totals["saved_bytes"] += storage.nbytes()
+                self.totals["saved_bytes"] += num_bytes
         return tensor
 
 

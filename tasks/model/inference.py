@@ -1,8 +1,9 @@
-"""Forward passes over a split without gradients: validation and prediction are the same loop.
+"""Forward passes over a split without gradients, the same loop for validation and prediction, and folded batch norms.
 
 Shapes: N samples, C channels, H height, W width, T regression targets.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from paceline.tasks.model.batch import Batch, take_samples
 from paceline.tasks.model.objectives import Outputs, Task
@@ -53,9 +55,50 @@ def predictions(
                     if len(part_N) == 1 or not is_out_of_memory(error):
                         raise
                     half = len(part_N) // 2
-                    waiting.append((part_N[half:], take_samples(part, half, len(part_N))))
-                    waiting.append((part_N[:half], take_samples(part, 0, half)))
+                    second = part_N[half:], take_samples(part, half, len(part_N))
+                    waiting += [second, (part_N[:half], take_samples(part, 0, half))]
                     continue
                 yield Prediction(part_N, part, inputs_NCHW, outputs)
     finally:
         network.train(was_training)
+
+
+def fold_batch_norm(network: nn.Module) -> nn.Module:
+    """A copy for evaluation in which each convolution does its batch norm's work, wherever the two are neighbours.
+
+    In evaluation batch norm is y = (x - mean) / sqrt(var + eps) * weight + bias with fixed numbers, which the
+    convolution's weights and bias can take over (Jacob et al., "Quantization and Training of Neural Networks for
+    Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2). Only rounding differs. The copy cannot be trained.
+
+    The pairs are found in `nn.Sequential` parts, and in the attribute `norm_pairs` of other parts.
+    """
+    folded = copy.deepcopy(network).eval()
+    for part in folded.modules():
+        pairs = list(getattr(part, "norm_pairs", ()))
+        # Not its `named_children`, which has a layer that is used twice once.
+        layers = list(part._modules.items()) if isinstance(part, nn.Sequential) else []
+        for index, (name, layer) in enumerate(layers):
+            norm_name = _norm_behind(layers[index + 1 : index + 3])
+            if isinstance(layer, nn.Conv2d) and norm_name is not None:
+                pairs.append((name, norm_name))
+        for name, norm_name in pairs:
+            part.add_module(name, fuse_conv_bn_eval(getattr(part, name), getattr(part, norm_name)))
+            part.add_module(norm_name, nn.Identity())
+    return folded
+
+
+def _norm_behind(layers: list[tuple[str, nn.Module]]) -> str | None:
+    """The name of a batch norm that can be folded: the first of two layers, or the second one after a max-pool.
+
+    A max-pool may stay where it is while no weight of the norm is negative: growing functions and the choice of the
+    largest commute.
+    """
+    for position, (name, layer) in enumerate(layers):
+        if isinstance(layer, nn.BatchNorm2d):
+            weight: torch.Tensor | None = layer.weight  # None without weights of its own, which its type does not say
+            is_fixed = layer.running_mean is not None and layer.running_var is not None
+            commutes = position == 0 or weight is None or bool((weight >= 0).all())
+            return name if is_fixed and commutes else None
+        if not isinstance(layer, nn.MaxPool2d):
+            break
+    return None

@@ -1,8 +1,7 @@
 """Muon: the filters of convolutions over images take orthogonal steps; biases, dense layers and all else take SGD's.
 
-Shapes: B matrices of one shape, R rows, C columns.
-
 `torch.optim.Muon` (2.13) takes matrices only, has no weights of fixed norm, and would be one optimizer of two.
+Shapes: B matrices of one shape, R rows, C columns.
 """
 
 from collections import defaultdict
@@ -19,8 +18,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 3
 REST_MOMENTUM = 0.85  # of biases and dense layers
 RATE_FACTOR = "rate_factor"  # of a group of parameters: what its learning rate is multiplied by
-_FILTER_DIMENSIONS = 4
-_MATRIX_DIMENSIONS = 2
+_FILTER_DIMENSIONS, _MATRIX_DIMENSIONS = 4, 2
+
+Tensors = list[torch.Tensor]
 
 
 class Muon(torch.optim.Optimizer):
@@ -32,12 +32,9 @@ class Muon(torch.optim.Optimizer):
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); the fixed norm, three
     iterations and SGD for the rest: airbench94_muon (github.com/KellerJordan/cifar10-airbench).
 
-    Args:
-        network: Its trained parameters of four dimensions are filters.
-        learning_rate: Rate of the filters; other parameters have multiples of it.
-        momentum: Momentum of the filters.
-        weight_decay: Decay of all but filters, times the filters' rate.
-        fused: Whether all but filters are updated in one pass.
+    The network's trained parameters of four dimensions are filters, with this learning rate and momentum; other
+    parameters have multiples of the rate, and alone decay, by `weight_decay` times the filters' rate. `fused` updates
+    these in one pass.
     """
 
     def __init__(
@@ -64,28 +61,17 @@ class Muon(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if not weights:
                 continue
-            states = [self.state[weight] for weight in weights]
-            for weight, state in zip(weights, states, strict=True):
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(weight)
-            momenta = [state["momentum_buffer"] for state in states]
+            for weight in weights:
+                if "momentum_buffer" not in self.state[weight]:
+                    self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+            momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
             gradients = [gradient for weight in weights if (gradient := weight.grad) is not None]
             if group["is_orthogonal"]:
                 _step_filters(weights, gradients, momenta, group["momentum"], group["lr"])
             else:
-                sgd(
-                    weights,
-                    gradients,
-                    momenta,
-                    fused=group["fused"],
-                    foreach=False,
-                    weight_decay=group["weight_decay"],
-                    momentum=group["momentum"],
-                    lr=group["lr"],
-                    dampening=0.0,
-                    nesterov=True,
-                    maximize=False,
-                )
+                options = {name: group[name] for name in ("fused", "weight_decay", "momentum", "lr")}
+                options |= {"foreach": False, "dampening": 0.0, "nesterov": True, "maximize": False}
+                sgd(weights, gradients, momenta, **options)
 
 
 def orthogonalise(matrices_BRC: torch.Tensor) -> torch.Tensor:
@@ -104,13 +90,7 @@ def orthogonalise(matrices_BRC: torch.Tensor) -> torch.Tensor:
     return iterate_BRC.mT if is_tall else iterate_BRC
 
 
-def _step_filters(
-    filters: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    momenta: list[torch.Tensor],
-    momentum: float,
-    learning_rate: float,
-) -> None:
+def _step_filters(filters: Tensors, gradients: Tensors, momenta: Tensors, momentum: float, rate: float) -> None:
     torch._foreach_mul_(momenta, momentum)
     torch._foreach_add_(momenta, gradients)
     directions = torch._foreach_add(gradients, momenta, alpha=momentum)
@@ -122,6 +102,6 @@ def _step_filters(
         # Tensor cores where there are any; the iteration is as good in 16 bits.
         exact = stacked.dtype
         dtype = torch.bfloat16 if stacked.is_cuda and exact == torch.float32 else exact
-        steps = orthogonalise(stacked.flatten(2).to(dtype)).to(exact).mul_(learning_rate).view_as(stacked)
+        steps = orthogonalise(stacked.flatten(2).to(dtype)).to(exact).mul_(rate).view_as(stacked)
         for weight, step in zip((filters[index] for index in alike), steps, strict=True):
             weight.mul_(len(weight) ** 0.5 / weight.norm()).sub_(step)

@@ -128,15 +128,13 @@ class Segmentation(Task):
     def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Cross-entropy; then the correct, predicted and actual pixels of each class."""
         logits_NKHW, classes_NHW = outputs[0], self._classes(batch)
-        known_NHW = classes_NHW != NO_CLASS
-        predicted_NHW = logits_NKHW.argmax(1)
-        masks = (known_NHW & (predicted_NHW == classes_NHW), known_NHW, known_NHW)
-        counts = [
-            functional.one_hot(kinds.clamp(min=0), self._num_classes).mul(mask[..., None]).sum(dim=(1, 2))
-            for kinds, mask in zip((classes_NHW, predicted_NHW, classes_NHW), masks, strict=True)
-        ]
-        loss_N = self._losses(logits_NKHW, classes_NHW)
-        return torch.cat([loss_N.double()[:, None], *(count.double() for count in counts)], dim=1)
+        known_NHW, predicted_NHW = classes_NHW != NO_CLASS, logits_NKHW.argmax(1)
+        right_NHW = known_NHW & (predicted_NHW == classes_NHW)
+        counts = (
+            functional.one_hot(kinds.clamp(min=0), self._num_classes).mul(mask[..., None]).sum(dim=(1, 2)).double()
+            for kinds, mask in ((classes_NHW, right_NHW), (predicted_NHW, known_NHW), (classes_NHW, known_NHW))
+        )
+        return torch.cat([self._losses(logits_NKHW, classes_NHW).double()[:, None], *counts], dim=1)
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
         """Mean intersection over union of the classes that are predicted or present."""
@@ -150,10 +148,8 @@ class Segmentation(Task):
 class Denoising(Task):
     """The image without the noise that is added to it. The score is the mean structural similarity.
 
-    Args:
-        noise: Standard deviation, of 255.
-        std_C: Deviations of the channels, by which images are divided, in units of full scale.
-        seed: Seed of the noise.
+    `noise` is its standard deviation, of 255; `std_C` are the deviations of the channels, by which images are divided,
+    in units of full scale; `seed` is that of the noise.
     """
 
     score_name: ScoreName = "ssim"
@@ -161,15 +157,14 @@ class Denoising(Task):
     num_statistics = num_kept = 4
 
     def __init__(self, noise: float, std_C: Sequence[float], seed: int) -> None:
-        self._noise = noise / FULL_SCALE
+        self._noise, self._seed = noise / FULL_SCALE, seed
         self._std_C = [std or 1.0 for std in std_C]
-        self._seed = seed
 
     def inputs(self, batch: Batch) -> torch.Tensor:
         """With noise."""
-        images_NCHW, noise_seeds_N = batch.images_NCHW, batch.noise_seeds_N
-        assert noise_seeds_N is not None
-        noise_NCHW = gaussian(noise_seeds_N, tuple(images_NCHW.shape[1:]), self._seed).to(images_NCHW.dtype)
+        images_NCHW = batch.images_NCHW
+        assert batch.noise_seeds_N is not None
+        noise_NCHW = gaussian(batch.noise_seeds_N, tuple(images_NCHW.shape[1:]), self._seed).to(images_NCHW.dtype)
         return images_NCHW + noise_NCHW * (self._noise / self._scale(images_NCHW))
 
     def _scale(self, images_NCHW: torch.Tensor) -> torch.Tensor:

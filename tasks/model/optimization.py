@@ -1,35 +1,24 @@
-"""The loss of a batch and the optimizer that lowers it. Plain functions over tensors.
-
-Shapes: N samples, T regression targets.
-"""
-
-from __future__ import annotations
+"""The loss of a batch, the optimizer that lowers it, and the average of the weights."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.conf.recipe import Recipe
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.muon import Muon
+from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.transfer import parameter_groups
-
-if TYPE_CHECKING:
-    from paceline.tasks.model.batch import Batch
-    from paceline.tasks.model.objectives import Task
 
 _MARK = "_dynamo_weak_dynamic_indices"
 """What `maybe_mark_dynamic` leaves at a tensor of a compiled step; what is made of it needs its own."""
 
 
 def batch_loss(network: nn.Module, batch: Batch, recipe: Recipe, task: Task) -> torch.Tensor:
-    """Scalar loss of a batch in a task, times its weight.
-
-    With the weight, the mean over ranks that DistributedDataParallel takes is the exact mean over the
-    samples of the global batch, also when the ranks' shares differ.
-    """
+    """Scalar loss of a batch in a task, times its weight (see `Batch.weight`)."""
     inputs_NCHW = task.inputs(batch)
     if hasattr(batch.images_NCHW, _MARK) and inputs_NCHW is not batch.images_NCHW:
         torch._dynamo.maybe_mark_dynamic(inputs_NCHW, 0)
@@ -95,3 +84,50 @@ def learning_rate_factor(recipe: Recipe, step: float, steps_per_epoch: int) -> f
     if recipe.schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * progress))
     return 1.0 - progress
+
+
+class WeightAverage:
+    """Exponential moving average of a network's trained weights and floating-point buffers; sharded where that is.
+
+    The sum starts at zero and is divided by the weight of all its terms, so that the initial weights have no part in
+    the average: sum / (1 - decay^steps), the bias correction of Kingma and Ba, "Adam" (2015). A step costs one pass
+    over the weights and reads nothing on the host, also in a CUDA graph.
+
+    Create it once the network is where it is trained: it reads the weights in place. `decay` is per step, between 0 and
+    1; `sums` are those of an earlier process, by the names of the weights.
+    """
+
+    def __init__(self, network: nn.Module, decay: float, sums: dict[str, torch.Tensor] | None = None) -> None:
+        frozen = {name for name, weight in network.named_parameters() if not weight.requires_grad}
+        state = network.state_dict().items()
+        weights = {name: value for name, value in state if value.is_floating_point() and name not in frozen}
+        self._decay = decay
+        self.sums = {name: torch.zeros_like(value) for name, value in weights.items()}
+        for name, saved in (sums or {}).items():
+            total, value = self.sums[name], saved
+            if isinstance(total, DTensor) and not isinstance(saved, DTensor):  # one rank was there before
+                local = saved.to(total.device)
+                value = distribute_tensor(local, total.device_mesh, total.placements, src_data_rank=None)
+            total.copy_(value)
+        self.buffers = [self.sums[name] for name, _ in network.named_buffers() if name in self.sums]
+        """Sums of the buffers, which differ from rank to rank."""
+        self._local_sums = [_local(value) for value in self.sums.values()]
+        self._local_weights = [_local(value) for value in weights.values()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the weights after a step into the average."""
+        torch._foreach_lerp_(self._local_sums, self._local_weights, 1.0 - self._decay)
+
+    @torch.no_grad()
+    def load_into(self, network: nn.Module, num_steps: int) -> None:
+        """Load the average after `num_steps` steps into an unsharded network; collective where weights are sharded."""
+        total = 1.0 - self._decay**num_steps
+        weights = network.state_dict()
+        for name, value in self.sums.items():
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            weights[name].copy_(full / total)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

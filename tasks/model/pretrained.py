@@ -1,13 +1,15 @@
-"""Pretrained weights: read without executing code, checked against the network, loaded into it.
+"""Weights from files: those of a trained model, and pretrained ones, which are checked against the network.
 
-The same weights have several names: a wrapper puts its own before each parameter's. Names are compared without what all
-of them begin with. All must fit except the heads, which are reinitialised for other classes.
+They are read as tensors only: no code in them is executed. The same weights have several names: a wrapper puts its own
+before each parameter's. Names are compared without what all of them begin with. All must fit except the heads, which
+are reinitialised for other classes.
 """
 
 import hashlib
 import io
 import pickle
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from paceline.conf.model import Model
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.transfer import heads_of, part_of
-from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.model_bundle import WEIGHTS, read_model
+from paceline.tasks.records.data import ModelFacts, PreparedSet, Pretrained
 
 Tensors = dict[str, torch.Tensor]
-SAFETENSORS = ".safetensors"
 WRAPPERS = ("module.", "model.", "network.", "_orig_mod.")
 """What wrappers, Lightning's modules and ours among them, put before the names of all parameters."""
 INSIDE = ("state_dict", "model_state_dict", "model")  # under which checkpoints have the weights
@@ -29,6 +31,8 @@ OF_TORCH = (b"PK", b"\x80")  # how its files begin: as archives, and the older o
 COUNTER = "num_batches_tracked"  # of batch norm: no weight, and not in older files
 MAX_NAMES = 3
 NUM_DIMENSIONS = 4  # of a convolution's weight: outputs, inputs, height, width
+
+_fault = partial(InputError, setting="model.pretrained")
 
 
 def blank_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
@@ -40,39 +44,31 @@ def blank_network(model: Model, image_shape: tuple[int, int, int], num_classes: 
 def read_weights(path: Path) -> tuple[Tensors, str]:
     """A file's tensors by their names without wrappers', and the sha256 of the very bytes that they were read from.
 
-    Raises:
-        InputError: it cannot be read, holds more than tensors and plain types, or no weights.
+    InputError if it cannot be read, holds more than tensors and plain types, or no weights.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be read ({error.strerror}); give a file of weights", setting="model.pretrained"
-        ) from error
+        raise _fault(f"{path}: cannot be read ({error.strerror}); give a file of weights") from error
     try:
-        if path.suffix == SAFETENSORS:
+        if path.suffix == ".safetensors":
             import safetensors.torch as safetensors  # on use: most ranks begin by the seed
 
             tensors: dict[str, Any] = safetensors.load(content)
         else:
             tensors = _state(content)
     except pickle.UnpicklingError:  # whose words advise to load it all the same
-        raise InputError(
+        raise _fault(
             f"{path}: holds more than tensors and plain types; nothing of it was executed; "
-            "save its state dict alone (model.state_dict()), or as .safetensors",
-            setting="model.pretrained",
+            "save its state dict alone (model.state_dict()), or as .safetensors"
         ) from None
     except Exception as error:  # readers raise anything on hostile bytes
-        raise InputError(
+        raise _fault(
             f"{path}: not a file of weights ({one_line(error)[:200]})",
             hint="save the model's state dict, for example torch.save(model.state_dict(), FILE)",
-            setting="model.pretrained",
         ) from error
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(
-            f"{path}: not a file of weights; it must hold tensors by their names, as a state dict does",
-            setting="model.pretrained",
-        )
+        raise _fault(f"{path}: not a file of weights; it must hold tensors by their names, as a state dict does")
     return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
 
 
@@ -90,12 +86,10 @@ def _state(content: bytes) -> dict[str, Any]:
 
 def _wrapping(names: Iterable[str]) -> str:
     """Prefix that wrappers added to all names."""
-    unprefixed, before = list(names), ""
-    while prefix := next(
-        (wrapper for wrapper in WRAPPERS if unprefixed and all(name.startswith(wrapper) for name in unprefixed)), None
-    ):
+    bare, before = list(names), ""
+    while prefix := next((each for each in WRAPPERS if bare and all(name.startswith(each) for name in bare)), None):
         before += prefix
-        unprefixed = [name.removeprefix(prefix) for name in unprefixed]
+        bare = [name.removeprefix(prefix) for name in bare]
     return before
 
 
@@ -107,37 +101,32 @@ def _without_wrapper(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where: str) -> tuple[str, ...]:
     """Names of the parameters to reinitialise: those of heads for other classes.
 
-    Raises:
-        InputError: They are another network's, or of images with other channels.
+    InputError if the weights are another network's, or of images with other channels.
     """
     expected, heads = _without_wrapper(network.state_dict()), heads_of(network)
-    differing = {
-        name for name, tensor in expected.items() if name not in tensors or tensors[name].shape != tensor.shape
-    }
+    same = {name for name, tensor in expected.items() if name in tensors and tensors[name].shape == tensor.shape}
+    differing = expected.keys() - same
     fresh = set(heads).intersection(map(part_of, differing)) if same_classes else set(heads)
     needed = {name: tensor for name, tensor in expected.items() if part_of(name) not in fresh}
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
     unknown = [name for name in tensors if name not in expected and part_of(name) not in fresh]
-    for word, names in (("without", missing), ("with", unknown)):
-        if names:
-            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-            raise _other_network(where, f", {word} {', '.join(names[:MAX_NAMES])}{more}")
+    if names := missing or unknown:
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        word = "without" if missing else "with"
+        raise _other_network(where, f", {word} {', '.join(names[:MAX_NAMES])}{more}")
     for name, tensor in needed.items():
         _check_shape(name, tensors.get(name, tensor), tensor, where)
     return tuple(name for name in expected if part_of(name) in fresh)
 
 
 def _other_network(where: str, difference: str) -> InputError:
-    return InputError(
-        f"{where}: these weights are of another network{difference}",
-        hint="set model.name, model.width and model.depth as they were for these weights",
-        setting="model.pretrained",
-    )
+    hint = "set model.name, model.width and model.depth as they were for these weights"
+    return _fault(f"{where}: these weights are of another network{difference}", hint=hint)
 
 
 def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
-    if found.shape != wanted.shape:
-        ours, theirs = list(wanted.shape), list(found.shape)
+    ours, theirs = list(wanted.shape), list(found.shape)
+    if ours != theirs:
         if len(ours) == len(theirs) == NUM_DIMENSIONS and ours[:1] + ours[2:] == theirs[:1] + theirs[2:]:
             raise InputError(
                 f"{where}: {name} is for {theirs[1]} channels, and here are {ours[1]}; "
@@ -176,3 +165,21 @@ def initial_state(model: Model, like: PreparedSet, weights: Pretrained, seed: in
     content = io.BytesIO()
     torch.save(network.state_dict(), content)
     return content.getvalue()
+
+
+def load_trained_model(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
+    """Load a trained network with its weights, on the CPU in float32 and in evaluation mode, and its description.
+
+    The digest is that of `paceline.tasks.model_bundle.digest_of`. InputError as in its `read_model`, or if the weights
+    do not fit the description.
+    """
+    facts, weights = read_model(directory, digest)
+    network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
+    try:
+        network.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError:  # whose words advise to load it all the same
+        raise InputError(f"{directory / WEIGHTS}: holds more than tensors; nothing of it was executed") from None
+    except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
+        reason = one_line(error)[:200]
+        raise InputError(f"{directory / WEIGHTS}: not the weights of the model next to it ({reason})") from error
+    return network.eval(), facts

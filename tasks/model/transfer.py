@@ -11,7 +11,7 @@ from paceline.conf.config import Config
 from paceline.conf.recipe import Recipe
 from paceline.tasks.errors import InputError
 from paceline.tasks.model.muon import RATE_FACTOR
-from paceline.tasks.model.networks.test_time_augmentation import ViewMean
+from paceline.tasks.model.networks.registry import ViewMean
 from paceline.tasks.model.networks.user_network import OwnNetwork
 
 HEADS = ("classify", "regress", "fc", "head", "classifier")
@@ -48,19 +48,11 @@ def part_of(name: str) -> str:
 def freeze(network: nn.Module, what: str) -> None:
     """Keep a part as it is: no gradients, and as in evaluation, so that batch norms keep their statistics.
 
-    Calling `train()` of the whole network undoes the latter; Lightning keeps the modes that it finds.
-
-    Args:
-        network: Network whose parameters are all trained.
-        what: `backbone`, all but the heads; or the name of a part of its core, which is frozen with all that is
-            registered before it.
-
-    Raises:
-        KeyError: It has no such part.
-        ValueError: The part has a head in it, or stands behind one.
+    Calling `train()` of the whole network undoes the latter; Lightning keeps the modes that it finds. `what` is
+    `backbone`, all but the heads; or the name of a part of the core, which is frozen with all that is registered before
+    it. KeyError if there is no such part; ValueError if it has a head in it, or stands behind one.
     """
-    core, heads = core_of(network), heads_of(network)
-    parts = dict(core.named_modules())
+    parts, heads = dict(core_of(network).named_modules()), heads_of(network)
     if what == "backbone":
         frozen = [name for name in parts if part_of(name) not in heads]
     else:
@@ -81,37 +73,35 @@ def freeze(network: nn.Module, what: str) -> None:
 def check_parts(config: Config, network: nn.Module) -> None:
     """Check `model.freeze` and `recipe.backbone_rate`; this freezes the network.
 
-    Raises:
-        InputError: It has no such part, or nothing would be trained.
+    InputError if it has no such part, or nothing would be trained.
     """
-    name, layer, heads = config.model.name, config.model.freeze, heads_of(network)
-    if not heads and (layer == "backbone" or config.recipe.backbone_rate != 1):
-        setting = (
-            "model.freeze=backbone" if layer == "backbone" else f"recipe.backbone_rate={config.recipe.backbone_rate:g}"
-        )
+    name, layer, heads, core = config.model.name, config.model.freeze, heads_of(network), core_of(network)
+    slower = f"recipe.backbone_rate={config.recipe.backbone_rate:g}" if config.recipe.backbone_rate != 1 else None
+    if not heads and (layer == "backbone" or slower):
+        setting = "model.freeze=backbone" if layer == "backbone" else slower
         raise InputError(f"{setting} needs a network with a head, and model.name={name} has none; remove it")
     if layer in ("none", "backbone"):
         return
     try:
         freeze(network, layer)
     except KeyError:
-        weights = [weight.split(".") for weight, _ in core_of(network).named_parameters()]
+        weights = [weight.split(".") for weight, _ in core.named_parameters()]
         parts = {".".join(names[:length]) for names in weights for length in (1, 2)}
-        names = [part for part, _ in core_of(network).named_modules() if part in parts and part not in heads]
+        names = [part for part, _ in core.named_modules() if part in parts and part not in heads]
         raise InputError(f"model.freeze={layer}: {name} has no such layer; it has {', '.join(names)}") from None
     except ValueError:
         raise InputError(
             f"model.freeze={layer}: the head would stay as well, which is to be trained; name a layer before "
             f"{heads[0]}, or use backbone"
         ) from None
-    if any(layer.startswith(f"{part}.") for part in getattr(core_of(network), "unordered", ())):
+    if any(layer.startswith(f"{part}.") for part in getattr(core, "unordered", ())):
         raise InputError(
             f"model.freeze={layer}: these layers do not run in the order of their names; name another part"
         )
-    trained = {part_of(weight) for weight, of in core_of(network).named_parameters() if of.requires_grad}
-    if config.recipe.backbone_rate != 1 and trained <= set(heads):
+    trained = {part_of(weight) for weight, of in core.named_parameters() if of.requires_grad}
+    if slower and trained <= set(heads):
         raise InputError(
-            f"recipe.backbone_rate={config.recipe.backbone_rate:g} has no use with model.freeze={layer}, which leaves "
+            f"{slower} has no use with model.freeze={layer}, which leaves "
             "the head alone to be trained; drop one of them"
         )
     if not any(weight.requires_grad for weight in network.parameters()):

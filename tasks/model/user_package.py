@@ -10,8 +10,7 @@ from paceline.tasks.plugins import load_plugin
 def check_package(model: Model, recorded: Plugin | None) -> str | None:
     """What of a user's model is not as it was when it was trained, for people; None if nothing is, or it is ours.
 
-    Raises:
-        InputError: the package is not installed here, or another one offers that name.
+    InputError if the package is not installed here, or another one offers that name.
     """
     if model.name in EMBEDDED_MODELS:
         return None
@@ -20,10 +19,8 @@ def check_package(model: Model, recorded: Plugin | None) -> str | None:
     except InputError as error:
         if recorded is None:
             raise
-        fault, _ = fault_and_hint(error)
-        raise InputError(
-            f"{fault}; install {recorded.package} {recorded.version}, which it was trained with"
-        ) from error
+        wanted = f"install {recorded.package} {recorded.version}, which it was trained with"
+        raise InputError(f"{fault_and_hint(error)[0]}; {wanted}") from error
     if recorded is None:
         return f"nobody has recorded which package model {model.name} was trained with; here is {plugin.identity}"
     if plugin.package != recorded.package:

@@ -19,9 +19,9 @@ from paceline.conf.execution import Precision
 from paceline.tasks.cluster.hardware import cpu_kind
 from paceline.tasks.data.loading.batch import Normalise, set_layout
 from paceline.tasks.files import private_directory
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
-from paceline.tasks.model.load import load_trained_model
+from paceline.tasks.model.inference import fold_batch_norm
 from paceline.tasks.model.out_of_memory import is_out_of_memory
+from paceline.tasks.model.pretrained import load_trained_model
 from paceline.tasks.model.transfer import reach_and_stride
 from paceline.tasks.predict.job import Parity, Settings, batch_size_for
 from paceline.tasks.predict.outputs import Arrays, asked_of, compare_outputs, with_head

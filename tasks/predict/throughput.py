@@ -17,7 +17,7 @@ from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.flops import count_cost
-from paceline.tasks.model.load import load_trained_model
+from paceline.tasks.model.pretrained import load_trained_model
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures
 from paceline.tasks.predict.predictor import Predictor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.tasks.records.record import Choice
 
 if TYPE_CHECKING:
-    from paceline.tasks.model.batch import StepScheduleLike
+    from paceline.tasks.data.loading.sampling import StepSchedule
 
 MAX_SHARE = 0.02  # largest part of the time for checkpoints
 MAX_LOST_SECONDS = 300.0  # most work that a failure may lose
@@ -37,7 +37,7 @@ class CheckpointInterval:
         now: clock reading, seconds.
     """
 
-    def __init__(self, course: StepScheduleLike, log_steps: int, step: int, now: float) -> None:
+    def __init__(self, course: StepSchedule, log_steps: int, step: int, now: float) -> None:
         self._course = course
         self._log_steps = log_steps
         self._since = step

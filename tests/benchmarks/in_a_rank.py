@@ -17,14 +17,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from paceline.tasks.data.loading.sampling import StepSchedule
 from paceline.tasks.data.loading.split_reader import open_split
-from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.streaming import _NUM_BUFFERS
 from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.flops import count_cost
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
-from paceline.tasks.model.inference import predictions
+from paceline.tasks.model.inference import fold_batch_norm, predictions
 from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank.callbacks import (

@@ -28,7 +28,7 @@ from PIL import Image
 from paceline.conf.augmentation import Vary
 from paceline.conf.data import Data
 from paceline.tasks.data.decode import transform
-from paceline.tasks.data.decode.byte_scaling import scale_bytes
+from paceline.tasks.data.decode.transform import scale_bytes
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.split_reader import open_split

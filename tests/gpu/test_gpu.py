@@ -13,8 +13,7 @@ from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
-from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
-from paceline.tasks.model.weight_average import WeightAverage
+from paceline.tasks.model.optimization import WeightAverage, batch_loss, build_optimizer, prepare_optimizer_state
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
 from paceline.tasks.train.step.precision import make_scaler, prepare_network, set_arithmetic

@@ -10,21 +10,24 @@ import numpy.typing as npt
 
 from paceline.tasks.data.decode import transform
 from paceline.tasks.data.decode.map_ahead import map_ahead
+from paceline.tasks.data.decode.transform import DecodeError, UInt8s, UnreadError
 from paceline.tasks.data.listing import Origin
 from paceline.tasks.data.samples import Extent, Item, Picture, Samples
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import one_line
 
-T = TypeVar("T")
-_AHEAD = 4  # samples for each thread that decodes, which are in memory
-
 # Shape suffixes: N samples that could be read, H height, W width, C channels, T targets.
+
+T = TypeVar("T")
+Picked = tuple[UInt8s, UInt8s | None]  # a picture (H, W, C), and its mask (H, W) if it has one
+Hook = Callable[[], None]  # called between the samples
+_AHEAD = 4  # samples for each thread that decodes, which are in memory
 
 
 class Pixels(NamedTuple):
     """Samples that were read."""
 
-    images_NHWC: npt.NDArray[np.uint8]
+    images_NHWC: UInt8s
     targets_NT: npt.NDArray[np.float32] | None
     positions: list[int]  # positions of the images among the requested samples
     reasons: dict[int, str]  # positions of the samples that cannot be read, and why, on one line
@@ -32,30 +35,21 @@ class Pixels(NamedTuple):
 
 
 def read_pixels(
-    origin: Origin,
-    samples: Samples,
-    image_size: int,
-    channels: int,
-    between: Callable[[], None] = lambda: None,
-    num_threads: int = 1,
+    origin: Origin, samples: Samples, image_size: int, channels: int, between: Hook = lambda: None, num_threads: int = 1
 ) -> Pixels:
     """Read and scale samples to `image_size`.
 
-    Raises:
-        InputError: The source cannot be opened from here.
-        RunError: The user's source fails, or yields something else.
+    InputError if the source cannot be opened from here; RunError if the user's source fails, or yields something else.
     """
     images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
     targets: list[npt.NDArray[np.float32]] = []
-    positions: list[int] = []
-    reasons: dict[int, str] = {}
-    num_unread = 0
+    positions, reasons, num_unread = list[int](), dict[int, str](), 0
     work = partial(_pixels_of, image_size=image_size, fit=origin.fit)
     results = map_items(origin, samples, image_size, work, between, num_threads)
     for position, (item, pixels) in enumerate(results):
-        if isinstance(pixels, transform.DecodeError):
+        if isinstance(pixels, DecodeError):
             reasons[position] = str(pixels)
-            num_unread += isinstance(pixels, transform.UnreadError)
+            num_unread += isinstance(pixels, UnreadError)
             continue
         image_HWC = images_NHWC[len(positions)]
         colours_HWC, mask_HW = pixels
@@ -70,22 +64,17 @@ def read_pixels(
 
 
 def map_items(
-    origin: Origin,
-    samples: Samples,
-    image_size: int,
-    work: Callable[[Item], T],
-    between: Callable[[], None],
-    num_threads: int,
-) -> Iterator[tuple[Item, T | transform.DecodeError]]:
+    origin: Origin, samples: Samples, image_size: int, work: Callable[[Item], T], between: Hook, num_threads: int
+) -> Iterator[tuple[Item, T | DecodeError]]:
     """Read samples, and do `work` on them in threads: item, and the result or why there is none, in order.
 
     Decoders work outside of Python's lock. Errors are as in `read_pixels`.
     """
 
-    def attempt(item: Item) -> T | transform.DecodeError:
+    def attempt(item: Item) -> T | DecodeError:
         try:
             return work(item)
-        except transform.DecodeError as error:
+        except DecodeError as error:
             return error
 
     def items() -> Iterator[Item]:
@@ -100,9 +89,7 @@ def map_items(
         yield from map_ahead(pool, attempt, items(), _AHEAD * num_threads)
 
 
-def read_whole(
-    origin: Origin, samples: Samples, image_size: int
-) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | transform.DecodeError]:
+def read_whole(origin: Origin, samples: Samples, image_size: int) -> Iterator[Picked | DecodeError]:
     """Read samples at their own sizes, one after the other: pixels and mask, or why one cannot be read.
 
     A source that draws its images draws them in `image_size`. Errors are as in `read_pixels`.
@@ -111,7 +98,7 @@ def read_whole(
     return (pixels for _, pixels in map_items(origin, samples, image_size, work, lambda: None, 1))
 
 
-def picture_of(item: Item, image_size: int, fit: Extent) -> npt.NDArray[np.uint8]:
+def picture_of(item: Item, image_size: int, fit: Extent) -> UInt8s:
     """A sample's picture (H, W, C)."""
     picture = _content(item.picture)
     if isinstance(picture, bytes):
@@ -119,8 +106,7 @@ def picture_of(item: Item, image_size: int, fit: Extent) -> npt.NDArray[np.uint8
     return transform.resize(picture, image_size, fit)
 
 
-def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
-    """A sample's picture (H, W, C), and its mask (H, W) if it has one: 1 for the first class, 0 for none."""
+def _pixels_of(item: Item, image_size: int, fit: Extent) -> Picked:
     colours_HWC, picture = picture_of(item, image_size, fit), item.picture
     if item.mask is None:
         return colours_HWC, None
@@ -129,14 +115,14 @@ def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np
         return colours_HWC, transform.resize_mask(mask, image_size, fit)
     if isinstance(picture, bytes):
         return colours_HWC, transform.decode_mask(mask, picture, image_size, fit)
-    raise transform.DecodeError("its mask is a file, and the image pixels; give both in one form")
+    raise DecodeError("its mask is a file, and the image pixels; give both in one form")
 
 
 def _content(content: Picture | Exception) -> Picture:
-    if isinstance(content, transform.DecodeError):
+    if isinstance(content, DecodeError):
         raise content
     if isinstance(content, OSError):
-        raise transform.UnreadError(content.strerror or "file not found")
+        raise UnreadError(content.strerror or "file not found")
     if isinstance(content, Exception):
-        raise transform.DecodeError(one_line(content))
+        raise DecodeError(one_line(content))
     return content

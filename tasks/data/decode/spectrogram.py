@@ -31,12 +31,9 @@ Floats = npt.NDArray[np.float64]
 
 
 def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: int) -> npt.NDArray[np.uint8]:
-    """Draw a clip of a whole signal of `rate` samples per second.
+    """Draw a clip of a whole signal of `rate` samples per second; errors as in `cut`.
 
-    Returns:
-        Grey (image_size, image_size, 1), in steps of 1/255 of the dynamic range.
-
-    DecodeError if the ratio of the two rates has too large numbers.
+    It is grey (image_size, image_size, 1), in steps of 1/255 of the dynamic range.
     """
     level_BW = decibels(band_powers(cut(samples_T, rate, signal), signal, image_size))
     rows = overlaps(np.linspace(0, len(level_BW), image_size + 1), len(level_BW))
@@ -83,8 +80,8 @@ def band_powers(clip_T: Floats, signal: Signal, num_columns: int) -> Floats:
     frequencies_F, _, density_FW = scipy_signal.spectrogram(
         clip_T, signal.sample_rate, window="hann", nperseg=window, noverlap=window - hop, detrend="constant"
     )
-    bands_BF = bands(signal, len(frequencies_F), signal.num_bands or num_columns)
-    power_BW = bands_BF @ density_FW * (signal.sample_rate / window)
+    shares_BF = bands(signal, len(frequencies_F), signal.num_bands or num_columns)
+    power_BW = shares_BF @ density_FW * (signal.sample_rate / window)
     columns = overlaps(np.linspace(0, power_BW.shape[1], num_columns + 1), power_BW.shape[1])
     mean_BW: Floats = power_BW @ (columns / columns.sum(axis=1, keepdims=True)).T
     return mean_BW
@@ -93,15 +90,13 @@ def band_powers(clip_T: Floats, signal: Signal, num_columns: int) -> Floats:
 @lru_cache(maxsize=8)
 def bands(signal: Signal, num_frequencies: int, num_bands: int) -> Floats:
     """The share (B, F) that each band has of the cell of each frequency, a cell being as wide as their distance."""
-    cell = signal.sample_rate / signal.window_samples
-    top = signal.sample_rate / 2
+    cell, top = signal.sample_rate / signal.window_samples, signal.sample_rate / 2
     if signal.kind == "stft":
         # From the upper edge of the first cell, which is that of the mean: as many bands as cells are these themselves.
         return overlaps((np.linspace(0, top, num_bands + 1) + cell / 2) / cell + 0.5, num_frequencies)
     corners = hertz(np.linspace(0, mel(top), num_bands + 2))
     edges = np.linspace(-0.5, num_frequencies - 0.5, num_frequencies + 1) * cell
-    shares = [np.diff(_area_of_triangle(edges, *corners[band : band + 3])) / cell for band in range(num_bands)]
-    return np.array(shares)
+    return np.array([np.diff(_area_of_triangle(edges, *corners[band:][:3])) / cell for band in range(num_bands)])
 
 
 def mel(frequency: float) -> float:

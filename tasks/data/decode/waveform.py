@@ -1,7 +1,4 @@
-"""Decodes a WAV, FLAC, MP3, Ogg, NumPy or Parquet file to one signal in time.
-
-The first bytes decide on the format, not the name.
-"""
+"""Decodes a WAV, FLAC, MP3, Ogg, NumPy or Parquet file to one signal in time; its first bytes decide on the format."""
 
 import io
 import warnings
@@ -13,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.io import wavfile
 
-from paceline.tasks.data.decode import audio
+from paceline.tasks.data.decode import media
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.errors import one_line
 
@@ -30,15 +27,10 @@ Rate = int | Fraction
 
 
 def decode(content: bytes, default_rate: int) -> tuple[Floats, Rate]:
-    """Decode a file: the mean of its channels, where integers have an amplitude of 1 at their full scale.
+    """Samples (T) of a file and how many there are in a second, which need not be a whole number.
 
-    Files without a rate have `default_rate` samples per second.
-
-    Returns:
-        Samples (T) and how many there are in a second, which need not be a whole number.
-
-    Raises:
-        DecodeError: The file is empty, damaged, of another kind, or holds no numbers in time.
+    They are the mean of its channels, where integers have an amplitude of 1 at their full scale. Files without a rate
+    have `default_rate`. DecodeError if it is empty, damaged, of another kind, or holds no numbers in time.
     """
     if not content:
         raise DecodeError("empty file")
@@ -77,8 +69,8 @@ def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], R
         return samples, rate
     if content.startswith(_NUMPY):
         return np.load(io.BytesIO(content), allow_pickle=False), default_rate
-    if audio.is_audio(content):
-        return audio.decode(content, MAX_SAMPLES)
+    if media.is_audio(content):
+        return media.decode_audio(content, MAX_SAMPLES)
     if not content.startswith(_PARQUET):
         raise DecodeError("neither a WAV nor a NumPy nor a Parquet file, nor FLAC, MP3 or Ogg")
     # A row for each sample, a column for each channel, and perhaps one with their times.
@@ -90,17 +82,14 @@ def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], R
     if not channels:
         raise DecodeError(f"no column of samples besides {TIME}")
     rate = _rate(table[TIME]) if TIME in table.column_names else default_rate
-    columns = [_numbers(table, name) for name in channels]
+    for name in channels:
+        column = table[name]
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise DecodeError(f"column {name} holds {column.type}; samples are numbers, and their times are in {TIME}")
+        if column.null_count:
+            raise DecodeError(f"column {name} lacks {column.null_count} of {len(column)} samples")
+    columns = [np.asarray(table[name].to_numpy()) for name in channels]
     return columns[0] if len(columns) == 1 else np.column_stack(columns), rate
-
-
-def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.generic]:
-    column = table[name]
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise DecodeError(f"column {name} holds {column.type}; samples are numbers, and their times are in {TIME}")
-    if column.null_count:
-        raise DecodeError(f"column {name} lacks {column.null_count} of {len(column)} samples")
-    return np.asarray(column.to_numpy())
 
 
 def _rate(column: pa.ChunkedArray) -> Fraction:
@@ -108,11 +97,10 @@ def _rate(column: pa.ChunkedArray) -> Fraction:
     if column.null_count or len(column) < 2:  # noqa: PLR2004
         raise DecodeError(f"{TIME} needs two times or more, one for each sample")
     times = column.to_numpy()
-    seconds = (
-        (times - times[0]) / np.timedelta64(1, "s")
-        if times.dtype.kind in "mM"
-        else times.astype(np.float64) - float(times[0])
-    )
+    if times.dtype.kind in "mM":
+        seconds = (times - times[0]) / np.timedelta64(1, "s")
+    else:
+        seconds = times.astype(np.float64) - float(times[0])
     step = seconds[-1] / (len(seconds) - 1)
     if not step > 0 or np.abs(seconds - step * np.arange(len(seconds))).max() > JITTER * step:
         raise DecodeError(f"{TIME} does not have equal steps; give one sample after each {step:.6g} s")

@@ -1,9 +1,7 @@
-"""Batched augmentation on the device: random crops, colour jitter, mixup and CutMix.
+"""Batched augmentation on the device: random crops, colour jitter, mixup, CutMix and progressive resizing.
 
 Every number is a function of the seed, the epoch and the sample's place in its order, so all loaders, any number of
-passes and a resumed run have the same.
-
-Shapes: N samples, C channels, H height, W width, U random numbers of a sample.
+passes and a resumed run have the same. Shapes: N samples, C channels, H height, W width, U random numbers of a sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,16 +14,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.conf.augmentation import COLOURS, Vary
-from paceline.tasks.data.loading.batch import set_layout
-from paceline.tasks.data.loading.pinned_ring import Array
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading.batch import Array, set_layout
+from paceline.tasks.data.loading.sampling import Int64s
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import uniform
 
 Floats = npt.NDArray[np.float64]
 
 NUM_TRIES = 10  # tries for a crop that fits into the image; the fallback is the largest central crop, as in torchvision
+NUM_STAGES = 4  # of progressive resizing
+STEP_PIXELS = 4  # sizes are multiples of it: convolutional networks halve them, and few sizes need few compilations
 GREY = (0.299, 0.587, 0.114)  # Luma of red, green and blue: ITU-R BT.601, as Pillow and torchvision have it
-_CROPS, _PLACE, _COLOUR, _MIX = (slice(0, 2 * NUM_TRIES), slice(20, 22), slice(22, 25), slice(25, 29))
+_CROPS, _PLACE, _COLOUR, _MIX = slice(0, 2 * NUM_TRIES), slice(20, 22), slice(22, 25), slice(25, 29)
 _NUM_UNIFORM = 29  # U. Each use has its own ones, so that switching one on leaves the others as they were.
 
 
@@ -38,12 +39,11 @@ class Variation:
     def __init__(
         self, settings: Vary, mean: Sequence[float], std: Sequence[float], seed: int, device: torch.device
     ) -> None:
-        self._settings = settings
+        self._settings, self._seed = settings, seed
         self._mean_C = torch.tensor(mean, device=device).view(1, -1, 1, 1)
         self._std_C = torch.tensor([deviation or 1.0 for deviation in std], device=device).view(1, -1, 1, 1)
-        self._seed = seed
 
-    def draw(self, draw_N: npt.NDArray[np.int64], shape: tuple[int, int]) -> dict[str, Array]:
+    def draw(self, draw_N: Int64s, shape: tuple[int, int]) -> dict[str, Array]:
         """Draw for images of a height and width, where `draw_N` is another number for each sample and epoch."""
         settings, drawn = self._settings, dict[str, Array]()
         if not settings.is_on or not len(draw_N):
@@ -86,12 +86,8 @@ def grey(pixels_NCHW: Tensor) -> Tensor:
     if pixels_NCHW.shape[1] % COLOURS:
         return pixels_NCHW
     frames_NTCHW: Tensor = pixels_NCHW.unflatten(1, (-1, COLOURS))
-    return (
-        (frames_NTCHW * _grey_weights(pixels_NCHW.device))
-        .sum(dim=2, keepdim=True)
-        .expand_as(frames_NTCHW)
-        .flatten(1, 2)
-    )
+    grey_NT1HW = (frames_NTCHW * _grey_weights(pixels_NCHW.device)).sum(dim=2, keepdim=True)
+    return grey_NT1HW.expand_as(frames_NTCHW).flatten(1, 2)
 
 
 @lru_cache
@@ -104,14 +100,12 @@ def _apart(pixels_NCHW: Tensor, centre: Tensor, factor: Tensor) -> Tensor:
     return (centre + (pixels_NCHW - centre) * factor).clamp_(0, 1)
 
 
-def crops(
-    settings: Vary, draw_N: npt.NDArray[np.int64], seed: int, sizes_N2: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def crops(settings: Vary, draw_N: Int64s, seed: int, sizes_N2: Int64s) -> Int64s:
     """The crops (N, 4) of images of these heights and widths, by the numbers that `Variation` draws."""
     return boxes(settings, uniform(torch.from_numpy(draw_N), _NUM_UNIFORM, seed).numpy(), sizes_N2.T)
 
 
-def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int] | Int64s) -> Int64s:
     """Crops (N, 4): top, left, height and width, whole pixels.
 
     As torchvision's RandomResizedCrop: areas are uniform, ratios in their logarithm, places uniform among those inside.
@@ -128,13 +122,10 @@ def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int] | npt.NDArray
     height_NK = np.rint(np.sqrt(area_NK / ratio_NK)).astype(np.int64)
     width_NK = np.rint(np.sqrt(area_NK * ratio_NK)).astype(np.int64)
     fits_NK = (height_NK > 0) & (height_NK <= tall_N1) & (width_NK > 0) & (width_NK <= wide_N1)
-    first_N = fits_NK.argmax(axis=1)[:, np.newaxis]
-    fits_N = fits_NK.any(axis=1)
+    first, fits_N = (np.arange(len(fits_NK)), fits_NK.argmax(axis=1)), fits_NK.any(axis=1)
     ratio = np.clip(wide / tall, *settings.crop_ratio)
-    height_N = np.where(
-        fits_N, np.take_along_axis(height_NK, first_N, 1)[:, 0], np.minimum(tall, np.rint(wide / ratio))
-    )
-    width_N = np.where(fits_N, np.take_along_axis(width_NK, first_N, 1)[:, 0], np.minimum(wide, np.rint(tall * ratio)))
+    height_N = np.where(fits_N, height_NK[first], np.minimum(tall, np.rint(wide / ratio)))
+    width_N = np.where(fits_N, width_NK[first], np.minimum(wide, np.rint(tall * ratio)))
     place_N2 = np.where(fits_N[:, np.newaxis], uniform_NU[:, _PLACE], 0.5)
     top_N = (place_N2[:, 0] * (tall - height_N + fits_N)).astype(np.int64)
     left_N = (place_N2[:, 1] * (wide - width_N + fits_N)).astype(np.int64)
@@ -146,9 +137,8 @@ def resize_boxes(images_NCHW: Tensor, boxes_N4: Tensor) -> Tensor:
     tall, wide = images_NCHW.shape[2:]
     top, left, height, width = boxes_N4.unbind(1)
     rows_NH, columns_NW = _places(top, height, tall), _places(left, width, wide)
-    grid_NHW2 = torch.stack(
-        [columns_NW[:, None, :].expand(-1, tall, -1), rows_NH[:, :, None].expand(-1, -1, wide)], dim=-1
-    )
+    places = columns_NW[:, None, :].expand(-1, tall, -1), rows_NH[:, :, None].expand(-1, -1, wide)
+    grid_NHW2 = torch.stack(places, dim=-1)
     return functional.grid_sample(images_NCHW, grid_NHW2, mode="bilinear", padding_mode="border", align_corners=False)
 
 
@@ -193,17 +183,15 @@ def mix(batch: Batch, drawn: Mapping[str, Tensor]) -> Batch:
         rows_NH, columns_NW = _between(top_N, bottom_N, tall), _between(left_N, right_N, wide)
         inside_NHW = rows_NH[:, :, None] & columns_NW[:, None, :]
         mixed_NCHW = torch.where(inside_NHW[:, None], others_NCHW, mixed_NCHW)
-    return batch._replace(
-        images_NCHW=mixed_NCHW, mixed_labels_N=batch.labels_N.flip(0), mix_weights_N=drawn["shares_N"]
-    )
+    others_N, shares_N = batch.labels_N.flip(0), drawn["shares_N"]
+    return batch._replace(images_NCHW=mixed_NCHW, mixed_labels_N=others_N, mix_weights_N=shares_N)
 
 
 def beta(alpha: float, uniform_N: Floats) -> Floats:
     """Draws from Beta(alpha, alpha), as the inverse of its distribution."""
     from scipy.special import betaincinv  # 0.2 s that few trainings need
 
-    drawn: Floats = betaincinv(alpha, alpha, uniform_N)
-    return drawn
+    return np.asarray(betaincinv(alpha, alpha, uniform_N))
 
 
 def _cut_edges(cut_N: npt.NDArray[np.bool_], share_N: Floats, place_N2: Floats, shape: tuple[int, int]) -> Floats:
@@ -221,3 +209,26 @@ def _between(start_N: Tensor, stop_N: Tensor, size: int) -> Tensor:
     """Mask (N, size) of the places from start to stop."""
     places = torch.arange(size, device=start_N.device)[None]
     return (places >= start_N[:, None]) & (places < stop_N[:, None])
+
+
+def size_of_epoch(recipe: Recipe, image_size: int, epoch: int) -> int:
+    """The side of the training images in an epoch (0-based), pixels: small at first, the full size in the last stage.
+
+    Source: Howard, "Training Imagenet in 3 hours for 25 minutes" (fast.ai, 2018); Tan and Le, "EfficientNetV2" (2021),
+    section 4, for a growth in stages of equal length.
+    """
+    start = recipe.progressive_size
+    stage = -(-NUM_STAGES * (epoch + 1) // recipe.num_epochs) - 1
+    if start is None or stage >= NUM_STAGES - 1:
+        return image_size
+    return start + (image_size - start) * stage // ((NUM_STAGES - 1) * STEP_PIXELS) * STEP_PIXELS
+
+
+def resize_for_epoch(batch: Batch, recipe: Recipe, epoch: int) -> Batch:
+    """Scale a batch's images (N, C, H, W) to the size of the epoch, where that is another one."""
+    images_NCHW = batch.images_NCHW
+    size = size_of_epoch(recipe, images_NCHW.shape[-1], epoch)
+    if images_NCHW.shape[-1] == size:
+        return batch
+    resized: Tensor = functional.interpolate(images_NCHW, (size, size), mode="bilinear", antialias=True)
+    return batch._replace(images_NCHW=resized)

@@ -1,15 +1,24 @@
-"""The arithmetic on pixels that all loaders share, so that their batches are equal bit for bit."""
+"""Arithmetic on pixels that all loaders share, so that batches are equal bit for bit, and copies to the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from paceline.tasks.data.loading.sampling import Int64s
+
 # Shape suffixes: N samples, C channels, H height, W width, T targets, F = H * W * C, M windows.
+
+UInt8s = npt.NDArray[np.uint8]
+Array = npt.NDArray[Any]
+_NUM_BLOCKS = 4
+_ALIGNMENT = 8  # bytes: the size of the largest type
 
 
 class Normalise:
@@ -58,7 +67,7 @@ def set_layout(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
     return images_NCHW.contiguous(memory_format=torch.channels_last)
 
 
-def pad(images: npt.NDArray[np.uint8], width: int, fill_C: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def pad(images: UInt8s, width: int, fill_C: UInt8s) -> UInt8s:
     """Surround images (..., H, W, C) with `width` pixels of a colour on each side."""
     if width == 0:
         return images
@@ -80,17 +89,13 @@ def windows(padded_NHWC: Tensor, height: int, width: int) -> Tensor:
     return padded_NHWC.as_strided(shape, (channels, wide * channels, 1))
 
 
-def window_numbers(
-    image_N: npt.NDArray[np.int64], dy_N: npt.NDArray[np.int64], dx_N: npt.NDArray[np.int64], padded_NHWC: Tensor
-) -> npt.NDArray[np.int64]:
+def window_numbers(image_N: Int64s, dy_N: Int64s, dx_N: Int64s, padded_NHWC: Tensor) -> Int64s:
     """Numbers (N,) of the windows that begin at row dy and column dx of images."""
     _, tall, wide, _ = padded_NHWC.shape
     return (image_N * tall + dy_N) * wide + dx_N
 
 
-def columns_before_flip(
-    dx_N: npt.NDArray[np.int64], flip_N: npt.NDArray[np.bool_], padding: int
-) -> npt.NDArray[np.int64]:
+def columns_before_flip(dx_N: Int64s, flip_N: npt.NDArray[np.bool_], padding: int) -> Int64s:
     """Columns (N,) of the windows to take where flips come last: of a flipped image, that of the opposite window."""
     return np.where(flip_N, 2 * padding - dx_N, dx_N)
 
@@ -106,9 +111,43 @@ def gather_windows(view: Tensor, numbers_N: Tensor) -> Tensor:
     return view[numbers_N]
 
 
-def on_device(
-    labels_N: npt.NDArray[np.int64], targets_NT: npt.NDArray[np.float32] | None, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """Labels and targets on the device."""
-    labels = torch.from_numpy(labels_N).to(device, non_blocking=True)
-    return labels, None if targets_NT is None else torch.from_numpy(targets_NT).to(device, non_blocking=True)
+class PinnedRing:
+    """Copies the small arrays of a batch as one block, without waiting; on a CPU the tensors share their memory.
+
+    On a GPU the copies have a stream of their own: they overtake queued kernels, so that a block is soon free again.
+    A block is not overwritten before its copy has ended.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._blocks: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def copy(self, arrays: Mapping[str, Array]) -> dict[str, Tensor]:
+        """Copy arrays; return tensors of their names, types and shapes, which the current stream may use."""
+        if self._stream is None:
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        sizes = [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays.values()]
+        block, event = self._take(sum(sizes))
+        for array, part in zip(arrays.values(), block.split(sizes), strict=True):
+            part.numpy()[: array.nbytes].view(array.dtype)[:] = array.ravel()
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            copied = block.to(self._device, non_blocking=True)
+            event.record(self._stream)
+        current.wait_event(event)
+        copied.record_stream(current)
+        return {
+            name: part[: array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+            for (name, array), part in zip(arrays.items(), copied.split(sizes), strict=True)
+        }
+
+    def _take(self, size: int) -> tuple[Tensor, torch.cuda.Event]:
+        """The next block that may be written, and the event of its copy."""
+        block, event = self._blocks.popleft() if len(self._blocks) == _NUM_BLOCKS else (None, torch.cuda.Event())
+        if block is not None and not event.query():
+            event.synchronize()
+        if block is None or len(block) < size:
+            block = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self._blocks.append((block, event))
+        return block[:size], event

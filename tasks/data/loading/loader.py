@@ -1,7 +1,8 @@
-"""The loaders by name, and the baseline: a plain `DataLoader` over a plain `Dataset`, in the process of the step."""
+"""The training loaders by name, their baseline, which is a plain `DataLoader`, and the loader of evaluation."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -9,11 +10,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.conf.execution import Loading
-from paceline.tasks.data.loading.batch import pad, set_layout
+from paceline.tasks.data.decode.map_ahead import map_ahead
+from paceline.tasks.data.loading.batch import Array, Normalise, pad, set_layout
 from paceline.tasks.data.loading.resident import ResidentLoader
+from paceline.tasks.data.loading.sampling import Int64s, share
 from paceline.tasks.data.loading.streaming import StreamingLoader
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
+from paceline.tasks.data.split import Split
 from paceline.tasks.model.batch import Batch
+
+Item = tuple[int, bool, int, int, list[int] | None]
+"""Number of a sample, whether it is flipped, the top row and left column of its window, and its crop."""
 
 
 class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
@@ -25,11 +32,8 @@ class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
         self._bias_C11 = torch.tensor(bias_C).view(-1, 1, 1)
         self._no_targets = torch.empty(0)
 
-    def __getitem__(self, item: tuple[int, bool, int, int, list[int] | None]) -> tuple[Tensor, int, Tensor]:
-        """One image (C, H, W), its label and its targets (empty where there are none).
-
-        `item` has the sample number, the flip, the top row and left column of the window, and the crop.
-        """
+    def __getitem__(self, item: Item) -> tuple[Tensor, int, Tensor]:
+        """One image (C, H, W), its label and its targets (empty where there are none), of an item of `_items`."""
         index, flip, dy, dx, box = item
         split, photographs = self._feed.split, self._feed.photographs
         height, width, _ = split.image_shape
@@ -44,13 +48,13 @@ class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
 
 
 class ForegroundLoader(TrainLoader):
-    """A DataLoader without workers, with our order as its batch sampler."""
+    """A DataLoader without workers, in the process of the step, with our order as its batch sampler."""
 
     def __init__(self, feed: LoaderConfig) -> None:
         super().__init__(feed)
         self._dataset = SampleDataset(feed, self.normalise.scale_C, self.normalise.bias_C)
 
-    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[BatchRequest]) -> Generator[Batch]:
         device, split = self.feed.device, self.feed.split
         height, width, channels = split.image_shape
         num_targets = 0 if split.targets_NT is None else split.targets_NT.shape[1]
@@ -70,17 +74,10 @@ class ForegroundLoader(TrainLoader):
             )
 
 
-def _items(request: BatchRequest) -> Iterator[tuple[int, bool, int, int, list[int] | None]]:
+def _items(request: BatchRequest) -> Iterator[Item]:
     columns = (request.index_N, request.flip_N, request.dy_N, request.dx_N)
     boxes = [None] * len(request.index_N) if request.boxes_N4 is None else request.boxes_N4.tolist()
     return zip(*(column.tolist() for column in columns), boxes, strict=True)
-
-
-_LOADERS: dict[Loading, type[TrainLoader]] = {
-    "resident": ResidentLoader,
-    "streaming": StreamingLoader,
-    "foreground": ForegroundLoader,
-}
 
 
 def make_loader(loading: Loading, config: LoaderConfig) -> TrainLoader:
@@ -88,7 +85,63 @@ def make_loader(loading: Loading, config: LoaderConfig) -> TrainLoader:
 
     Photographs that are cropped stay in the memory of the host where they are resident.
     """
-    photographs = config.photographs
-    if loading == "resident" and photographs is not None:
-        return StreamingLoader(replace(config, split=photographs.in_memory))
-    return _LOADERS[loading](config)
+    if loading == "foreground":
+        return ForegroundLoader(config)
+    if loading == "streaming":
+        return StreamingLoader(config)
+    if config.photographs is not None:
+        return StreamingLoader(replace(config, split=config.photographs.in_memory))
+    return ResidentLoader(config)
+
+
+@dataclass(frozen=True)
+class EvaluationLoader:
+    """Loads samples of a split for evaluation: in order, not augmented. Every batch weighs 1."""
+
+    split: Split
+    mean: Sequence[float]  # of each channel, in units of full scale, as is `std`
+    std: Sequence[float]
+    device: torch.device
+    channels_last: bool
+    draws: bool = False  # whether batches have random numbers, the same whenever the split is evaluated
+
+    def batches(self, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[Int64s, Batch]]:
+        """Yield (sample numbers (N,), batch) over a rank's contiguous share of the split.
+
+        Nothing is dropped or repeated, whatever the number of ranks; a rank may have no batch at all.
+        """
+        first, last = share(0, self.split.num_samples, rank, world_size)
+        bounds = ((start, min(start + batch_size, last)) for start in range(first, last, batch_size))
+        return self._load(np.arange(start, stop, dtype=np.int64) for start, stop in bounds)
+
+    def batch(self, indices_N: Int64s) -> Batch:
+        """Some samples of the split."""
+        ((_, batch),) = self._load(iter([indices_N]))
+        return batch
+
+    def _load(self, parts: Iterator[Int64s]) -> Iterator[tuple[Int64s, Batch]]:
+        split = self.split
+        normalise = Normalise(self.mean, self.std, split.image_shape).to(self.device)
+
+        def move(array: Array) -> Tensor:
+            return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+        for indices_N, pixels in self._gather(parts):
+            images_NCHW = normalise(pixels.to(self.device, non_blocking=True), channels_last=self.channels_last)
+            targets_NT = None if split.targets_NT is None else move(split.targets_NT[indices_N])
+            noise_seeds_N = move(-1 - indices_N) if self.draws else None  # below those of training, whatever its length
+            yield indices_N, Batch(images_NCHW, move(split.labels_N[indices_N]), targets_NT, noise_seeds_N, 1.0)
+
+    def _gather(self, parts: Iterator[Int64s]) -> Iterator[tuple[Int64s, Tensor]]:
+        """Gather pixels in host memory; for a GPU pinned, and one batch ahead in a thread."""
+        on_gpu = self.device.type == "cuda"
+
+        def gather(indices_N: Int64s) -> Tensor:
+            pixels = torch.from_numpy(self.split.gather(indices_N))
+            return pixels.pin_memory() if on_gpu else pixels
+
+        if on_gpu:
+            with ThreadPoolExecutor(1, thread_name_prefix="paceline-evaluation") as pool:
+                yield from map_ahead(pool, gather, parts, 1)
+        else:
+            yield from ((indices_N, gather(indices_N)) for indices_N in parts)

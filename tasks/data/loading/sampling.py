@@ -1,12 +1,12 @@
-"""The order of samples and their augmentation: pure functions of (seed, epoch, position), whatever the ranks."""
+"""The samples of each step: their order, their augmentation (functions of seed, epoch, position), and the batches."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,8 @@ BLOCK_BYTES = 4 * 2**20
 MAX_BLOCK = 1_024  # samples of a block, however small they are
 _ORDER, _AUGMENTATION, _PARITY = 0, 1, 2
 
-Shards = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+Int64s = npt.NDArray[np.int64]
+Shards = Callable[[Int64s], Int64s]
 """Sample numbers (N,) to the numbers of the shards that hold them (N,)."""
 
 
@@ -40,7 +41,7 @@ class Shuffle:
         return cls(window=max(1, window_mib * 2**20 // sample_bytes // block) * block, block=block)
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> npt.NDArray[np.int64]:
+def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> Int64s:
     """The order of an epoch: a permutation of the samples.
 
     Up to a window of samples it is uniform over all permutations. Above, blocks of contiguous samples are permuted,
@@ -60,24 +61,20 @@ def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> np
 
 
 def epoch_augmentation(
-    order_N: npt.NDArray[np.int64], seed: int, epoch: int, augment: Augment, shift_pixels: int
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    order_N: Int64s, seed: int, epoch: int, augment: Augment, shift_pixels: int
+) -> tuple[npt.NDArray[np.bool_], Int64s, Int64s]:
     """The augmentation of every position of an epoch: first the flip, then a window of the padded image.
 
-    Returns:
-        Whether to flip left-right (N,), and the top row and left column (N,) of the window in the image padded by
-        `padding(augment, shift_pixels)` on all sides; the padding itself is the unshifted window.
+    These are whether to flip left-right (N,), and the top row and left column (N,) of the window in the image padded by
+    `padding(augment, shift_pixels)` on all sides; the padding itself is the unshifted window.
     """
-    num_samples = len(order_N)
-    rng = _generator(seed, epoch, _AUGMENTATION)
-    shifts_2N = rng.integers(0, 2 * padding(augment, shift_pixels) + 1, size=(2, num_samples), dtype=np.int64)
+    num_samples, rng = len(order_N), _generator(seed, epoch, _AUGMENTATION)
+    dy_N, dx_N = rng.integers(0, 2 * padding(augment, shift_pixels) + 1, size=(2, num_samples), dtype=np.int64)
     if augment not in FLIPPING:
-        flip_N = np.zeros(num_samples, dtype=np.bool_)
-    elif augment == "flip_shift":
-        flip_N = rng.integers(0, 2, size=num_samples).astype(np.bool_)
-    else:
-        flip_N = alternating_flips(num_samples, seed, epoch)[order_N]
-    return flip_N, shifts_2N[0], shifts_2N[1]
+        return np.zeros(num_samples, dtype=np.bool_), dy_N, dx_N
+    if augment == "flip_shift":
+        return rng.integers(0, 2, size=num_samples).astype(np.bool_), dy_N, dx_N
+    return alternating_flips(num_samples, seed, epoch)[order_N], dy_N, dx_N
 
 
 def alternating_flips(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.bool_]:
@@ -88,8 +85,7 @@ def alternating_flips(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np
     Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU" (2024), "alternating flip".
     """
     parity_N = _generator(seed, 0, _PARITY).integers(0, 2, size=num_samples)
-    flip_N: npt.NDArray[np.bool_] = (parity_N + epoch) % 2 == 1
-    return flip_N
+    return np.asarray((parity_N + epoch) % 2 == 1)
 
 
 def padding(augment: Augment, shift_pixels: int) -> int:
@@ -104,13 +100,12 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
     return begin, begin + each + (rank < more)
 
 
-def deal(owner_N: npt.NDArray[np.int64], sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+def deal(owner_N: Int64s, sizes: Sequence[int]) -> Int64s:
     """The rank (N,) of each position of a batch: its owner as far as that rank's part reaches, then by turns.
 
     `sizes` are those of the ranks' parts, together N.
     """
-    ranks_N = np.full(len(owner_N), -1, dtype=np.int64)
-    missing = list(sizes)
+    ranks_N, missing = np.full(len(owner_N), -1, dtype=np.int64), list(sizes)
     for rank, size in enumerate(sizes):
         positions = np.flatnonzero(owner_N == rank)[:size]
         ranks_N[positions] = rank
@@ -141,8 +136,8 @@ def _sizes(num_samples: int, world_size: int, loads: tuple[float, ...] | None) -
     """Cached: every step needs it, for two sizes of batches, the full one and the last one."""
     if loads is not None:
         return apportion(num_samples, loads)
-    parts = (share(0, num_samples, rank, world_size) for rank in range(world_size))
-    return tuple(last - first for first, last in parts)
+    each, more = divmod(num_samples, world_size)
+    return tuple(each + (rank < more) for rank in range(world_size))
 
 
 @dataclass(frozen=True)
@@ -181,7 +176,7 @@ class BatchPlan:
         full, last = divmod(self.num_samples - self.first_sample, self.global_batch_size)
         ranks = max(self.world_size, self.planned_world_size or 1)
         stands_alone = last >= max(ranks, self.global_batch_size // 8)
-        return max(1, full + (1 if last and stands_alone else 0))
+        return max(1, full + bool(last and stands_alone))
 
     @property
     def num_full_steps(self) -> int:
@@ -209,7 +204,7 @@ class BatchPlan:
         sizes = self.sizes(step)
         return sizes[rank] * self.world_size / sum(sizes)
 
-    def local(self, step: int, rank: int, order: npt.NDArray[np.int64], shards: Shards) -> npt.NDArray[np.int64]:
+    def local(self, step: int, rank: int, order: Int64s, shards: Shards) -> Int64s:
         """Positions of a rank's part of a global batch: samples of its own shards first.
 
         A shard's owner is on the host that wrote it, where preparation had the same workers, and no other host needs
@@ -221,3 +216,74 @@ class BatchPlan:
             return np.arange(start, stop)
         owner_N = owner(shards(order[start:stop]), self.world_size)
         return start + np.flatnonzero(deal(owner_N, self.sizes(step)) == rank)
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """The samples of each step, also after a resume with another world size; steps are counted over all epochs."""
+
+    plan: BatchPlan  # plan of whole epochs
+    first_step: int = 0  # first step of this group, in `epoch`, at position `first_sample` of its order
+    epoch: int = 0
+    first_sample: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a complete epoch."""
+        return self.plan.steps_per_epoch
+
+    @cached_property
+    def _rest(self) -> BatchPlan:
+        return replace(self.plan, first_sample=self.first_sample)
+
+    def locate(self, step: int) -> tuple[int, BatchPlan, int]:
+        """A step's epoch, how that is cut, and which of its cuts the step is.
+
+        ValueError if the step was another group's.
+        """
+        since = step - self.first_step
+        if since < 0:
+            raise ValueError(f"step {step} is before {self.first_step}, where this group begins")
+        if since < self._rest.steps_per_epoch:
+            return self.epoch, self._rest, since
+        epochs, since = divmod(since - self._rest.steps_per_epoch, self.plan.steps_per_epoch)
+        return self.epoch + 1 + epochs, self.plan, since
+
+    def position(self, step: int) -> tuple[int, int]:
+        """Position after so many steps: complete epochs, and samples of the next one."""
+        epoch, plan, local = self.locate(step)
+        return epoch, plan.bounds(local)[0]
+
+    def samples(self, step: int) -> int:
+        """Samples seen after so many steps, over all epochs."""
+        epoch, position = self.position(step)
+        return epoch * self.plan.num_samples + position
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch is over when so many steps are done."""
+        return self.position(step)[1] == 0
+
+    def epoch_end(self, step: int) -> int:
+        """The first step from this one on after which an epoch is over."""
+        _, plan, local = self.locate(step)
+        return step if self.ends_epoch(step) else step + plan.steps_per_epoch - local
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps of a training of so many epochs, steps of earlier groups included."""
+        return self.first_step + self._rest.steps_per_epoch + (num_epochs - self.epoch - 1) * self.steps_per_epoch
+
+    def largest_part(self, rank: int) -> int:
+        """Samples of a rank's largest part of any batch."""
+        ends = ((plan, step) for plan in (self.plan, self._rest) for step in (0, plan.steps_per_epoch - 1))
+        return max(plan.sizes(step)[rank] for plan, step in ends)
+
+    def even_step(self, step: int) -> float:
+        """Fractional step for learning-rate schedules: as if all steps had this group's batch size."""
+        epoch, position = self.position(step)
+        local = min(position / self.plan.global_batch_size, self.steps_per_epoch - 1)
+        return epoch * self.steps_per_epoch + local
+
+    @property
+    def num_past_steps(self) -> int:
+        """Steps of the current epoch that were done when this group started; all of them at the end of an epoch."""
+        return self.steps_per_epoch - (self._rest.steps_per_epoch if self.first_sample else 0)

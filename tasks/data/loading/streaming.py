@@ -9,7 +9,7 @@ are gathered on demand: 6.4 x the rate of a per-sample loader on two cores, 3.2 
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from queue import Empty, Full, Queue
@@ -17,12 +17,18 @@ from timeit import repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.tasks.data.loading.batch import columns_before_flip, gather_windows, pad, window_numbers, windows
-from paceline.tasks.data.loading.pinned_ring import Array
+from paceline.tasks.data.loading.batch import (
+    Array,
+    UInt8s,
+    columns_before_flip,
+    gather_windows,
+    pad,
+    window_numbers,
+    windows,
+)
 from paceline.tasks.data.loading.sampling import Shuffle
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
@@ -36,13 +42,12 @@ _NUM_BUFFERS = QUEUE_SIZE + 1 + _COPIES_UNDER_WAY
 _POLL_SECONDS = 0.1
 
 
-class _Filled(NamedTuple):
-    request: BatchRequest
-    buffer: Tensor
+_Filled = tuple[BatchRequest, Tensor]  # a request, and a buffer that begins with its images
 
 
 class _Copy(NamedTuple):
-    filled: _Filled
+    request: BatchRequest
+    buffer: Tensor
     images_NHWC: Tensor
     event: torch.cuda.Event | None
 
@@ -65,11 +70,7 @@ class _Producer:
         self._thread.start()
 
     def take(self, *, wait: bool) -> _Filled | None:
-        """The next filled buffer; None at the end, or when not waiting and none is ready.
-
-        Raises:
-            BaseException: What the thread raised.
-        """
+        """The next filled buffer; None at the end, or when not waiting and none is ready; raises the thread's error."""
         while not self._stop.is_set():
             try:
                 item = self._filled.get(timeout=_POLL_SECONDS) if wait else self._filled.get_nowait()
@@ -96,7 +97,7 @@ class _Producer:
                 if buffer is None:
                     return
                 self._canvas.batch(request, out=buffer.numpy()[: len(request.index_N)])
-                self._put(_Filled(request, buffer))
+                self._put((request, buffer))
             self._put(None)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the consumer
             self._put(error)
@@ -128,61 +129,55 @@ class StreamingLoader(TrainLoader):
         while self._producers:
             self._producers.pop().close()
 
-    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
-        ahead = ReadAhead(self.feed.split, self.feed.shuffle).through(requests)
+    def _batches(self, requests: Iterator[BatchRequest]) -> Generator[Batch]:
+        ahead = read_ahead(self.feed.split, self.feed.shuffle, requests)
         largest = self._course.largest_part(self.feed.rank)
         if self.in_background:
             self.close()
-            producer = _Producer(self.feed, ahead, largest)
-            self._producers.append(producer)
-            copies: deque[_Copy] = deque()
-            try:
-                while self._look_ahead(producer, copies):
-                    yield self._finish(producer, copies.popleft())
-            finally:
-                producer.close()
+            self._producers.append(_Producer(self.feed, ahead, largest))
+            yield from self._from_thread(self._producers[0])
             return
         if self._canvas is None or self._canvas.largest < largest:
             self._canvas = Canvas(self.feed, largest)
         for request in ahead:
             yield self._batch(request, torch.from_numpy(self._canvas.batch(request)).to(self.feed.device))
 
-    def _look_ahead(self, producer: _Producer, copies: deque[_Copy]) -> bool:
-        if not copies:
-            filled = producer.take(wait=True)
-            if filled is None:
-                return False
-            copies.append(self._start(filled))
-        if self._stream is not None and len(copies) < _COPIES_UNDER_WAY:
-            filled = producer.take(wait=False)
-            if filled is not None:
-                copies.append(self._start(filled))
-        return True
+    def _from_thread(self, producer: _Producer) -> Iterator[Batch]:
+        copies: deque[_Copy] = deque()
+        most = 1 if self._stream is None else _COPIES_UNDER_WAY
+        try:
+            while True:
+                while len(copies) < most and (filled := producer.take(wait=not copies)) is not None:
+                    copies.append(self._start(*filled))
+                if not copies:
+                    return
+                yield self._finish(producer, copies.popleft())
+        finally:
+            producer.close()
 
-    def _start(self, filled: _Filled) -> _Copy:
-        pixels = filled.buffer[: len(filled.request.index_N)]
+    def _start(self, request: BatchRequest, buffer: Tensor) -> _Copy:
+        pixels = buffer[: len(request.index_N)]
         if self._stream is None:
-            return _Copy(filled, pixels, None)
+            return _Copy(request, buffer, pixels, None)
         with torch.cuda.stream(self._stream):
             images_NHWC = pixels.to(self.feed.device, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        return _Copy(filled, images_NHWC, event)
+        return _Copy(request, buffer, images_NHWC, event)
 
     def _finish(self, producer: _Producer, copy: _Copy) -> Batch:
         if copy.event is not None:
             current = torch.cuda.current_stream(self.feed.device)
             current.wait_event(copy.event)
             copy.images_NHWC.record_stream(current)
-        batch = self._batch(copy.filled.request, copy.images_NHWC)
+        batch = self._batch(copy.request, copy.images_NHWC)
         if copy.event is not None:
             copy.event.synchronize()  # waits for a copy that started a step ago; then the buffer may be overwritten
-        producer.free.put(copy.filled.buffer)
+        producer.free.put(copy.buffer)
         return batch
 
     def _batch(self, request: BatchRequest, images_NHWC: Tensor) -> Batch:
-        images_NCHW = self.normalise(images_NHWC, channels_last=self.feed.channels_last)
-        split = self.feed.split
+        split, images_NCHW = self.feed.split, self.normalise(images_NHWC, channels_last=self.feed.channels_last)
         arrays: dict[str, Array] = {"labels_N": split.labels_N[request.index_N]} | self.draw(request)
         if split.targets_NT is not None:
             arrays["targets_NT"] = split.targets_NT[request.index_N]
@@ -190,7 +185,7 @@ class StreamingLoader(TrainLoader):
         return self.answer(request, images_NCHW, parameters["labels_N"], parameters.get("targets_NT"), parameters)
 
 
-Mirror = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]  # images (N, H, W, C) to the same, left-right
+Mirror = Callable[[UInt8s], UInt8s]  # images (N, H, W, C) to the same, left-right
 _TRIALS = 5
 _BYTES_OF_A_TRIAL = 2**18
 
@@ -211,7 +206,7 @@ class Canvas:
         self._windows = windows(self._padded_NHWC, height, width)
         self._mirror = fastest_mirror(feed.split.image_shape)
 
-    def batch(self, request: BatchRequest, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+    def batch(self, request: BatchRequest, out: UInt8s | None = None) -> UInt8s:
         """The images (N, H, W, C) of a request, in `out` or in a new array."""
         feed, num = self._feed, len(request.index_N)
         photographs, gathered_NHWC = feed.photographs, self._gathered_NHWC[:num]
@@ -253,58 +248,43 @@ def mirrors(image_shape: tuple[int, int, int]) -> tuple[Mirror, Mirror]:
     _, width, channels = image_shape
     columns_F = (np.arange(width)[::-1, np.newaxis] * channels + np.arange(channels)).ravel()
 
-    def by_take(images_NHWC: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    def by_take(images_NHWC: UInt8s) -> UInt8s:
         rows_NHF = images_NHWC.reshape(*images_NHWC.shape[:2], width * channels)
         return np.take(rows_NHF, columns_F, axis=2).reshape(images_NHWC.shape)
 
-    def by_flip(images_NHWC: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        flipped: npt.NDArray[np.uint8] = torch.from_numpy(images_NHWC).flip(2).numpy()
-        return flipped
+    def by_flip(images_NHWC: UInt8s) -> UInt8s:
+        return np.asarray(torch.from_numpy(images_NHWC).flip(2).numpy())
 
     return by_take, by_flip
 
 
-class ReadAhead:
-    """Advises the kernel to read one shuffle window ahead."""
+def read_ahead(split: Split, shuffle: Shuffle, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+    """Delay each request by a shuffle window, which the kernel reads meanwhile; none if a window holds the split."""
+    if split.num_samples <= shuffle.window:
+        split.will_need(0, split.num_samples)
+        yield from requests
+        return
+    ahead: deque[tuple[BatchRequest, Counter[int]]] = deque()
+    uses = Counter[int]()  # by block, samples of these requests
 
-    def __init__(self, split: Split, shuffle: Shuffle) -> None:
-        self._split = split
-        self._shuffle = shuffle
-        self._keeps_all = split.num_samples <= shuffle.window
-        self._uses: Counter[int] = Counter()
-        """By block, samples within the window."""
+    def bounds(block: int) -> tuple[int, int]:
+        return block * shuffle.block, min((block + 1) * shuffle.block, split.num_samples)
 
-    def through(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
-        """Delay each request by a window; none if a window holds the split."""
-        if self._keeps_all:
-            self._split.will_need(0, self._split.num_samples)
-            yield from requests
-            return
-        ahead: deque[tuple[BatchRequest, Counter[int]]] = deque()
-        num_ahead = 0
-        for request in requests:
-            numbers, counts = np.unique(request.index_N // self._shuffle.block, return_counts=True)
-            blocks = Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-            for block in blocks.keys() - self._uses.keys():
-                self._split.will_need(*self._range(block))
-            self._uses.update(blocks)
-            ahead.append((request, blocks))
-            num_ahead += len(request.index_N)
-            while num_ahead > self._shuffle.window:
-                first, its_blocks = ahead.popleft()
-                num_ahead -= len(first.index_N)
-                yield first
-                self._leave(its_blocks)
-        for first, its_blocks in ahead:
-            yield first
-            self._leave(its_blocks)
+    def release_first() -> Iterator[BatchRequest]:
+        request, blocks = ahead.popleft()
+        yield request
+        uses.subtract(blocks)
+        for block in [block for block in blocks if uses[block] == 0]:
+            del uses[block]
+            split.done_with(*bounds(block))
 
-    def _leave(self, blocks: Counter[int]) -> None:
-        self._uses.subtract(blocks)
-        for block in [block for block in blocks if self._uses[block] == 0]:
-            del self._uses[block]
-            self._split.done_with(*self._range(block))
-
-    def _range(self, block: int) -> tuple[int, int]:
-        start = block * self._shuffle.block
-        return start, min(start + self._shuffle.block, self._split.num_samples)
+    for request in requests:
+        blocks = Counter[int]((request.index_N // shuffle.block).tolist())
+        for block in blocks.keys() - uses.keys():
+            split.will_need(*bounds(block))
+        uses.update(blocks)
+        ahead.append((request, blocks))
+        while uses.total() > shuffle.window:
+            yield from release_first()
+    while ahead:
+        yield from release_first()

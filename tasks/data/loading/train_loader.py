@@ -2,24 +2,26 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from paceline.conf.augmentation import Vary
 from paceline.conf.recipe import Augment
 from paceline.tasks.data.loading import sampling
 from paceline.tasks.data.loading.augmentation import Variation, crops
-from paceline.tasks.data.loading.batch import Normalise
-from paceline.tasks.data.loading.photo_split import PhotoSplit
-from paceline.tasks.data.loading.pinned_ring import Array, PinnedRing
-from paceline.tasks.data.loading.sampling import BatchPlan, epoch_augmentation, epoch_order
-from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.data.loading.batch import Array, Normalise, PinnedRing, UInt8s
+from paceline.tasks.data.loading.sampling import BatchPlan, Int64s, StepSchedule, epoch_augmentation, epoch_order
+from paceline.tasks.data.loading.split_reader import PhotoSplit
 from paceline.tasks.data.split import Split
 from paceline.tasks.model.batch import Batch
+
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,16 @@ class LoaderConfig:
         return sampling.padding(self.augment, self.shift_pixels)
 
     @property
-    def fill_C(self) -> npt.NDArray[np.uint8]:
+    def fill_C(self) -> UInt8s:
         """The colour of the padding: the rounded mean, which normalises to about 0."""
         return np.round(np.asarray(self.mean) * 255.0).clip(0, 255).astype(np.uint8)
 
     @property
     def photographs(self) -> PhotoSplit | None:
         """The split, where random crops are cut out of stored images that are larger."""
-        split = self.split
-        has_crops = self.vary.crop_scale is not None and isinstance(split, PhotoSplit) and split.keeps_aspect
-        return split if has_crops and isinstance(split, PhotoSplit) else None
+        if self.vary.crop_scale is not None and isinstance(self.split, PhotoSplit) and self.split.keeps_aspect:
+            return self.split
+        return None
 
     @property
     def shuffle(self) -> sampling.Shuffle:
@@ -71,13 +73,13 @@ class LoaderConfig:
 class BatchRequest:
     """The samples of one rank's batch and how each is augmented; all arrays are as long as the batch."""
 
-    index_N: npt.NDArray[np.int64]
+    index_N: Int64s
     flip_N: npt.NDArray[np.bool_]
-    dy_N: npt.NDArray[np.int64]
-    dx_N: npt.NDArray[np.int64]
-    draw_N: npt.NDArray[np.int64]
+    dy_N: Int64s
+    dx_N: Int64s
+    draw_N: Int64s
     weight: float
-    boxes_N4: npt.NDArray[np.int64] | None = None
+    boxes_N4: Int64s | None
     """Random crops of stored images: top, left, height and width. None where the loader crops nothing."""
 
 
@@ -101,13 +103,10 @@ class TrainLoader(ABC):
         return self.feed.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._batches(self.requests(*self._course.locate(self.next_step)))
-        try:
+        with closing(self._batches(self.requests(*self._course.locate(self.next_step)))) as batches:
             for batch in batches:
                 self.next_step += 1
                 yield batch
-        finally:
-            batches.close()  # type: ignore[attr-defined]
 
     def seek(self, step: int) -> None:
         """Set the cursor; the next iteration starts there."""
@@ -135,9 +134,8 @@ class TrainLoader(ABC):
             positions = plan.local(step, feed.rank, order, feed.split.shards_of)
             draw_N = epoch * plan.num_samples + positions
             index_N, weight = order[positions], plan.weight(step, feed.rank)
-            boxes_N4 = None
-            if photographs is not None:
-                boxes_N4 = crops(feed.vary, draw_N, feed.seed, photographs.sizes_N2[index_N])
+            sizes_N2 = None if photographs is None else photographs.sizes_N2[index_N]
+            boxes_N4 = None if sizes_N2 is None else crops(feed.vary, draw_N, feed.seed, sizes_N2)
             yield BatchRequest(index_N, flip[positions], dy[positions], dx[positions], draw_N, weight, boxes_N4)
 
     def draw(self, request: BatchRequest) -> dict[str, Array]:
@@ -147,17 +145,12 @@ class TrainLoader(ABC):
         return seeds | self._variation.draw(request.draw_N, (height, width))
 
     def answer(
-        self,
-        request: BatchRequest,
-        images_NCHW: torch.Tensor,
-        labels_N: torch.Tensor,
-        targets_NT: torch.Tensor | None,
-        drawn: Mapping[str, torch.Tensor],
+        self, request: BatchRequest, images_NCHW: Tensor, labels_N: Tensor, targets_NT: Tensor | None, drawn: Tensors
     ) -> Batch:
         """Make a batch of tensors on the device: normalised images in their memory format, labels, targets, draws."""
         batch = Batch(images_NCHW, labels_N, targets_NT, drawn.get("noise_seeds_N"), request.weight)
         return self._variation(batch, drawn, channels_last=self.feed.channels_last)
 
     @abstractmethod
-    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
-        """Answer requests in order; a generator, closed when the consumer goes away."""
+    def _batches(self, requests: Iterator[BatchRequest]) -> Generator[Batch]:
+        """Answer requests in order; closed when the consumer goes away."""

@@ -24,8 +24,7 @@ from paceline.tasks.data.split import first_reader
 MAX_FILES = 1_024  # the loaders shuffle blocks of 1,024 samples, each of which is to be a cross-section of the classes
 MAX_ROWS = 8_192  # rows of arrays cost a fiftieth of a file
 MIN_RUNS = 4  # fewest runs of a chunk, so that no chunk is more than a quarter larger than another
-MAX_DECODED_BYTES = 64 * 2**20
-MAX_ENCODED_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20  # encoded, and decoded
 
 JPEG_RATIO = 8  # of the bytes of photographs as pixels to those as JPEG of quality 90, at 260 pixels
 
@@ -132,6 +131,6 @@ def deal(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
 def chunks_of(samples: Samples, origin: Origin, num_bytes: int) -> int:
     """Number of chunks for samples of `num_bytes` each when decoded."""
     most = MAX_ROWS if spec_of(origin).has_rows else MAX_FILES
-    most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
+    most = max(1, min(most, MAX_BYTES // num_bytes))
     encoded = int(samples.sizes.sum())
-    return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))
+    return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_BYTES)))

@@ -25,7 +25,6 @@ from paceline.tasks.data.listing import SampleListing
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner, TaskChunks
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord, write_shards
-from paceline.tasks.data.prepare.store import RejectedSpool
 from paceline.tasks.errors import InputError, OutsideError, RunError, one_line
 from paceline.tasks.files import is_full
 from paceline.tasks.records.data import PreparedSet, Reads
@@ -35,28 +34,22 @@ if TYPE_CHECKING:
 
 RETRIES = 2
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None] | None
 
 
 def prepare(
-    listing: SampleListing, data: Data, root_directory: Path, address: str, on_progress: Progress | None = None
+    listing: SampleListing, data: Data, root_directory: Path, address: str, on_progress: OnProgress = None
 ) -> PreparedSet:
     """Return the prepared set of a listing: the one on disk, or a new one made by the workers at an address.
 
-    Raises:
-        InputError: Too many samples cannot be decoded, or a class is left without one.
-        RunError: The cluster or the disk failed.
+    InputError if too many samples cannot be decoded, or a class is left without one; RunError if cluster or disk fail.
     """
     started = time.perf_counter()
-    home = root_directory.resolve()
-    key = preparation_key(listing, data)
+    home, key = root_directory.resolve(), preparation_key(listing, data)
     existing = store.find(home, key)
     if existing is not None:
-        if _exceeds_limit(data, listing, existing.num_rejected):
-            list_path = Path(existing.path) / manifest.REJECTED
-            with list_path.open(encoding="utf-8") as lines:
-                first = Rejected.model_validate_json(next(lines))
-            raise _rejection_error(data, listing, existing.num_rejected, first, list_path)
+        if existing.num_rejected > data.max_rejected_fraction * listing.num_samples:
+            raise _rejection_error(data, listing, existing.num_rejected, Path(existing.path) / manifest.REJECTED)
         return existing
     try:
         path, facts, reads = _make(listing, data, key, home, address, on_progress)
@@ -72,29 +65,28 @@ def prepare(
 
 
 def _make(
-    listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: Progress | None
+    listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: OnProgress
 ) -> tuple[Path, manifest.Manifest, Reads]:
     store.remove_stale(home)
-    with store.temporary(home, key) as directory, closing(RejectedSpool(directory)) as spool:
+    with store.temporary(home, key) as directory, closing(store.RejectedSpool(directory)) as spool:
         records: list[ShardRecord] = []
         for line in store.read_finished_lines(directory):
             with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again
                 record = ShardRecord.model_validate_json(line)
                 if all((directory / file.name).stat().st_size == file.num_bytes for file in record.files):
-                    spool.add(record)
-                    records.append(record.model_copy(update={"rejected": ()}))
+                    records.append(spool.take_rejected(record))
         num_resumed = len(records)
         cutter = ChunkPlanner(listing, data, directory, frozenset((record.split, record.number) for record in records))
         try:
-            run_chunks(cutter, address, spool, on_progress, records)
+            _run_chunks(cutter, address, spool, records, on_progress)
         except BaseException as error:
             if records and not is_full(error):
                 lines = (spool.restore(record).model_dump_json() for record in records)
                 store.leave_to_next(home, key, directory, lines)
             raise
-        if _exceeds_limit(data, listing, spool.num_rejected):
+        if spool.num_rejected > data.max_rejected_fraction * listing.num_samples:
             list_path = store.write_rejected_list(home, key, spool.pieces())
-            raise _rejection_error(data, listing, spool.num_rejected, spool.first(), list_path)
+            raise _rejection_error(data, listing, spool.num_rejected, list_path)
         if not listing.num_planes:  # masks need not hold every class
             _check_training(data, listing, records)
         for name in (file.name for record in records for file in record.files):
@@ -108,23 +100,13 @@ def _make(
     return path, facts, Reads.total(record.reads for record in records[num_resumed:])
 
 
-def run_chunks(
-    cutter: ChunkPlanner,
-    address: str,
-    spool: RejectedSpool,
-    on_progress: Progress | None,
-    records: list[ShardRecord] | None = None,
-) -> list[ShardRecord]:
-    """Have every chunk written by some worker; returns their records in order of completion.
+def _run_chunks(
+    cutter: ChunkPlanner, address: str, spool: store.RejectedSpool, records: list[ShardRecord], on_progress: OnProgress
+) -> None:
+    """Have every chunk that is not finished written by some worker, and add its record; rejected samples are spooled.
 
-    Rejected samples go to the spool, and are in no record. `records` are those of finished shards; the others are
-    added. A portion of the work exists as an object only while it is at the scheduler.
-
-    Raises:
-        RunError: The cluster cannot be reached, has no workers, or lost a task for good.
-        TimeLimitError: The stage's time is over.
+    A portion of the work exists as an object only while it is at the scheduler.
     """
-    records = [] if records is None else records
     done = sum(record.num_samples for record in records) + spool.num_rejected
     with connect_to_workers(address, "preparation") as client:
         readers = workers(client)
@@ -143,23 +125,17 @@ def run_chunks(
 
         with closing(iter_results(client, portions, submit)) as results:
             for record in chain.from_iterable(results):
-                spool.add(record)
-                records.append(record.model_copy(update={"rejected": ()}))
+                records.append(spool.take_rejected(record))
                 done += record.num_samples + len(record.rejected)
                 store.touch(cutter.directory)
                 if on_progress is not None:
                     on_progress(done, cutter.listing.num_samples)
-    return records
 
 
-def _exceeds_limit(data: Data, listing: SampleListing, num_rejected: int) -> bool:
-    return num_rejected > data.max_rejected_fraction * listing.num_samples
-
-
-def _rejection_error(
-    data: Data, listing: SampleListing, num_rejected: int, first: Rejected, list_path: Path
-) -> InputError:
+def _rejection_error(data: Data, listing: SampleListing, num_rejected: int, list_path: Path) -> InputError:
     total = listing.num_samples
+    with list_path.open(encoding="utf-8") as lines:
+        first = Rejected.model_validate_json(next(lines))
     return InputError(
         f"data.root={data.root}: {num_rejected} of {total} samples ({100 * num_rejected / total:.1f} %) cannot be "
         f"decoded, first {first.path} ({first.reason}); the limit is "
@@ -170,8 +146,7 @@ def _rejection_error(
 
 def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardRecord]) -> None:
     counts = manifest.class_counts(records, "train", len(listing.class_names))
-    empty = [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]
-    if empty:
+    if empty := [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]:
         raise InputError(
             f"data.root={data.root}: no training sample of class {', '.join(empty)} can be decoded; "
             "every class needs at least one; fix its images or remove the class"

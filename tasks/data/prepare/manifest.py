@@ -155,8 +155,7 @@ def fingerprint(shards: Sequence[Shard], class_names: Sequence[str]) -> str:
 def read(path: Path) -> Manifest:
     """Read and check the manifest of a set, and that its files exist in their recorded sizes.
 
-    Raises:
-        DamagedError: The manifest is missing or inconsistent, or a file is missing, linked or of another size.
+    DamagedError if the manifest is missing or inconsistent, or a file is missing, linked or of another size.
     """
     # A link could lead anywhere, and the store never writes one.
     for name in (MANIFEST, REJECTED, *SPLITS):

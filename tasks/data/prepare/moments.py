@@ -1,15 +1,12 @@
 """Mean and variance of channels, computed in parts and merged without loss.
 
-Parts are exact (integer sums); the merge is that of Chan, Golub and LeVeque, "Updating formulae and
-a pairwise algorithm for computing sample variances" (Stanford STAN-CS-79-773, 1979), equations 2.1.
+Parts are exact (integer sums); the merge is that of Chan, Golub and LeVeque, "Updating formulae and a pairwise
+algorithm for computing sample variances" (Stanford STAN-CS-79-773, 1979), equations 2.1.
 """
-
-from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +17,11 @@ _IMAGES_AT_ONCE = 256
 _ROWS_AT_ONCE = 2**16  # sums of so many squares of bytes are below 2**32
 _VALUES_AT_ONCE = 2**16  # as 32 bits they stay in a core's cache
 FULL_SCALE = 255.0
+
+PixelSums = npt.NDArray[np.int64]
+"""Of each channel (3, C): the number of pixels, their sum, and the sum of their squares.
+
+Integers, so that the result does not depend on how they were added."""
 
 
 class Moments(Record):
@@ -40,30 +42,12 @@ class Moments(Record):
         return tuple(math.sqrt(squares / self.count) / FULL_SCALE for squares in self.sum_of_squares)
 
 
-class PixelSums(NamedTuple):
-    """Sums over pixels; integers, so that the result does not depend on how they were added."""
-
-    num_pixels: int
-    sums_C: npt.NDArray[np.int64]
-    squares_C: npt.NDArray[np.int64]
-
-    def plus(self, more: PixelSums) -> PixelSums:
-        """Sums over the pixels of both."""
-        num_pixels = self.num_pixels + more.num_pixels
-        return PixelSums(num_pixels, self.sums_C + more.sums_C, self.squares_C + more.squares_C)
-
-    def moments(self) -> Moments:
-        """Their moments."""
-        count = max(1, self.num_pixels)
-        totals = list(zip(self.sums_C.tolist(), self.squares_C.tolist(), strict=True))
-        deviations = tuple((count * square - total * total) / count for total, square in totals)
-        mean = tuple(total / count for total, _ in totals)
-        return Moments(count=self.num_pixels, mean=mean, sum_of_squares=deviations)
-
-
-def no_pixels(channels: int) -> PixelSums:
-    """Sums over nothing."""
-    return PixelSums(0, np.zeros(channels, dtype=np.int64), np.zeros(channels, dtype=np.int64))
+def of_sums(sums_3C: PixelSums) -> Moments:
+    """Moments of the pixels behind sums."""
+    (num_pixels, *_), totals, squares = sums_3C.tolist()
+    count = max(1, num_pixels)
+    deviations = ((count * square - total * total) / count for total, square in zip(totals, squares, strict=True))
+    return Moments(count=num_pixels, mean=tuple(total / count for total in totals), sum_of_squares=tuple(deviations))
 
 
 def sum_pixels(images_NHWC: npt.NDArray[np.uint8]) -> PixelSums:
@@ -78,14 +62,14 @@ def sum_pixels(images_NHWC: npt.NDArray[np.uint8]) -> PixelSums:
         sums += part.sum(axis=0, dtype=np.uint32)
         squares += np.multiply(part, part, out=part).sum(axis=0, dtype=np.uint32)
     sums_C, squares_C = (row.reshape(-1, channels).sum(axis=0, dtype=np.int64) for row in (sums, squares))
-    return PixelSums(images_NHWC.size // channels, sums_C, squares_C)
+    return np.stack([np.full(channels, images_NHWC.size // channels), sums_C, squares_C])
 
 
 def of_images(images_NHWC: npt.NDArray[np.uint8]) -> Moments:
     """Moments of one shard."""
     step = max(1, min(_IMAGES_AT_ONCE, _ROWS_AT_ONCE // images_NHWC.shape[1]))
     parts = (images_NHWC[start : start + step] for start in range(0, len(images_NHWC), step))
-    return functools.reduce(PixelSums.plus, map(sum_pixels, parts), no_pixels(images_NHWC.shape[3])).moments()
+    return of_sums(sum(map(sum_pixels, parts), np.zeros((3, images_NHWC.shape[3]), dtype=np.int64)))
 
 
 def merge(parts: Iterable[Moments]) -> Moments:

@@ -1,6 +1,6 @@
 """Photographs as they are stored: at one scale, in their own shapes, as pixels or encoded again."""
 
-from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -8,11 +8,10 @@ import numpy.typing as npt
 import simplejpeg
 
 from paceline.conf.data import Data
-from paceline.tasks.data.decode import transform
-from paceline.tasks.data.decode.pixels import map_items, picture_of
+from paceline.tasks.data.decode.pixels import Hook, map_items, picture_of
+from paceline.tasks.data.decode.transform import DecodeError, UInt8s
 from paceline.tasks.data.listing import Origin
-from paceline.tasks.data.prepare import moments
-from paceline.tasks.data.prepare.moments import PixelSums
+from paceline.tasks.data.prepare.moments import PixelSums, sum_pixels
 from paceline.tasks.data.samples import Extent, Item, Samples
 
 # Shape suffixes: N samples that could be read, H height, W width, C channels, 3 for first byte, height and width.
@@ -32,12 +31,11 @@ class Form(NamedTuple):
 class Photographs(NamedTuple):
     """Samples that were read, end to end."""
 
-    content: npt.NDArray[np.uint8]
+    content: UInt8s
     shapes_N3: npt.NDArray[np.int64]
-    sums: PixelSums  # before they were encoded
-    positions: list[int]  # as in `Pixels`, and so are the next two
+    sums_3C: PixelSums  # before they were encoded
+    positions: list[int]  # as in `Pixels`, and so are the reasons
     reasons: dict[int, str]
-    num_unread: int
 
 
 def form_of(data: Data) -> Form | None:
@@ -49,38 +47,27 @@ def form_of(data: Data) -> Form | None:
 
 
 def read_photographs(
-    origin: Origin, samples: Samples, form: Form, channels: int, between: Callable[[], None], num_threads: int
+    origin: Origin, samples: Samples, form: Form, channels: int, between: Hook, num_threads: int
 ) -> Photographs:
     """Read samples and bring them to a form; errors as in `read_pixels`."""
-    pieces: list[bytes] = []
-    shapes: list[tuple[int, int, int]] = []
-    num_bytes = 0
-    sums = moments.no_pixels(channels)
-    positions: list[int] = []
-    reasons: dict[int, str] = {}
-    num_unread = 0
 
     def store(item: Item) -> tuple[bytes, tuple[int, ...], PixelSums]:
         pixels_HWC = picture_of(item, form.side, form.extent)
-        return encode(pixels_HWC, form.quality), pixels_HWC.shape, moments.sum_pixels(pixels_HWC)
+        return encode(pixels_HWC, form.quality), pixels_HWC.shape[:2], sum_pixels(pixels_HWC)
 
-    results = map_items(origin, samples, form.side, store, between, num_threads)
-    for position, (_, result) in enumerate(results):
-        if isinstance(result, transform.DecodeError):
-            reasons[position] = str(result)
-            num_unread += isinstance(result, transform.UnreadError)
-            continue
-        piece, (height, width, _), its_sums = result
-        pieces.append(piece)
-        shapes.append((num_bytes, height, width))
-        num_bytes += len(piece)
-        sums = sums.plus(its_sums)
-        positions.append(position)
+    items = map_items(origin, samples, form.side, store, between, num_threads)
+    results = [str(result) if isinstance(result, DecodeError) else result for _, result in items]
+    reasons = {place: result for place, result in enumerate(results) if isinstance(result, str)}
+    stored = {place: result for place, result in enumerate(results) if not isinstance(result, str)}
+    pieces = [piece for piece, _, _ in stored.values()]
+    firsts = accumulate(map(len, pieces), initial=0)
+    shapes = [(first, *shape) for first, (_, shape, _) in zip(firsts, stored.values(), strict=False)]
+    sums_3C = sum((sums for _, _, sums in stored.values()), np.zeros((3, channels), dtype=np.int64))
     content = np.frombuffer(b"".join(pieces), dtype=np.uint8)
-    return Photographs(content, np.array(shapes, dtype=np.int64).reshape(-1, 3), sums, positions, reasons, num_unread)
+    return Photographs(content, np.array(shapes, dtype=np.int64).reshape(-1, 3), sums_3C, [*stored], reasons)
 
 
-def encode(pixels_HWC: npt.NDArray[np.uint8], quality: int | None) -> bytes:
+def encode(pixels_HWC: UInt8s, quality: int | None) -> bytes:
     """An image as JPEG, or its pixels."""
     if quality is None:
         return pixels_HWC.tobytes()

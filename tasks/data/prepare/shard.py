@@ -88,14 +88,12 @@ class ShardRecord(Shard):
 
 
 def write_shards(chunks: Sequence[Chunk], sharing: int = 0) -> list[ShardRecord]:
-    """Decode chunks and write their files, each through a temporary name.
+    """Decode chunks and write their files, each through a temporary name; RunError where their directory is not seen.
 
     `sharing` tasks at a time share the cores of a host, all of which decode; 0 for one thread. While one shard is
-    written the next one is decoded, so that at most two are in memory. A RunError is raised where the directory is not
-    visible from this worker.
+    written the next one is decoded, so that at most two are in memory.
     """
-    records = []
-    num_threads = max(1, usable_cores() // sharing) if sharing else 1
+    records, num_threads = [], max(1, usable_cores() // sharing) if sharing else 1
     with ThreadPoolExecutor(1, thread_name_prefix="paceline-shard") as disk:
         writing: Future[ShardRecord] | None = None
         for chunk in chunks:
@@ -125,23 +123,22 @@ def _decode(chunk: Chunk, num_threads: int) -> tuple[Pixels | Photographs, Reads
             )
 
     check_directory()
-    num_channels = chunk.channels + chunk.num_planes
+    given, num_channels = (chunk.origin, chunk.samples), chunk.channels + chunk.num_planes
     with reading.count_reads() as tally:
-        given = chunk.origin, chunk.samples
         if chunk.form is not None:
             return read_photographs(*given, chunk.form, num_channels, check_directory, num_threads), tally.reads
         decoded = read_pixels(*given, chunk.image_size, num_channels, check_directory, num_threads)
     if not chunk.num_planes:
         return decoded, tally.reads
     largest_N = decoded.images_NHWC[..., -1].max(axis=(1, 2), initial=0)
-    valid = np.flatnonzero(largest_N <= num_classes)
     reasons = {
-        decoded.positions[place]: f"its mask holds {largest_N[place] - 1}, and the set has {num_classes} classes from 0"
-        for place in np.flatnonzero(largest_N > num_classes)
+        position: f"its mask holds {largest - 1}, and the set has {num_classes} classes from 0"
+        for position, largest in zip(decoded.positions, largest_N.tolist(), strict=True)
+        if largest > num_classes
     }
     if reasons:
-        positions = [decoded.positions[place] for place in valid]
-        decoded = Pixels(decoded.images_NHWC[valid], None, positions, decoded.reasons | reasons)
+        positions = [position for position in decoded.positions if position not in reasons]
+        decoded = Pixels(decoded.images_NHWC[largest_N <= num_classes], None, positions, decoded.reasons | reasons)
     return decoded, tally.reads
 
 
@@ -151,31 +148,31 @@ def _write(chunk: Chunk, decoded: Pixels | Photographs, reads: Reads) -> ShardRe
     arrays: dict[str, npt.NDArray[Any]]
     if isinstance(decoded, Photographs):
         arrays = {"images": decoded.content, "shapes": decoded.shapes_N3, "labels": labels_N}
+        channel_moments = moments.of_sums(decoded.sums_3C)
     else:
         arrays = {"images": decoded.images_NHWC, "labels": labels_N}
+        channel_moments = moments.of_images(decoded.images_NHWC)
         if decoded.targets_NT is not None:
             arrays["targets"] = decoded.targets_NT
-    files = tuple(
-        _write_array(Path(chunk.directory), f"{chunk.split}/{chunk.number:05d}.{kind}.npy", array)
-        for kind, array in arrays.items()
-        if len(labels_N)
-    )
+    directory, name = Path(chunk.directory), f"{chunk.split}/{chunk.number:05d}"
+    written = arrays.items() if len(labels_N) else ()
+    files = tuple(_write_array(directory, f"{name}.{kind}.npy", array) for kind, array in written)
     if chunk.num_planes:  # pixels of each class, where these have one
         counts = np.bincount(arrays["images"][..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
     else:
         counts = np.bincount(labels_N, minlength=len(chunk.class_names))
-    rejected = chunk.samples.take(np.array([*reasons], dtype=int))
+    rejected = tuple(
+        Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
+        for sample, reason in zip(chunk.samples.take(np.array([*reasons], int)), reasons.values(), strict=True)
+    )
     return ShardRecord(
         split=chunk.split,
         number=chunk.number,
         num_samples=len(labels_N),
         files=files,
         class_counts=tuple(counts.tolist()),
-        moments=decoded.sums.moments() if isinstance(decoded, Photographs) else moments.of_images(arrays["images"]),
-        rejected=tuple(
-            Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
-            for sample, reason in zip(rejected, reasons.values(), strict=True)
-        ),
+        moments=channel_moments,
+        rejected=rejected,
         reads=reads,
     )
 
@@ -186,7 +183,6 @@ def _write_array(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFi
     np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
     pieces = (head.getvalue(), array.data)
     write_pieces(directory / name, pieces)
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
+    digest = hashlib.sha256(pieces[0])
+    digest.update(array.data)
     return ShardFile(name=name, num_bytes=len(pieces[0]) + array.nbytes, sha256=digest.hexdigest())

@@ -25,8 +25,7 @@ MEASURED_SECONDS = 0.1
 def choose_storage(listing: SampleListing, data: Data, home: Path) -> Choice:
     """The value of `data.storage` and the reason; a set that is on disk is used again.
 
-    Raises:
-        InputError: The samples are not images of classes, or cannot be encoded as JPEG.
+    InputError if the samples are not images of classes, or cannot be encoded as JPEG.
     """
     unfit = _unfit(listing, data)
     for setting, is_used in (("storage=jpeg", data.storage == "jpeg"), ("stored_size", data.keeps_aspect)):

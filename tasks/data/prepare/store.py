@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NamedTuple
 from uuid import uuid4
 
 import psutil
@@ -64,12 +63,11 @@ def verify(path: Path) -> tuple[str, ...]:
         facts = manifest.read(path)
     except DamagedError as error:
         return (str(error),)
-    problems = []
-    for file in facts.files:
-        digest = sha256_of(path / file.name)
-        if digest != file.sha256:
-            problems.append(f"{file.name} has sha256 {digest[:16]}..., recorded is {file.sha256[:16]}...")
-    return tuple(problems)
+    return tuple(
+        f"{file.name} has sha256 {digest[:16]}..., recorded is {file.sha256[:16]}..."
+        for file in facts.files
+        if (digest := sha256_of(path / file.name)) != file.sha256
+    )
 
 
 @contextmanager
@@ -78,8 +76,7 @@ def temporary(home: Path, key: str) -> Iterator[Path]:
 
     Gone afterwards, unless it was published or left to the next one.
     """
-    name = f".tmp-{key[:16]}-{os.getpid()}-{uuid4().hex}"
-    path = home / "prepared" / name
+    path = home / "prepared" / f".tmp-{key[:16]}-{os.getpid()}-{uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # there is none, or another process was faster
         _unfinished_path(home, key).rename(path)
@@ -99,21 +96,20 @@ def _unfinished_path(home: Path, key: str) -> Path:
 
 def leave_to_next(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
     """Leave a temporary set to the next preparation of the same key, with a line for each finished shard."""
+    unfinished = _unfinished_path(home, key)
     with suppress(OSError):  # only an optimisation; the caller raises the error that ended the preparation
         write_pieces(directory / FINISHED, (f"{line}\n".encode() for line in finished))
-        _remove(_unfinished_path(home, key))
-        directory.rename(_unfinished_path(home, key))
+        _remove(unfinished)
+        directory.rename(unfinished)
         # A worker that was writing finds its place gone, and its part stays.
-        for part in _unfinished_path(home, key).rglob(f"*{TEMPORARY_SUFFIX}"):
+        for part in unfinished.rglob(f"*{TEMPORARY_SUFFIX}"):
             part.unlink(missing_ok=True)
 
 
 def read_finished_lines(directory: Path) -> list[str]:
     """Records of finished shards that an earlier preparation left in a temporary set."""
-    try:
-        return (directory / FINISHED).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
+    path = directory / FINISHED
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def touch(path: Path) -> None:
@@ -123,8 +119,9 @@ def touch(path: Path) -> None:
 
 def remove_stale(home: Path) -> int:
     """Remove temporary directories whose owner is dead, and unfinished sets that are old; returns how many."""
-    stale = [path for path in (home / "prepared").glob(".tmp-*") if _is_stale(path)]
-    stale += [path for path in (home / "prepared").glob(".unfinished-*") if _age_seconds(path) > LEFT_SECONDS]
+    prepared = home / "prepared"
+    stale = [path for path in prepared.glob(".tmp-*") if _is_stale(path)]
+    stale += [path for path in prepared.glob(".unfinished-*") if _age_seconds(path) > LEFT_SECONDS]
     for path in stale:
         _remove(path)
     return len(stale)
@@ -162,11 +159,7 @@ def _remove(path: Path) -> None:
 
 
 def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[bytes]) -> Path:
-    """Give a complete temporary set its name, or use the set of a process that was faster.
-
-    Returns:
-        The path of the set.
-    """
+    """Give a complete temporary set its name, or use the set of a process that was faster; returns its path."""
     for leftover in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):  # of a worker that was killed and its task retried
         leftover.unlink()
     write_pieces(directory / REJECTED, rejected)
@@ -202,50 +195,37 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-class _Piece(NamedTuple):
-    split: int
-    number: int  # number of the shard
-    start: int
-    num_bytes: int
-
-
 class RejectedSpool:
     """A spool on disk: takes what shards reject, and returns it in the order of the shards, as lines of JSON."""
 
     def __init__(self, directory: Path) -> None:
         self._stream = TemporaryFile(dir=directory)  # noqa: SIM115 - closed in close
-        self._pieces: list[_Piece] = []
+        self._pieces: dict[tuple[int, int], tuple[int, int]] = {}  # by split and shard: its first byte, its length
         self.num_rejected = 0
 
     def close(self) -> None:
         """Remove the file."""
         self._stream.close()
 
-    def add(self, record: ShardRecord) -> None:
-        """Store the rejected samples of a shard."""
-        if not record.rejected:
-            return
+    def take_rejected(self, record: ShardRecord) -> ShardRecord:
+        """Store the rejected samples of a shard; returns its record without them."""
         lines = "".join(f"{entry.model_dump_json()}\n" for entry in record.rejected).encode()
         start = self._stream.seek(0, os.SEEK_END)
         self._stream.write(lines)
-        self._pieces.append(_Piece(SPLITS.index(record.split), record.number, start, len(lines)))
+        self._pieces[SPLITS.index(record.split), record.number] = start, len(lines)
         self.num_rejected += len(record.rejected)
+        return record.model_copy(update={"rejected": ()})
+
+    def _read(self, place: tuple[int, int]) -> bytes:
+        start, num_bytes = self._pieces[place]
+        self._stream.seek(start)
+        return self._stream.read(num_bytes)
 
     def pieces(self) -> Iterator[bytes]:
         """All lines, those of one shard at a time."""
-        for piece in sorted(self._pieces):
-            self._stream.seek(piece.start)
-            yield self._stream.read(piece.num_bytes)
+        return map(self._read, sorted(self._pieces))
 
     def restore(self, record: ShardRecord) -> ShardRecord:
         """A record with what its shard rejects."""
-        lines: list[bytes] = []
-        for piece in self._pieces:
-            if (SPLITS[piece.split], piece.number) == (record.split, record.number):
-                self._stream.seek(piece.start)
-                lines = self._stream.read(piece.num_bytes).splitlines()
+        lines = self._read((SPLITS.index(record.split), record.number)).splitlines()
         return record.model_copy(update={"rejected": tuple(map(Rejected.model_validate_json, lines))})
-
-    def first(self) -> Rejected:
-        """The first rejected sample of the first shard that has one."""
-        return Rejected.model_validate_json(next(self.pieces()).split(b"\n", 1)[0])

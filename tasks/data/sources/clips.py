@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import NUM_COLOURS, Data
-from paceline.tasks.data.decode import video
+from paceline.tasks.data.decode import media
 from paceline.tasks.data.decode.transform import DecodeError, decode
 from paceline.tasks.data.listing import Origin, SampleListing
 from paceline.tasks.data.samples import File, Item, Sample, Samples
@@ -26,7 +26,7 @@ VIDEO_SUFFIXES |= {".flv", ".wmv", ".ogv"}
 FRAME_SUFFIXES = folder.IMAGE_SUFFIXES - VIDEO_SUFFIXES
 CLIPS = folder.Kind("clip", VIDEO_SUFFIXES | FRAME_SUFFIXES, "clips", NUM_COLOURS)
 CLIP_VERSION = 1
-"""Grows with every change of a clip's pixel (`paceline.tasks.data.decode.video`), or of which frames are taken."""
+"""Grows with every change of a clip's pixel (`paceline.tasks.data.decode.media`), or of which frames are taken."""
 
 
 def list_samples(data: Data) -> SampleListing:
@@ -69,7 +69,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
             if path.endswith("/"):
                 yield Item(_of_folder(origin, path, image_size))
             else:
-                yield Item(video.decode(_content(next(videos)), origin.num_frames, image_size))
+                yield Item(media.decode_video(_content(next(videos)), origin.num_frames, image_size))
         except (DecodeError, FileNotFoundError, PermissionError) as error:
             yield Item(error)
 
@@ -82,7 +82,7 @@ def _of_folder(origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uin
     # Frame 10 comes after frame 9, whether or not there are zeros before it.
     names = sorted(infos, key=lambda name: ([int(digits) for digits in re.findall(r"\d+", name)], name))
     frames = [name for name in names if not name.startswith(".") and folder.suffix_of(name) in FRAME_SUFFIXES]
-    chosen = [frames[place] for place in video.places(len(frames), origin.num_frames)]
+    chosen = [frames[place] for place in media.places(len(frames), origin.num_frames)]
     files = (File(f"{path}{name}", int(infos[name]["size"] or 0), folder.stamp_of(infos[name])) for name in chosen)
     pixels = []
     for name, content in zip(chosen, read_files(origin.root, files), strict=True):

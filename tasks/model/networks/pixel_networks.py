@@ -1,15 +1,13 @@
 """Networks with an output for every pixel.
 
 Height and width of their images are multiples of `stride`, and `reach` is their receptive field, both in pixels: so
-images of any size can be cut into tiles for them.
-
-Shapes: N samples, C channels, H height, W width, K classes.
+images of any size can be cut into tiles for them. Shapes: N samples, C channels, H height, W width, K classes.
 """
 
 import torch
 from torch import nn
 
-Outputs = tuple[torch.Tensor, None]
+from paceline.tasks.model.networks.convolutional import Outputs, convolutions
 
 
 class UNet(nn.Module):
@@ -26,9 +24,8 @@ class UNet(nn.Module):
     def __init__(self, channels: int, num_classes: int, width: int, depth: int) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(depth + 1)]
-        self.down = nn.ModuleList(
-            _double(before, after) for before, after in zip([channels, *widths], widths, strict=False)
-        )
+        inputs = [channels, *widths]
+        self.down = nn.ModuleList(_double(before, after) for before, after in zip(inputs, widths, strict=False))
         self.halve = nn.MaxPool2d(2)
         self.enlarge = nn.Upsample(scale_factor=2, mode="nearest")
         self.up = nn.ModuleList(_double(widths[level] + widths[level + 1], widths[level]) for level in range(depth))
@@ -50,10 +47,7 @@ class UNet(nn.Module):
 
 
 def _double(before: int, after: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for channels in (before, after):
-        layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers)
+    return nn.Sequential(*convolutions(before, after, after))
 
 
 class DnCnn(nn.Module):
@@ -65,10 +59,8 @@ class DnCnn(nn.Module):
 
     def __init__(self, channels: int, width: int, depth: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-        for _ in range(depth - 2):
-            layers += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-        self.noise = nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
+        first, inner = nn.Conv2d(channels, width, 3, padding=1), convolutions(*[width] * (depth - 1))
+        self.noise = nn.Sequential(first, nn.ReLU(), *inner, nn.Conv2d(width, channels, 3, padding=1))
         self.stride, self.reach = 1, depth
 
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:

@@ -5,14 +5,14 @@ Shapes: N samples, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from paceline.tasks.model.networks.blocks import every_nth, keep_format
+from paceline.tasks.model.networks.convolutional import Outputs, every_nth, keep_format
 
-Outputs = tuple[torch.Tensor, None]
 WIDTHS = (64, 128, 256, 512)  # filters of the four layers; bottlenecks give four times as many
 EXPANSION = 4
 
@@ -76,12 +76,22 @@ class Shortcut(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Convolutions with batch norms, and a shortcut."""
+    """Convolutions with batch norms (`filters`, size and stride of each), and a shortcut."""
 
-    norm_pairs: tuple[tuple[str, str], ...]
-    num_outputs: int
-    relu: nn.ReLU
-    downsample: Shortcut | None
+    def __init__(self, channels: int, layers: Sequence[tuple[int, int, int]], relu_after: int) -> None:
+        super().__init__()
+        numbers = range(1, len(layers) + 1)
+        self.norm_pairs = tuple((f"conv{number}", f"bn{number}") for number in numbers)
+        num_inputs, stride = channels, math.prod(step for _, _, step in layers)
+        for number, (filters, size, step) in zip(numbers, layers, strict=True):
+            convolution = nn.Conv2d(num_inputs, filters, size, stride=step, padding=size // 2, bias=False)
+            self.add_module(f"conv{number}", convolution)
+            self.add_module(f"bn{number}", nn.BatchNorm2d(filters))
+            if number == relu_after:  # its place among the names is torchvision's, too
+                self.relu = nn.ReLU()
+            num_inputs = filters
+        self.num_outputs = num_inputs
+        self.downsample = None if stride == 1 and channels == num_inputs else Shortcut(channels, num_inputs, stride)
 
     def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
         """Features of the block."""
@@ -93,49 +103,11 @@ class Block(nn.Module):
         return output
 
 
-class Basic(Block):
-    """Two 3x3 convolutions and a shortcut."""
-
-    norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"))
-
-    def __init__(self, channels: int, filters: int, stride: int) -> None:
-        super().__init__()
-        self.num_outputs = filters
-        self.conv1 = nn.Conv2d(channels, filters, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(filters)
-        self.relu = nn.ReLU()
-        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(filters)
-        self.downsample = _shortcut(channels, filters, stride)
+def basic(channels: int, filters: int, stride: int) -> Block:
+    """The block of the small ones: two 3x3 convolutions."""
+    return Block(channels, [(filters, 3, stride), (filters, 3, 1)], relu_after=1)
 
 
-class Bottleneck(Block):
-    """A 1x1, a 3x3 and a 1x1 convolution and a shortcut."""
-
-    norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"))
-
-    def __init__(self, channels: int, filters: int, stride: int) -> None:
-        super().__init__()
-        self.num_outputs = EXPANSION * filters
-        self.conv1 = nn.Conv2d(channels, filters, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(filters)
-        self.conv2 = nn.Conv2d(filters, filters, 3, stride=stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(filters)
-        self.conv3 = nn.Conv2d(filters, self.num_outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(self.num_outputs)
-        self.relu = nn.ReLU()
-        self.downsample = _shortcut(channels, self.num_outputs, stride)
-
-
-def _shortcut(channels: int, filters: int, stride: int) -> Shortcut | None:
-    return None if stride == 1 and channels == filters else Shortcut(channels, filters, stride)
-
-
-def resnet18(channels: int, num_classes: int) -> ResNet:
-    """18 layers with weights."""
-    return ResNet(channels, num_classes, Basic, (2, 2, 2, 2))
-
-
-def resnet50(channels: int, num_classes: int) -> ResNet:
-    """50 layers with weights."""
-    return ResNet(channels, num_classes, Bottleneck, (3, 4, 6, 3))
+def bottleneck(channels: int, filters: int, stride: int) -> Block:
+    """The block of the large ones: a 1x1, a 3x3 and a 1x1 convolution."""
+    return Block(channels, [(filters, 1, 1), (filters, 3, stride), (EXPANSION * filters, 1, 1)], relu_after=3)

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from paceline.conf.model import Model
-from paceline.conf.plugins import Plugin, model_facts
+from paceline.conf.plugins import model_facts
 from paceline.tasks.errors import RunError
 from paceline.tasks.model.flops import GIVEN
+from paceline.tasks.model.networks.convolutional import Outputs
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
-
-Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Builder(Protocol):
@@ -57,9 +56,7 @@ class OwnNetwork(nn.Module):
 def build(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
     """Build a model of the user's, and try it on two black images.
 
-    Raises:
-        InputError: its package is not installed here.
-        RunError: it cannot be built, or gives something else than its task has.
+    InputError if its package is not installed here; RunError if it cannot be built, or does not give what its task has.
     """
     plugin, builder = load_plugin("model", model.name)
     with attribute_errors_to(plugin, "building it", RunError, RunError):
@@ -68,18 +65,8 @@ def build(model: Model, image_shape: tuple[int, int, int], num_classes: int, num
         raise RunError(f"{plugin} builds {type(module).__name__}; give a torch.nn.Module")
     with attribute_errors_to(plugin, f"reading {GIVEN}", RunError, RunError):
         network = OwnNetwork(module)
-    _try(plugin, network, image_shape, num_classes, num_targets)
-    if not any(weight.requires_grad for weight in network.parameters()):
-        raise RunError(f"{plugin} has no weights to be learned; give it some")
-    return network
-
-
-def _try(
-    plugin: Plugin, network: OwnNetwork, image_shape: tuple[int, int, int], num_classes: int, num_targets: int
-) -> None:
-    """In evaluation, which changes no statistics."""
     height, width, channels = image_shape
-    network.eval()
+    network.eval()  # which changes no statistics
     with attribute_errors_to(plugin, "two images", RunError, RunError), torch.no_grad():
         outputs = network(torch.zeros(2, channels, height, width))
     network.train()
@@ -92,3 +79,6 @@ def _try(
             f"{plugin} maps images (2, {channels}, {height}, {width}) to {' and '.join(map(str, given))}; "
             f"its task needs {' and '.join(map(str, expected))}"
         )
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise RunError(f"{plugin} has no weights to be learned; give it some")
+    return network

@@ -70,15 +70,8 @@ class Whitened(nn.Module):
         layers: list[nn.Module] = [whitening, nn.GELU()]
         num_inputs = whitening.out_channels
         for filters in (width, 4 * width, 4 * width):
-            layers += [
-                _convolution(num_inputs, filters),
-                nn.MaxPool2d(2),
-                _batch_norm(filters),
-                nn.GELU(),
-                _convolution(filters, filters),
-                _batch_norm(filters),
-                nn.GELU(),
-            ]
+            layers += [_convolution(num_inputs, filters), nn.MaxPool2d(2), _batch_norm(filters), nn.GELU()]
+            layers += [_convolution(filters, filters), _batch_norm(filters), nn.GELU()]
             num_inputs = filters
         layers += [nn.MaxPool2d(((rows - 1) // 8, (columns - 1) // 8)), nn.Flatten()]
         self.features = nn.Sequential(*layers)

@@ -17,7 +17,6 @@ from lightning.pytorch import Callback, Trainer
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.model.batch import Batch, BatchSource
-from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.names import Metric
 from paceline.tasks.records.record import Choice
@@ -27,6 +26,7 @@ from paceline.tasks.train.rank.process_group import all_reduce, average_buffers,
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.distributed import communication_fraction
 from paceline.tasks.train.step.epoch_loop import StepLoop
+from paceline.tasks.train.step.learner import Learner
 
 MAX_LOG_STEPS = 50
 LogMetrics = Callable[[dict[str, float], int], None]

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from paceline.tasks.data.loading.batch import Normalise
-from paceline.tasks.data.loading.evaluation import EvaluationLoader
-from paceline.tasks.data.loading.loader import make_loader
+from paceline.tasks.data.loading.loader import EvaluationLoader, make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.loading.train_loader import LoaderConfig, TrainLoader

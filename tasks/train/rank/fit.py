@@ -14,13 +14,12 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from paceline.conf.execution import COMPILED
-from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.data.loading.sampling import StepSchedule
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import RunError
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.lightning_module import STATE_KEY, Learner
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank import process_group as group
@@ -42,6 +41,7 @@ from paceline.tasks.train.step.activation_checkpointing import checkpoint_activa
 from paceline.tasks.train.step.compile import CompileWatch, compile_network
 from paceline.tasks.train.step.distributed import ExchangeStrategy, ShardedLearner
 from paceline.tasks.train.step.epoch_loop import StepLoop
+from paceline.tasks.train.step.learner import STATE_KEY, Learner
 from paceline.tasks.train.step.precision import lightning_precision, prepare_network, set_arithmetic
 
 

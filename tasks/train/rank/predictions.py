@@ -16,14 +16,13 @@ from torch import nn
 from paceline.conf.execution import Precision
 from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.model.batch import Batch, take_samples
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
-from paceline.tasks.model.inference import Int64s, predictions
-from paceline.tasks.model.lightning_module import Learner
+from paceline.tasks.model.inference import Int64s, fold_batch_norm, predictions
 from paceline.tasks.model.objectives import PixelTask, Task
 from paceline.tasks.train.launch.layout import EXAMPLES_FILE
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.distributed import gather_full_weights
+from paceline.tasks.train.step.learner import Learner
 from paceline.tasks.train.step.precision import forward_context, prepare_network, set_arithmetic
 
 NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2  # examples in the report

@@ -21,8 +21,7 @@ from paceline.conf.execution import CAPTURED, COMPILED
 from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.objectives import Task
-from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
-from paceline.tasks.model.weight_average import WeightAverage
+from paceline.tasks.model.optimization import WeightAverage, batch_loss, build_optimizer, prepare_optimizer_state
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step.activation_checkpointing import checkpoint_activations
 from paceline.tasks.train.step.compile import compile_network

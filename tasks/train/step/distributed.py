@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.conf.execution import Compression, Precision
-from paceline.tasks.model.lightning_module import Learner
+from paceline.tasks.train.step.learner import Learner
 
 # One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
 DDP_SETTINGS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}

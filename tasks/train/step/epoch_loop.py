@@ -14,13 +14,13 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from paceline.conf.execution import CAPTURED
-from paceline.tasks.data.loading.progressive_size import resize
-from paceline.tasks.model.lightning_module import Learner
+from paceline.tasks.data.loading.augmentation import resize_for_epoch
 from paceline.tasks.model.optimization import prepare_optimizer_state
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.training import CompileStats
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.cuda_graph import CapturedStep, make_step
+from paceline.tasks.train.step.learner import Learner
 from paceline.tasks.train.step.micro_batches import raise_if_out_of_memory
 from paceline.tasks.train.step.precision import make_scaler
 from paceline.tasks.train.step.train_step import TrainStep
@@ -93,7 +93,7 @@ class StepLoop(_TrainingEpochLoop):
         progress.increment_started()
         learner.set_learning_rate(trainer.optimizers[0])
         if learner.recipe.progressive_size is not None:
-            batch = resize(batch, learner.recipe, learner.course.position(learner.global_step)[0])
+            batch = resize_for_epoch(batch, learner.recipe, learner.course.position(learner.global_step)[0])
         if self._draws is not None:  # a resumed training draws the same numbers
             seed = np.random.SeedSequence((*self._draws, learner.global_step)).generate_state(1, np.uint64)
             torch.manual_seed(int(seed[0] >> 1))

@@ -7,7 +7,7 @@ import torch
 
 from paceline.conf.execution import CAPTURED
 from paceline.tasks.model.batch import Batch
-from paceline.tasks.model.weight_average import WeightAverage
+from paceline.tasks.model.optimization import WeightAverage
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.train.step.compile import any_batch_size
 from paceline.tasks.train.step.micro_batches import raise_if_out_of_memory, split_into_micro_batches

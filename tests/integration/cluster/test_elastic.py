@@ -5,8 +5,7 @@ import signal
 
 import pytest
 
-from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.data.loading.sampling import BatchPlan, StepSchedule
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import load

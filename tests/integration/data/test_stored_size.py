@@ -9,8 +9,7 @@ from PIL import Image
 from torch.nn import functional
 
 from paceline.conf.load import load
-from paceline.tasks.data.loading.evaluation import EvaluationLoader
-from paceline.tasks.data.loading.loader import make_loader
+from paceline.tasks.data.loading.loader import EvaluationLoader, make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.loading.train_loader import LoaderConfig

@@ -20,7 +20,7 @@ from paceline.flows.predict.request import PredictRequest, check_predict
 from paceline.tasks.data.decode.transform import decode
 from paceline.tasks.data.loading.batch import Normalise
 from paceline.tasks.files import sha256_of
-from paceline.tasks.model.load import load_trained_model
+from paceline.tasks.model.pretrained import load_trained_model
 from paceline.tasks.model_bundle import digest_of, read_facts
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.predictor import Predictor

@@ -9,15 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.conf.load import load
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
-from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import StepSchedule
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
-from paceline.tasks.model.inference import predictions
-from paceline.tasks.model.lightning_module import Learner
-from paceline.tasks.model.networks.blocks import every_nth
+from paceline.tasks.data.loading.sampling import BatchPlan, StepSchedule
+from paceline.tasks.model.inference import fold_batch_norm, predictions
+from paceline.tasks.model.networks.convolutional import every_nth
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor, prepare_optimizer_state
+from paceline.tasks.train.step.learner import Learner
 
 TASK = Classification(10)
 

@@ -8,7 +8,7 @@ from paceline.conf.load import load
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import Batch
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.inference import fold_batch_norm
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification, Denoising, Segmentation
 from paceline.tasks.model.optimization import batch_loss

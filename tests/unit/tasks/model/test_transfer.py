@@ -13,19 +13,17 @@ from torch import nn
 from paceline.conf.load import ConfigError, load
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
-from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.data.loading.sampling import BatchPlan, StepSchedule
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
-from paceline.tasks.model.lightning_module import Learner
-from paceline.tasks.model.networks.registry import build_network
-from paceline.tasks.model.networks.test_time_augmentation import ViewMean
+from paceline.tasks.model.networks.registry import ViewMean, build_network
 from paceline.tasks.model.networks.user_network import OwnNetwork
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.optimization import build_optimizer, prepare_optimizer_state
 from paceline.tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
 from paceline.tasks.model.transfer import core_of, freeze, heads_of
 from paceline.tasks.records.data import Pretrained
+from paceline.tasks.train.step.learner import Learner
 from tests.support.refusals import refused
 
 MODEL = Model(width=4, depth=1)

@@ -12,7 +12,7 @@ from paceline.conf.data import Data
 from paceline.conf.model import Model
 from paceline.tasks.data.decode.transform import decode
 from paceline.tasks.data.loading.batch import Normalise
-from paceline.tasks.model.load import load_trained_model
+from paceline.tasks.model.pretrained import load_trained_model
 from paceline.tasks.predict.job import cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.outputs import compare_outputs
 from paceline.tasks.predict.part import check_parity, finished_record, predict_part

@@ -2,8 +2,7 @@
 
 import pytest
 
-from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.data.loading.sampling import BatchPlan, StepSchedule
 from paceline.tasks.train.checkpoint_interval import MAX_LOST_SECONDS, MAX_SHARE, MIN_SECONDS, CheckpointInterval, rule
 
 WARM_UP = 20.0

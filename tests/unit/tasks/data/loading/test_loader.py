@@ -16,10 +16,8 @@ from paceline.conf.execution import Loading
 from paceline.conf.recipe import FLIPPING, Augment
 from paceline.tasks.data.loading import resident
 from paceline.tasks.data.loading.batch import Normalise, gather_windows, pad, window_numbers, windows
-from paceline.tasks.data.loading.evaluation import EvaluationLoader
-from paceline.tasks.data.loading.loader import make_loader
-from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order
-from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.data.loading.loader import EvaluationLoader, make_loader
+from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, StepSchedule, epoch_augmentation, epoch_order
 from paceline.tasks.data.loading.streaming import mirrors
 from paceline.tasks.data.loading.train_loader import LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split

@@ -6,7 +6,6 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -86,18 +85,14 @@ def test_rejected_samples_are_listed_in_the_order_of_the_shards(tmp_path: Path) 
 
     with closing(RejectedSpool(tmp_path)) as spool:
         for split, number, count in (("test", 0, 1), ("train", 10, 2), ("validation", 0, 1), ("train", 9, 3)):
-            spool.add(record(split, number, count))
-        spool.add(record("train", 0, 0))
+            assert spool.take_rejected(record(split, number, count)).rejected == ()
+        assert spool.take_rejected(record("train", 0, 0)) == record("train", 0, 0)
         assert spool.num_rejected == 7
-        assert spool.first().path == "train/9/0"
+        assert spool.restore(record("train", 9, 0)) == record("train", 9, 3)
         lines = b"".join(spool.pieces()).decode().splitlines()
     found = [Rejected.model_validate_json(line) for line in lines]
+    assert found[0].path == "train/9/0"
     places = [(SPLITS.index(entry.split), int(entry.path.split("/")[1])) for entry in found]
     assert places == sorted(places)
     assert Counter(entry.split for entry in found) == {"train": 5, "validation": 1, "test": 1}
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_rejected_has_no_first(tmp_path: Path) -> None:
-    with closing(RejectedSpool(tmp_path)) as spool, pytest.raises(StopIteration):
-        spool.first()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.conf.model import Model
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.inference import fold_batch_norm
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.pretrained import blank_network
 

@@ -10,8 +10,8 @@ from paceline.conf.model import Model
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import series_fingerprint, workload_fingerprint
-from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.pretrained import load_trained_model
 from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from paceline.tasks.records.data import ModelFacts

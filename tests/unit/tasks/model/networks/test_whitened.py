@@ -5,9 +5,8 @@ from torch import nn
 from torch.nn import functional
 
 from paceline.conf.model import Model
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
-from paceline.tasks.model.networks.registry import build_network
-from paceline.tasks.model.networks.test_time_augmentation import ViewMean
+from paceline.tasks.model.inference import fold_batch_norm
+from paceline.tasks.model.networks.registry import ViewMean, build_network
 from paceline.tasks.model.networks.whitened import PATCH, Whitening
 
 

@@ -7,11 +7,11 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.batch import Batch, StepScheduleLike
+from paceline.tasks.data.loading.sampling import StepSchedule
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.muon import RATE_FACTOR
 from paceline.tasks.model.objectives import Task
-from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
-from paceline.tasks.model.weight_average import WeightAverage
+from paceline.tasks.model.optimization import WeightAverage, batch_loss, build_optimizer, learning_rate_factor
 
 STATE_KEY = "paceline"
 
@@ -20,14 +20,11 @@ class Learner(LightningModule):
     """Trains `network` by `recipe`, with the loader's schedule `course`; the peak rate is that after batch scaling."""
 
     def __init__(
-        self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: StepScheduleLike
+        self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: StepSchedule
     ) -> None:
         super().__init__()
-        self.network = network
-        self.task = task
-        self.recipe = recipe
-        self.peak_learning_rate = peak_learning_rate
-        self.course = course
+        self.network, self.task, self.course = network, task, course
+        self.recipe, self.peak_learning_rate = recipe, peak_learning_rate
         self.losses: list[float] = []
         """Loss of every step whose value has been read from the device; filled by the progress callback."""
         self.validation_scores: list[float] = []
@@ -66,11 +63,10 @@ class Learner(LightningModule):
         return batch_loss(self.network, batch, self.recipe, self.task)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
-        """What Lightning asks a module to have; the loop that trains calls `forward`, by way of the strategy's wrap."""
+        # What Lightning asks a module to have; the loop that trains calls `forward`, by way of the strategy's wrap.
         return self(batch)  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> Any:
-        """The recipe's optimizer."""
         return build_optimizer(self.network, self.recipe, self.peak_learning_rate)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.tasks.model.weight_average import WeightAverage
+from paceline.tasks.model.optimization import WeightAverage
 
 DECAY = 0.75
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from paceline.conf.model import Model
-from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.inference import fold_batch_norm
+from paceline.tasks.model.networks.convolutional import Recurrent
 from paceline.tasks.model.networks.registry import build_network
-from paceline.tasks.model.networks.sequence import Recurrent
 
 FRAMES, SIZE = 5, 12
 
