@@ -23,8 +23,7 @@ from paceline.tasks.host import BOOT_ID
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 
-MARK = "PACELINE_SERVICES"
-"""Environment variable with the home and the service that a process belongs to."""
+MARK = "PACELINE_SERVICES"  # environment variable with the home and the service that a process belongs to
 POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0
 LARGE_LOG_BYTES = 10 * 2**20
@@ -35,8 +34,7 @@ class ProcessRecord(Record):
     """A process as its file has it."""
 
     pid: int
-    started: int
-    """Clock ticks since the machine came up."""
+    started: int  # clock ticks since the machine came up
     boot: str
 
 

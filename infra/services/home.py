@@ -29,11 +29,9 @@ PRIVATE = 0o700
 class Settings(Record):
     """Settings of a set of services."""
 
-    host: str = LOOPBACK
-    """Address that all but PostgreSQL and Dask's status pages listen on."""
+    host: str = LOOPBACK  # address that all but PostgreSQL and Dask's status pages listen on
     ports: dict[str, int]
-    num_workers: int | None = None
-    """None: one per GPU, or per core where there is none."""
+    num_workers: int | None = None  # None: one per GPU, or per core where there is none
     versions: dict[str, str] = Field(default_factory=dict)
     """Of the packages whose databases these are; by them an upgrade is noticed."""
 

@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 DEBIAN = Path("/usr/lib/postgresql")
 SUPERUSER = "postgres"
-UNPRIVILEGED = "postgres"
-"""The user of Debian's package, as which it runs where root calls: it refuses to be root."""
-DATABASES = {"prefect": "prefect", "mlflow": "mlflow", "mlflow_auth": "mlflow"}
-"""And the role that owns each."""
+UNPRIVILEGED = "postgres"  # the user of Debian's package, as which it runs where root calls: it refuses to be root
+DATABASES = {"prefect": "prefect", "mlflow": "mlflow", "mlflow_auth": "mlflow"}  # and the role that owns each
 END_SECONDS = 30.0
 LEFT_SECONDS = 20.0
 

@@ -40,8 +40,7 @@ auth_cache_ttl_seconds = {AUTH_CACHE_SECONDS}
 """
 
 
-Port = tuple[str, str, int]
-"""What `infra/up --port` calls it, its address and its number."""
+Port = tuple[str, str, int]  # what `infra/up --port` calls it, its address and its number
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,9 @@ class Service:
     daemon: Daemon
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    ports: tuple[Port, ...]
-    """That it listens on."""
-    check: Callable[[], None]
-    """Raises while it is not well."""
-    address: str
-    """To be shown."""
+    ports: tuple[Port, ...]  # that it listens on
+    check: Callable[[], None]  # raises while it is not well
+    address: str  # to be shown
 
 
 class Servers:

@@ -27,8 +27,7 @@ START_SECONDS = 300.0
 END_SECONDS = 20.0
 FREE_SECONDS = 5.0
 POLL_SECONDS = 0.1
-MIGRATED = ("prefect", "mlflow")
-"""Packages with databases, which a new version may want changed."""
+MIGRATED = ("prefect", "mlflow")  # packages with databases, which a new version may want changed
 MLFLOW_UPGRADE = "import os; from mlflow.db import upgrade; upgrade.callback(os.environ['MLFLOW_BACKEND_STORE_URI'])"
 """`mlflow db upgrade` takes the address, password included, on its command line only."""
 Say = Callable[[str], None]

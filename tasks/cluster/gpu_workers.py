@@ -14,8 +14,7 @@ from typing import Any
 
 from paceline.tasks.cluster.hardware import describe
 
-PRELOAD = {"preload_nanny": [__name__]}
-"""Argument of Dask's nannies."""
+PRELOAD = {"preload_nanny": [__name__]}  # argument of Dask's nannies
 
 _positions: defaultdict[str, Iterator[int]] = defaultdict(count)  # by scheduler
 

@@ -19,10 +19,8 @@ class HostFacts(Record):
     """One host, as seen from there."""
 
     hardware: Hardware
-    code: str
-    """Fingerprint of the code that its workers would run."""
-    missing: tuple[str, ...]
-    """Files of the certificates that cannot be read there."""
+    code: str  # fingerprint of the code that its workers would run
+    missing: tuple[str, ...]  # files of the certificates that cannot be read there
 
 
 def facts(tls_directory: str | None) -> HostFacts:

@@ -19,13 +19,10 @@ from paceline.tasks.records.hardware import Hardware
 class ClusterKind:
     """A kind of cluster that workers of a run come from."""
 
-    module = ""
-    """Module that it needs, of an extra of the package."""
+    module = ""  # module that it needs, of an extra of the package
     extra = ""
-    has_known_hardware = True
-    """The hardware is known before the cluster is open."""
-    shares_gpu = False
-    """All workers of a host take its first GPU."""
+    has_known_hardware = True  # the hardware is known before the cluster is open
+    shares_gpu = False  # all workers of a host take its first GPU
 
     def check(self) -> None:
         """Check that its module is installed. Raises InputError: it is not."""

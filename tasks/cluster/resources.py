@@ -12,8 +12,7 @@ class ClusterResources(Record):
 
     num_hosts: int
     workers_per_host: int
-    gpus: bool
-    """A worker holds a GPU, else an equal share of its host's cores."""
+    gpus: bool  # a worker holds a GPU, else an equal share of its host's cores
 
     @property
     def num_workers(self) -> int:

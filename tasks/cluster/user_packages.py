@@ -16,8 +16,7 @@ class WorkerPackages(Record):
     """The user packages of a worker."""
 
     host: str
-    identities: tuple[str | None, ...]
-    """Identity of each requested package; None for one that is missing."""
+    identities: tuple[str | None, ...]  # identity of each requested package; None for one that is missing
 
 
 def require_packages(address: str, packages: Sequence[Plugin]) -> None:

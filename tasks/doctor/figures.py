@@ -23,16 +23,13 @@ class DeviceFigures(Record):
     """Rates of one device."""
 
     host: str
-    device: str
-    """UUID of the GPU, or the number of the host's share of cores, such as `cpu-0`."""
+    device: str  # UUID of the GPU, or the number of the host's share of cores, such as `cpu-0`
     model: str
-    num_threads: int | None
-    """CPU threads; None on a GPU."""
+    num_threads: int | None  # CPU threads; None on a GPU
     rates: dict[str, float | None] = Field(default_factory=dict)
     """FLOP/s of matrix products by precision; bytes per second of `memory` (a copy, read and written),
     `host_to_device` (None on CPUs) and `disk` (on the first device of a host)."""
-    disturbed: tuple[str, ...] = ()
-    """Other work on the host meanwhile; such rates are not compared."""
+    disturbed: tuple[str, ...] = ()  # other work on the host meanwhile; such rates are not compared
 
     @property
     def name(self) -> str:
@@ -48,8 +45,7 @@ class DeviceFigures(Record):
 class LinkFigures(Record):
     """Rate of all-reduces among some devices."""
 
-    devices: tuple[str, ...]
-    """Host and device of each."""
+    devices: tuple[str, ...]  # host and device of each
     bytes_per_second: float
     """Bus bandwidth: 2 (n - 1) / n times the message over the time, so that groups of n devices can be compared."""
 
@@ -59,22 +55,17 @@ class Measurements(Record):
 
     devices: tuple[DeviceFigures, ...] = ()
     links: tuple[LinkFigures, ...] = ()
-    skipped: dict[str, str] = Field(default_factory=dict)
-    """Devices and links that were not measured, and why."""
+    skipped: dict[str, str] = Field(default_factory=dict)  # devices and links that were not measured, and why
 
 
 class DeviceJob(Record):
     """Work of a process that measures a device alone, or its links in a group."""
 
-    device: DeviceFigures
-    """Without rates."""
+    device: DeviceFigures  # without rates
     num_threads: int
-    index: int = 0
-    """Of the GPU among the visible ones."""
-    directory: str | None = None
-    """Directory of the temporary file; None to leave the disk alone."""
-    group: tuple[str, ...] = ()
-    """Names of the devices of the group by rank; empty to measure the device alone."""
+    index: int = 0  # of the GPU among the visible ones
+    directory: str | None = None  # directory of the temporary file; None to leave the disk alone
+    group: tuple[str, ...] = ()  # names of the devices of the group by rank; empty to measure the device alone
     address: str = ""
     port: int = 0
 

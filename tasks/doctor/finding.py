@@ -12,10 +12,8 @@ class Finding(Record):
 
     check: str
     status: Status
-    found: str
-    """What is there."""
-    remedy: str | None = None
-    """What to do about it; None where nothing needs to be done."""
+    found: str  # what is there
+    remedy: str | None = None  # what to do about it; None where nothing needs to be done
 
 
 def good(check: str, observed: str) -> Finding:

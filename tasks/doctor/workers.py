@@ -48,18 +48,14 @@ class Seen(Record):
     host: str
     code: str
     versions: dict[str, str | None]
-    clock: float
-    """Unix seconds."""
-    sees_home: bool
-    """It sees the marker file of the examining process."""
+    clock: float  # Unix seconds
+    sees_home: bool  # it sees the marker file of the examining process
     writes_home: bool
     free_bytes: int
     writes_leases: bool
     num_gpus: int
-    contexts: dict[str, bool]
-    """GPUs on which it holds a CUDA context, and whether each takes a single process."""
-    own: Packages
-    """The requested user packages that it has."""
+    contexts: dict[str, bool]  # GPUs on which it holds a CUDA context, and whether each takes a single process
+    own: Packages  # the requested user packages that it has
 
 
 def examine_workers(

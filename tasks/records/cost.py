@@ -10,16 +10,10 @@ class Cost(Record):
     memory.
     """
 
-    forward_flops: float
-    """Floating-point operations, two for each multiplication with its addition."""
-    training_flops: float
-    """Forward and backward."""
+    forward_flops: float  # floating-point operations, two for each multiplication with its addition
+    training_flops: float  # forward and backward
     num_parameters: int
-    num_trained: int = 0
-    """Of them, those with a gradient."""
-    saved_values: float = 0.0
-    """Floating-point values that the forward pass stores for the backward pass, without parameters and buffers."""
-    saved_bytes: float = 0.0
-    """Other values that it stores, such as indices of a max-pool."""
-    image_bytes: int
-    """Of a sample as it lies in memory, one byte a value."""
+    num_trained: int = 0  # of them, those with a gradient
+    saved_values: float = 0.0  # floating-point values stored for the backward pass, without parameters and buffers
+    saved_bytes: float = 0.0  # other values that it stores, such as indices of a max-pool
+    image_bytes: int  # of a sample as it lies in memory, one byte a value

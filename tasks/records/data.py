@@ -20,16 +20,11 @@ class Pretrained(Record):
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
-    reference: str
-    """As the configuration names them."""
-    path: str
-    """Where all ranks see them."""
-    sha256: str
-    """Of the file."""
-    num_tensors: int
-    """That the network takes from it."""
-    reinitialized: tuple[str, ...] = Field(default=(), alias="anew")
-    """Parameters that the seed initialises anyway: those of a head for other classes."""
+    reference: str  # as the configuration names them
+    path: str  # where all ranks see them
+    sha256: str  # of the file
+    num_tensors: int  # that the network takes from it
+    reinitialized: tuple[str, ...] = Field(default=(), alias="anew")  # by the seed: a head for other classes
 
     @property
     def summary(self) -> str:
@@ -41,16 +36,11 @@ class Pretrained(Record):
 class Reads(Record):
     """Reads from remote storage."""
 
-    num_fetched: int = 0
-    """Objects that came from the store."""
-    num_bytes: int = 0
-    """Of those."""
-    num_cached: int = 0
-    """Objects that were in the cache of a worker's host."""
-    num_retries: int = 0
-    """Requests that were sent again."""
-    num_damaged: int = 0
-    """Objects in a cache that were not what had been put there; fetched again."""
+    num_fetched: int = 0  # objects that came from the store
+    num_bytes: int = 0  # of those
+    num_cached: int = 0  # objects that were in the cache of a worker's host
+    num_retries: int = 0  # requests that were sent again
+    num_damaged: int = 0  # objects in a cache that were not what had been put there; fetched again
 
     @classmethod
     def total(cls, reads: Iterable[Reads]) -> Reads:
@@ -82,38 +72,26 @@ class PreparedSet(Record):
     """A prepared set on disk; the facts of its manifest."""
 
     path: str
-    key: str
-    """sha256 of the preparation's inputs; the set is reused while it stays the same."""
-    fingerprint: str
-    """8 hex digits over the content (every shard's sha256, class names): equal for equal data on any machine."""
-    image_shape: tuple[int, int, int]
-    """Height, width, channels, masks among them, of an image as it is learned."""
-    stored_size: int | None = None
-    """Shorter side of stored images that keep their aspect ratio, pixels; None for squares of `image_shape`."""
-    storage: Literal["raw", "jpeg"] = "raw"
-    """Form of stored images."""
+    key: str  # sha256 of the preparation's inputs; the set is reused while it stays the same
+    fingerprint: str  # 8 hex digits over the content (every shard's sha256, class names), equal on any machine
+    image_shape: tuple[int, int, int]  # height, width, channels, masks among them, of an image as it is learned
+    stored_size: int | None = None  # shorter side in pixels, aspect ratio unchanged; None for squares of `image_shape`
+    storage: Literal["raw", "jpeg"] = "raw"  # form of stored images
     class_names: tuple[str, ...]
-    target_names: tuple[str, ...] = ()
-    """Names of regression targets, such as ("angle",)."""
-    num_planes: int = 0
-    """Of the channels, the last so many are masks: 0 for no class, 1 and up for the classes."""
+    target_names: tuple[str, ...] = ()  # names of regression targets, such as ("angle",)
+    num_planes: int = 0  # of the channels, the last so many are masks: 0 for no class, 1 and up for the classes
     num_train: int
     num_validation: int
     num_test: int
     num_rejected: int
     ignored: dict[str, int] = Field(default_factory=dict)
-    class_counts: dict[str, tuple[int, ...]]
-    """Samples per class for each split; pixels, where these have one."""
-    mean: tuple[float, ...]
-    """Per-channel mean of the training split in units of full scale (0 to 1)."""
-    std: tuple[float, ...]
-    """Per-channel standard deviation of the training split in units of full scale."""
+    class_counts: dict[str, tuple[int, ...]]  # samples per class for each split; pixels, where these have one
+    mean: tuple[float, ...]  # per-channel mean of the training split in units of full scale (0 to 1)
+    std: tuple[float, ...]  # per-channel standard deviation of the training split in units of full scale
     num_bytes: int
     reused: bool
-    seconds: float
-    """Wall time of this call; of looking the set up when it was reused."""
-    reads: Reads = Reads()
-    """Remote reads of this call."""
+    seconds: float  # wall time of this call; of looking the set up when it was reused
+    reads: Reads = Reads()  # remote reads of this call
 
     @property
     def has_squares(self) -> bool:
@@ -137,23 +115,16 @@ class ModelFacts(Record):
     """Description of a trained model: everything needed to build its network and to feed it."""
 
     model: Model
-    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
-    """Height, width, channels."""
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]  # height, width, channels
     class_names: tuple[str, ...]
     target_names: tuple[str, ...] = ()
-    mean: tuple[float, ...]
-    """Per channel, in units of full scale, as in `PreparedSet`."""
+    mean: tuple[float, ...]  # per channel, in units of full scale, as in `PreparedSet`
     std: tuple[float, ...]
-    fingerprint: str
-    """Of the prepared set that it was trained on."""
-    weights_sha256: str
-    """Of the file of weights."""
-    package: Plugin | None = None
-    """The user's package that offered the model when it was trained; None for one of Paceline's."""
-    signal: Signal | None = None
-    """How signals became the pictures that it was trained on; None for what was pictures already."""
-    fit: Literal["crop"] | None = None
-    """How images came to their size; None for the usual way, which is to scale them."""
+    fingerprint: str  # of the prepared set that it was trained on
+    weights_sha256: str  # of the file of weights
+    package: Plugin | None = None  # the user's package that offered the model then; None for one of Paceline's
+    signal: Signal | None = None  # how signals became the pictures of its training; None for what was pictures already
+    fit: Literal["crop"] | None = None  # how images came to their size; None for the usual way, which is to scale them
 
     @property
     def num_frames(self) -> int:

@@ -37,14 +37,10 @@ class Plan(Record):
     loading: Loading
     strategy: Literal["single", "ddp", "fsdp"]
     gradient_compression: Compression = "off"
-    micro_batch: int | None = None
-    """Samples that a rank computes on at once; None for its whole share of a batch."""
-    activation_checkpointing: bool = False
-    """The backward pass computes activations again."""
-    failed_capture: str | None = None
-    """Why an earlier attempt could not record the step as a CUDA graph; None where none has tried and failed."""
-    reasons: dict[str, Choice]
-    """For each field that was `auto`: what was chosen and why."""
+    micro_batch: int | None = None  # samples that a rank computes on at once; None for its whole share of a batch
+    activation_checkpointing: bool = False  # the backward pass computes activations again
+    failed_capture: str | None = None  # why an earlier attempt could not record the step as a CUDA graph
+    reasons: dict[str, Choice]  # for each field that was `auto`: what was chosen and why
 
     @property
     def arithmetic(self) -> str | None:
@@ -69,19 +65,15 @@ class Arm(Record):
     compile: Compile
     memory_format: MemoryFormat
     loading: Loading
-    batch_size: int | None = None
-    """Samples per device and step, their mean over the devices; None for the recipe's."""
+    batch_size: int | None = None  # samples per device and step, their mean over the devices; None for the recipe's
     strategy: Literal["ddp", "fsdp"] = "ddp"
     gradient_compression: Compression = "off"
     loads: tuple[float, ...] | None = None
     """Relative speeds of the devices, in proportion to which they share each batch; None for even shares. Without
     meaning on one device, as strategy and compression are."""
-    micro_batch: int | None = None
-    """Samples that a device computes on at once; None for its whole share of a batch."""
-    activation_checkpointing: bool = False
-    """The backward pass computes activations again."""
-    num_threads: int | None = None
-    """CPU threads of each rank; None for its host's cores over its ranks, or what the configuration says."""
+    micro_batch: int | None = None  # samples that a device computes on at once; None for its whole share of a batch
+    activation_checkpointing: bool = False  # the backward pass computes activations again
+    num_threads: int | None = None  # of the CPU, each rank; None: its host's cores over its ranks, or as configured
     variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step

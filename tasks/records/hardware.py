@@ -9,11 +9,9 @@ class Gpu(Record):
     uuid: str
     name: str
     memory_bytes: int
-    free_bytes: int | None = None
-    """Memory that was free when it was described."""
+    free_bytes: int | None = None  # memory that was free when it was described
     compute_capability: tuple[int, int]
-    board: str | None = None
-    """UUID of the divided GPU that it is a slice of."""
+    board: str | None = None  # UUID of the divided GPU that it is a slice of
 
 
 class Hardware(Record):
@@ -23,28 +21,20 @@ class Hardware(Record):
     cpu_name: str
     num_cores: int
     memory_bytes: int
-    cpu_bf16: bool
-    """The CPU multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
+    cpu_bf16: bool  # the CPU multiplies bfloat16 in hardware (AVX512-BF16 or AMX)
     gpus: tuple[Gpu, ...] = ()
 
 
 class DeviceLimit(Record):
     """Rates that one device reached in a process: the limit with which the rates of a training step are compared."""
 
-    device_name: str
-    """Model of the GPU or CPU."""
-    driver: str | None
-    """Version of the GPU's driver; None on a CPU."""
-    torch: str
-    """Version."""
-    num_threads: int | None
-    """CPU threads of the process; None on a GPU."""
+    device_name: str  # model of the GPU or CPU
+    driver: str | None  # version of the GPU's driver; None on a CPU
+    torch: str  # version
+    num_threads: int | None  # CPU threads of the process; None on a GPU
     flops_per_second: dict[str, float]
     """Best rate of a matrix product by precision, such as `bf16-mixed`; a multiplication with its addition is two
     operations."""
-    bytes_per_second: float
-    """Best rate of a copy within the device's memory; bytes that are read and bytes that are written."""
-    seconds: float
-    """Duration of the measurement."""
-    contaminated: bool | None = None
-    """Whether other work used the machine meanwhile; None for unknown."""
+    bytes_per_second: float  # best rate of a copy within the device's memory; bytes read and bytes written
+    seconds: float  # duration of the measurement
+    contaminated: bool | None = None  # whether other work used the machine meanwhile; None for unknown

@@ -18,16 +18,13 @@ class Block(Record):
     seconds_per_sample: float
     """Total time of the block's steps over their samples; the first of three or more steps, in which caches are filled
     again, is left out. In probes from before November 2026 the median step."""
-    typical_seconds_per_sample: float | None = None
-    """Median over the steps of the block; None where not recorded."""
+    typical_seconds_per_sample: float | None = None  # median over the steps of the block; None where not recorded
     num_steps: int
     rank_seconds: tuple[float, ...] = ()
     """Mean step seconds of each rank by its own clock, of arms in which the ranks do not wait for each other; empty
     otherwise."""
-    joules_per_sample: float | None = None
-    """Of the processors of rank 0's host, all steps of the block; None where no counter is fast enough."""
-    step_variance: float | None = None
-    """Variance of the counted steps over their squared mean; None where they were not timed one by one."""
+    joules_per_sample: float | None = None  # processors of rank 0's host, all steps; None: no counter is fast enough
+    step_variance: float | None = None  # of the counted steps over their squared mean; None where not timed one by one
 
 
 Rates = dict[str, tuple[float, float | None, float | None]]
@@ -40,98 +37,65 @@ class Energy(Record):
     low: float | None
     high: float | None
     """The reading less and more the error that is assumed of the sensors; None while neighbours had a part in it."""
-    source: str
-    """The measured hardware."""
-    seconds: float
-    """Of the measurement on the first host."""
-    idle_watts: float | None = None
-    """Power of the same hardware before the ranks started; None where it was not measured, as after a resume."""
-    neighbours: tuple[str, ...] = ()
-    """Other processes meanwhile, with the cores that they kept busy."""
-    joules_per_sample: Rates = Field(default_factory=dict)
-    """Of the probe's arms `baseline` and `candidate`, with the ends of the 95 % interval."""
-    why_no_samples: str = ""
-    """Reason for an empty `joules_per_sample`."""
+    source: str  # the measured hardware
+    seconds: float  # of the measurement on the first host
+    idle_watts: float | None = None  # of the same hardware before the ranks started; None: not measured, as in a resume
+    neighbours: tuple[str, ...] = ()  # other processes meanwhile, with the cores that they kept busy
+    joules_per_sample: Rates = Field(default_factory=dict)  # of `baseline` and `candidate`, with 95 % interval
+    why_no_samples: str = ""  # reason for an empty `joules_per_sample`
 
 
 class Validity(Record):
     """Validity of a measurement: other work on its host. None where the platform does not report it."""
 
-    steal_fraction: float | None = None
-    """Share of CPU time that the hypervisor took."""
-    foreign_load: float | None = None
-    """Mean number of cores busy with processes that do not belong to the run."""
+    steal_fraction: float | None = None  # share of CPU time that the hypervisor took
+    foreign_load: float | None = None  # mean number of cores busy with processes that do not belong to the run
     num_cores: int | None = None
-    foreign_device_processes: int | None = None
-    """Processes of others with memory on the run's GPUs; None without a GPU."""
+    foreign_device_processes: int | None = None  # processes of others with memory on the run's GPUs; None without a GPU
     min_cpu_mhz: float | None = None
-    max_cpu_mhz: float | None = None
-    """Lowest and highest clock seen on any core at the start and the end."""
-    min_gpu_clock_fraction: float | None = None
-    """Lowest streaming-multiprocessor clock seen on a busy GPU, over the highest that it is made for."""
-    throttled: tuple[str, ...] = ()
-    """Reasons why a GPU or CPU ran slower than it could, such as `power cap` or `thermal`; empty for none seen."""
+    max_cpu_mhz: float | None = None  # lowest and highest clock seen on any core at the start and the end
+    min_gpu_clock_fraction: float | None = None  # lowest multiprocessor clock seen on a busy GPU, over its highest
+    throttled: tuple[str, ...] = ()  # reasons why a GPU or CPU ran slower than it could: `power cap`, `thermal`
     throttled_fraction: float | None = None
     """Largest share of the time in which the power cap or heat lowered the clock of a GPU, by its driver's counters."""
-    mean_gpu_watts: float | None = None
-    """Mean power of the run's GPUs on this host, all together."""
-    cached_fraction: float | None = None
-    """Share of the prepared set's bytes that lay in the page cache at the start."""
-    contaminated: bool | None = None
-    """True when any of the above is beyond its limit; None when nothing could be observed."""
-    reasons: tuple[str, ...] = ()
-    """One clause per limit that was broken, with the figure."""
+    mean_gpu_watts: float | None = None  # mean power of the run's GPUs on this host, all together
+    cached_fraction: float | None = None  # share of the prepared set's bytes that lay in the page cache at the start
+    contaminated: bool | None = None  # True when any of the above is beyond its limit; None for nothing observed
+    reasons: tuple[str, ...] = ()  # one clause per limit that was broken, with the figure
 
 
 class CompetentCosts(Record):
     """Costs of the competent loop besides its steps, in seconds; rank 0's."""
 
-    start_seconds: float
-    """Processor time of starting the interpreter and importing torch. Other work runs at that time."""
-    build_seconds: float
-    """From the network to the end of the second step, with the start of the workers that load."""
-    evaluation_seconds: tuple[float, ...]
-    """For a sample, in repeats."""
-    record_seconds: float
-    """Writing the weights and a result to a file."""
-    num_workers: int
-    """Processes that load, of each rank."""
-    num_threads: int
-    """Of each rank."""
+    start_seconds: float  # processor time of starting the interpreter and importing torch. Other work runs at that time
+    build_seconds: float  # from the network to the end of the second step, with the start of the workers that load
+    evaluation_seconds: tuple[float, ...]  # for a sample, in repeats
+    record_seconds: float  # writing the weights and a result to a file
+    num_workers: int  # processes that load, of each rank
+    num_threads: int  # of each rank
 
 
 class ProbeResult(Record):
-    """Raw outcome of a paired probe."""
+    """Raw outcome of a paired probe. Mappings of arms, and `diverged`, are keyed as `Block.arm`."""
 
     baseline: Arm
     candidate: Arm
-    batch_size: int
-    """Samples per device and step."""
-    samples_per_step: dict[str, int] = Field(default_factory=dict)
-    """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
+    batch_size: int  # samples per device and step
+    samples_per_step: dict[str, int] = Field(default_factory=dict)  # of an arm over all devices; empty: not recorded
     others: dict[str, Arm] = Field(default_factory=dict)
     """Further arms of the same rounds, keyed as `Block.arm`, such as `single`, `half_batch`, `with loading`,
     `competent`, and `all_cores`: the candidate's execution on one rank with the cores of all."""
-    diverged: tuple[str, ...] = ()
-    """Arms whose last loss is not a finite number, keyed as `Block.arm`: their steps are not those of a training."""
-    left_out: dict[str, str] = Field(default_factory=dict)
-    """Arms that could not be executed, by role, and why."""
-    competent: CompetentCosts | None = None
-    """Of the arm `competent`, a loop in a process of its own; None without it."""
-    arithmetic: dict[str, str] = Field(default_factory=dict)
-    """Arithmetic of each arm on GPUs, keyed as `Block.arm`; empty on CPUs and where not recorded."""
-    rounds: tuple[tuple[Block, ...], ...]
-    """One inner tuple per round: one block of each arm, in the order they ran."""
-    warm_up: tuple[tuple[Block, ...], ...] = ()
-    """Rounds before these in which the process was still warming up, as a change of all arms' times showed."""
+    diverged: tuple[str, ...] = ()  # arms whose last loss is not finite: their steps are not those of a training
+    left_out: dict[str, str] = Field(default_factory=dict)  # arms that could not be executed, by role, and why
+    competent: CompetentCosts | None = None  # of the arm `competent`, a loop in a process of its own; None without it
+    arithmetic: dict[str, str] = Field(default_factory=dict)  # of each arm on GPUs; empty on CPUs or not recorded
+    rounds: tuple[tuple[Block, ...], ...]  # one inner tuple per round: one block of each arm, in the order they ran
+    warm_up: tuple[tuple[Block, ...], ...] = ()  # earlier rounds, whose times show that the process was warming up
     seconds: float
     stopped_because: Literal["interval narrow enough", "time is up", "all blocks done"]
-    validity: Validity = Validity()
-    """Of the machine during the probe, rank 0's host."""
-    num_repeats: int = 0
-    """Number of restarts of the probe because the machine was contaminated; the last attempt counts."""
-    steps: str | None = None
-    """SHA-256 of the file `steps.npz` with the time of each step; None where not recorded."""
+    validity: Validity = Validity()  # of the machine during the probe, rank 0's host
+    num_repeats: int = 0  # restarts of the probe because the machine was contaminated; the last attempt counts
+    steps: str | None = None  # SHA-256 of the file `steps.npz` with the time of each step; None where not recorded
 
     def seconds_per_sample(self, role: str) -> float:
         """Median over the blocks of an arm, which has at least one."""
@@ -144,10 +108,8 @@ class SlowArm(Record):
     """An arm whose first steps took too long to compare it further."""
 
     arm: Arm
-    candidate: Arm
-    """The arm that it was compared with."""
-    times: float
-    """Seconds of a step over those of the candidate's."""
+    candidate: Arm  # the arm that it was compared with
+    times: float  # seconds of a step over those of the candidate's
 
 
 class AutotuneResult(Record):
@@ -156,15 +118,10 @@ class AutotuneResult(Record):
     probes: tuple[ProbeResult, ...]
     """One after the other. In each the `candidate` is the best execution known by then, the first one the rules'; the
     `baseline` and the others are what could be better."""
-    slower: tuple[SlowArm, ...] = ()
-    """Arms that were left out after their first steps."""
+    slower: tuple[SlowArm, ...] = ()  # arms that were left out after their first steps
     failed: dict[str, str] = Field(default_factory=dict)
     """Arms that were left out because compiling them failed or they did not fit into memory, by label, and why."""
-    compile_seconds: float = 0.0
-    """That compiling took in it."""
-    budget_seconds: float
-    """That it might take."""
-    seconds: float
-    """That it took, all included."""
-    validity: Validity = Validity()
-    """Of the machine meanwhile, rank 0's host. What a contaminated one has shown is not gone by."""
+    compile_seconds: float = 0.0  # that compiling took in it
+    budget_seconds: float  # that it might take
+    seconds: float  # that it took, all included
+    validity: Validity = Validity()  # of rank 0's host meanwhile; what a contaminated one has shown is not gone by

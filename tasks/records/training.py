@@ -14,35 +14,23 @@ from paceline.tasks.records.record import Record
 class CompileStats(Record):
     """Statistics of `torch.compile`, or of recording a CUDA graph, in a training."""
 
-    num_calls: int
-    """Forward passes of the compiled network; steps, where the whole step is a graph."""
-    num_graphs: int
-    """Made for them."""
-    hit_rate: float
-    """Share of the calls that found their graph ready."""
-    seconds: float
-    """Spent compiling, forward and backward, in the probe before the training too; or recording."""
-    is_warm: bool = False
-    """All code was found in the cache that earlier trainings have left."""
-    recompile_reasons: tuple[str, ...] = ()
-    """Why any graph after the first was made."""
+    num_calls: int  # forward passes of the compiled network; steps, where the whole step is a graph
+    num_graphs: int  # made for them
+    hit_rate: float  # share of the calls that found their graph ready
+    seconds: float  # spent compiling, forward and backward, in the probe before the training too; or recording
+    is_warm: bool = False  # all code was found in the cache that earlier trainings have left
+    recompile_reasons: tuple[str, ...] = ()  # why any graph after the first was made
 
 
 class Restart(Record):
     """A restart of a training after a failure."""
 
-    cause: str
-    """The root cause."""
-    rank: int | None
-    """Where it was; None when it was none of the ranks."""
-    num_ranks: int
-    """Of the attempt that ended."""
-    first_step: int
-    """Step of the newest valid checkpoint, from which training resumed."""
-    lost_steps: int
-    """Done before, and done again."""
-    seconds: float
-    """From the failure to the start of the next attempt's ranks."""
+    cause: str  # the root cause
+    rank: int | None  # where it was; None when it was none of the ranks
+    num_ranks: int  # of the attempt that ended
+    first_step: int  # step of the newest valid checkpoint, from which training resumed
+    lost_steps: int  # done before, and done again
+    seconds: float  # from the failure to the start of the next attempt's ranks
 
 
 STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop", "device")
@@ -61,25 +49,17 @@ class TrainResult(Record):
     world_size: int
     num_epochs: int
     num_steps: int
-    seconds: float
-    """Wall time of the fit: first step to last, validation and checkpoints included, probe and start-up excluded."""
-    samples_per_second: float | None
-    """Training samples over the seconds of `windows`; None if none was left to do."""
+    seconds: float  # of the fit: first step to last, validation and checkpoints included, probe and start-up excluded
+    samples_per_second: float | None  # training samples over the seconds of `windows`; None if none was left to do
     final_loss: float
     checkpoint: str
     resumed_from: str | None
-    losses: tuple[float, ...]
-    """Training loss of every step from step 0 on (mean over the global batch), those before a resume included."""
-    first_step: int
-    """The step this process started at; above 0 after a resume."""
-    score_name: ScoreName = "accuracy"
-    """Of the measure of quality that the task has."""
-    validation_scores: tuple[float, ...]
-    """After each epoch; empty without a validation split."""
-    time_budget: dict[str, float]
-    """Seconds per item on rank 0, from process start to process end; the items add up to `wall_seconds`."""
-    wall_seconds: float
-    """Measured from outside the rank: process start to process end."""
+    losses: tuple[float, ...]  # of every step from step 0 on (mean over the global batch), also before a resume
+    first_step: int  # the step this process started at; above 0 after a resume
+    score_name: ScoreName = "accuracy"  # of the measure of quality that the task has
+    validation_scores: tuple[float, ...]  # after each epoch; empty without a validation split
+    time_budget: dict[str, float]  # seconds per item, rank 0's process from start to end; their sum is `wall_seconds`
+    wall_seconds: float  # measured from outside the rank: process start to process end
     clock_difference: float | None = None
     """By which share the items, without `recovery`, add up to more than the supervisor's clock measured from the start
     to the end of rank 0's process; negative for less. None before November 2026 and for a rank that is run by hand."""
@@ -88,92 +68,62 @@ class TrainResult(Record):
     measured by the probe's arm without input; None without that arm."""
     predictions: tuple[str, ...]
     """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
-    examples: str | None = None
-    """.npz of some test samples, `seen`, `told` and `there`, of tasks with outputs per pixel."""
-    prediction_samples_per_second: float
-    """Over the test split, after a warm-up that compiles and autotunes."""
+    examples: str | None = None  # .npz of some test samples, `seen`, `told`, `there`, of tasks with outputs per pixel
+    prediction_samples_per_second: float  # over the test split, after a warm-up that compiles and autotunes
     plain_score: float | None = None
     """On the test split, of the same weights in 32-true and without folding; measured where the model is to be
     registered."""
-    compile: CompileStats | None = None
-    """Rank 0's; None for an eager network."""
-    weights: str | None
-    """State dict of the trained network, readable with weights_only; written by rank 0."""
+    compile: CompileStats | None = None  # rank 0's; None for an eager network
+    weights: str | None  # state dict of the trained network, readable with weights_only; written by rank 0
     probe: ProbeResult | None
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     windows: tuple[tuple[int, int, float], ...] = ()
     """(first step, number of steps, seconds) between two reads of the loss: training steps and their waits for data,
     without validation, checkpoints and logging. Rank 0's."""
-    window_samples: tuple[int, ...] = ()
-    """Training samples of each of `windows`, over all devices."""
-    samples_per_epoch: int | None = None
-    """Training samples, over all devices."""
-    steps_per_epoch: int | None = None
-    """Of a whole epoch, in batches of the group that finished; an elastic group had others before."""
-    startup_seconds: float | None = None
-    """Process start to the first training step, probe excluded."""
-    plan: Plan | None = None
-    """What was executed, where that is not what the rules had chosen or its reasons are better ones."""
-    no_probe: str | None = None
-    """Why there was no probe, though the configuration asks for one."""
-    search: AutotuneResult | None = None
-    """What led to it; None where it was not searched for, or no result of an earlier search is known."""
+    window_samples: tuple[int, ...] = ()  # training samples of each of `windows`, over all devices
+    samples_per_epoch: int | None = None  # training samples, over all devices
+    steps_per_epoch: int | None = None  # in batches of the group that finished; an elastic group had others before
+    startup_seconds: float | None = None  # process start to the first training step, probe excluded
+    plan: Plan | None = None  # what was executed, where it differs from what the rules had chosen, or its reasons do
+    no_probe: str | None = None  # why there was no probe, though the configuration asks for one
+    search: AutotuneResult | None = None  # that led to the plan, perhaps an earlier one; None where none is known
     epoch_ends: tuple[float, ...] = ()
     """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
     included, the probe excluded."""
     communication_fraction: float | None = None
     """Share of the training steps' time in which gradients were exchanged and nothing was computed; 0 on one device."""
-    idle_fraction: float | None = None
-    """Share of the device's time in the fit that went unused: CPU threads by their CPU time, GPUs by NVML."""
-    peak_memory_bytes: int | None = None
-    """Largest memory of one rank: resident on CPUs, allocated on a GPU."""
-    worker_load: tuple[float, ...] | None = None
-    """Relative speeds in proportion to which the ranks shared each batch, given or measured; None for even shares."""
-    energy_joules: float | None = None
-    """Over all hosts during the fit, from NVML or RAPL; None where neither can be read."""
-    energy: Energy | None = None
-    """The same with its interval, the power before the start, and neighbours."""
-    validity: Validity | None = None
-    """Of rank 0's host during the fit."""
-    cost: Cost | None = None
-    """Of the network in training; None where it cannot be counted."""
-    uncounted: str = ""
-    """Why `cost` or `limit` is None."""
+    idle_fraction: float | None = None  # unused share of the device's time in the fit: by CPU time, on GPUs by NVML
+    peak_memory_bytes: int | None = None  # largest memory of one rank: resident on CPUs, allocated on a GPU
+    worker_load: tuple[float, ...] | None = None  # relative speeds by which the ranks shared each batch; None: evenly
+    energy_joules: float | None = None  # all hosts during the fit, from NVML or RAPL; None where neither can be read
+    energy: Energy | None = None  # the same with its interval, the power before the start, and neighbours
+    validity: Validity | None = None  # of rank 0's host during the fit
+    cost: Cost | None = None  # of the network in training; None where it cannot be counted
+    uncounted: str = ""  # why `cost` or `limit` is None
     bytes_per_sample: float | None = None
     """Lower bound of the traffic of a training step through its device's memory, over the samples of the step on that
     device; None where no bound can be stated."""
-    limit: DeviceLimit | None = None
-    """Of rank 0's device, measured in its process."""
-    restarts: tuple[Restart, ...] = ()
-    """Within this training, the oldest first."""
+    limit: DeviceLimit | None = None  # of rank 0's device, measured in its process
+    restarts: tuple[Restart, ...] = ()  # within this training, the oldest first
 
 
 class EvaluateResult(Record):
     """Quality on the test split."""
 
     num_samples: int
-    score_name: ScoreName = "accuracy"
-    """The measure that models of this task are judged by."""
-    accuracy: float | None = None
-    """Share of right classes: of samples, or of the pixels that have one; None where nothing has a class."""
-    top_k: dict[str, float] = Field(default_factory=dict)
-    """Top-k accuracy, keyed "2", "3", "5" where there are enough classes."""
-    per_class_accuracy: dict[str, float | None] = Field(default_factory=dict)
-    """None for a class without test samples, or pixels."""
-    confusion: tuple[tuple[int, ...], ...] = ()
-    """Rows: true class; columns: predicted class. Empty where pixels are classified."""
+    score_name: ScoreName = "accuracy"  # the measure that models of this task are judged by
+    accuracy: float | None = None  # share of right classes: of samples, or of pixels with one; None: no classes
+    top_k: dict[str, float] = Field(default_factory=dict)  # keyed "2", "3", "5" where there are enough classes
+    per_class_accuracy: dict[str, float | None] = Field(default_factory=dict)  # None: no test samples or pixels
+    confusion: tuple[tuple[int, ...], ...] = ()  # rows: true class; columns: predicted class. Empty for pixels
     angle_rmse_degrees: float | None = None
-    mean_iou: float | None = None
-    """Mean over the classes of intersection over union, all test pixels together."""
-    per_class_iou: dict[str, float | None] = Field(default_factory=dict)
-    """None for a class that is neither predicted nor present."""
+    mean_iou: float | None = None  # mean over the classes of intersection over union, all test pixels together
+    per_class_iou: dict[str, float | None] = Field(default_factory=dict)  # None: neither predicted nor present
     ssim: float | None = None
     """Mean structural similarity to the clean images (Wang et al. 2004: windows of 11 pixels, sigma 1.5)."""
-    psnr_db: float | None = None
-    """Mean peak signal-to-noise ratio to the clean images, decibels."""
-    noisy_psnr_db: float | None = None
-    """The same of the images as the network saw them."""
+    psnr_db: float | None = None  # mean peak signal-to-noise ratio to the clean images, decibels
+    noisy_psnr_db: float | None = None  # the same of the images as the network saw them
     samples_per_second: float
     seconds: float
 

@@ -25,8 +25,7 @@ class FoundRun(Record):
     run_id: str
     name: str
     status: str
-    start_time: float
-    """Unix seconds."""
+    start_time: float  # Unix seconds
     metrics: dict[str, float] = Field(default_factory=dict)
     params: dict[str, str] = Field(default_factory=dict)
     tags: dict[str, str] = Field(default_factory=dict)

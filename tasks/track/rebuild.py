@@ -28,13 +28,10 @@ _VERSION, _COMMIT = re.compile(r"\d[\w.+!-]*"), re.compile(r"[0-9a-f]{40}")
 class Rebuilt(NamedTuple):
     """Packages of an earlier run."""
 
-    path: str
-    """Folder for the start of the Python path; empty without one."""
-    identities: tuple[str, ...]
-    """Of the user's packages that are found there."""
+    path: str  # folder for the start of the Python path; empty without one
+    identities: tuple[str, ...]  # of the user's packages that are found there
     rebuilt: tuple[str, ...]
-    missing: tuple[str, ...]
-    """Differences that could not be rebuilt, and why."""
+    missing: tuple[str, ...]  # differences that could not be rebuilt, and why
 
 
 def package_commits(packages: Sequence[Plugin]) -> dict[str, str | None]:

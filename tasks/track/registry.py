@@ -40,10 +40,8 @@ class Champion(Record):
     run_id: str
     score_name: ScoreName
     score: float | None
-    best_score: float | None
-    """Of it and the champions before it, as far as they were tested on the same data."""
-    dataset: str | None
-    """Fingerprint of the prepared set that it was trained and tested on."""
+    best_score: float | None  # of it and the champions before it, as far as they were tested on the same data
+    dataset: str | None  # fingerprint of the prepared set that it was trained and tested on
 
 
 def champion(tracking_uri: str, name: str) -> Champion | None:

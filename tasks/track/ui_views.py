@@ -58,15 +58,12 @@ OTHER_SECTIONS = (
 class View(Record):
     """Selected runs, and their columns and charts."""
 
-    subject: str
-    """Subject and identity of the view: the same text gives the same view."""
-    condition: str
-    """Which runs, in MLflow's search syntax."""
+    subject: str  # subject and identity of the view: the same text gives the same view
+    condition: str  # which runs, in MLflow's search syntax
     columns: tuple[str, ...]
     order: str = "attributes.end_time"
     """By what the newest is the first. By their start, the UI would fold the trainings of a study into its row."""
-    scores: tuple[ScoreName, ...] = ACCURACY
-    """What the models are judged by."""
+    scores: tuple[ScoreName, ...] = ACCURACY  # what the models are judged by
     name: str | None = None
     """Under which the experiment's page lists it; a view without one is found by its address alone."""
 
