@@ -8,16 +8,15 @@ from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.hints import fault_and_hint
 from paceline.flows.lifecycle import prefect_api
+from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
-from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.tls import choose_tls, days_left, find_certificates
 from paceline.tasks.data.sources.folder import absolute
 from paceline.tasks.doctor.devices import measure_devices
 from paceline.tasks.doctor.figures import Measurements, judge_measurements
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
 from paceline.tasks.doctor.host import examine_host
-from paceline.tasks.doctor.packages import examine_packages
-from paceline.tasks.doctor.user_packages import examine_own, own_packages
+from paceline.tasks.doctor.packages import examine_own, examine_packages, own_packages
 from paceline.tasks.doctor.workers import examine_workers
 from paceline.tasks.errors import PacelineError, one_line
 from paceline.tasks.names import DOCTOR_EXPERIMENT, Artifact, Metric, Tag

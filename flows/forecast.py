@@ -21,8 +21,8 @@ from paceline.flows.lifecycle.report_artifacts import log_report
 from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run.forecast_check import execution_of, past_checks
+from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
-from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import workload_fingerprint

@@ -20,8 +20,8 @@ from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.predict.request import PREDICTIONS_FILE, PredictionPlan, PredictRequest, check_predict
+from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
-from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.files import write_durably

@@ -24,8 +24,8 @@ from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.metrics import arm_run, training_metrics
 from paceline.flows.study.record import log_arm, log_diagnosis
 from paceline.flows.study.request import StudyRequest
+from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
-from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.evaluate.prefect_tasks import evaluate

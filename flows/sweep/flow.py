@@ -29,7 +29,7 @@ from paceline.flows.sweep.record import SweepOutcome, log_sweep
 from paceline.flows.sweep.request import SweepRequest
 from paceline.flows.sweep.trial import SweepContext, run_trial
 from paceline.tasks.cluster.client import count_workers
-from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import workload_fingerprint

@@ -48,11 +48,7 @@ def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
 
 
 def iter_results(client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]) -> Generator[Any, None, None]:
-    """The results of all tasks as they come; to be closed, which cancels what is left at the scheduler.
-
-    Raises:
-        TimeLimitError: the stage's time is over.
-    """
+    """Results as they come; close it to cancel what is left. Raises TimeLimitError: the stage's time is over."""
     from distributed import as_completed
 
     waiting = iter(tasks)

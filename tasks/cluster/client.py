@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from paceline.conf.environment import Environment
-from paceline.tasks.cluster.handshake import NoSchedulerError, greet
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import SCHEME, security_of
 from paceline.tasks.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Security
 
-
-CONNECT_SECONDS = 10
-ANSWER_SECONDS = 5
-POLL_SECONDS = 0.2
+CONNECT_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 10, 5, 0.2
+MARGIN_SECONDS = 1.0  # between the limit of a connection, which is retried that long, and that of the answer
 
 
 @contextmanager
@@ -34,26 +31,59 @@ def connect(address: str) -> Iterator[Client]:
     """
     from distributed import Client
 
-    secured = address.startswith(SCHEME)
-    security = security_of(address, Environment())
+    site = Environment()
+    security = security_of(address, site)
+    fault = _find_fault(address, security)
     try:
-        greet(address, security, CONNECT_SECONDS)
+        if fault:
+            raise OSError(fault)
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
-    except (NoSchedulerError, OSError, ValueError) as error:
-        why = f" ({error})" if isinstance(error, NoSchedulerError) else ""
+    except (OSError, ValueError) as error:
+        why, remedy = f" ({fault})" if fault else "", "use tls:// where the scheduler wants certificates"
+        if address.startswith(SCHEME):
+            remedy = f"have its certificates of the authority in PACELINE_TLS={site.tls_directory}"
         raise InputError(
             f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s{why}; start it, or "
-            "correct host and port, which `dask scheduler` prints at its start, "
-            + (
-                f"and have its certificates of the authority in PACELINE_TLS={Environment().tls_directory}"
-                if secured
-                else "and use tls:// where the scheduler wants certificates"
-            )
+            f"correct host and port, which `dask scheduler` prints at its start, and {remedy}"
         ) from error
     try:
         yield client
     finally:
         client.close(timeout=5)
+
+
+def _find_fault(address: str, security: Security | None) -> str:
+    """Why no Dask scheduler speaks at an address, asked in bounded time; empty if one does.
+
+    Dask's client does not limit the time of its handshake, and takes the first bytes of any other server for a length.
+    """
+    from distributed.comm.core import CommClosedError
+
+    try:
+        part = asyncio.run(_ask_part(address, security))
+    except TimeoutError:
+        return "something accepts connections there and does not answer"
+    except CommClosedError:
+        return "something accepts connections there and closes them"
+    except OSError:
+        return "nothing accepts connections there"
+    except Exception:  # noqa: BLE001  whatever another server's bytes lead to
+        return "something answers there in another protocol than Dask's"
+    return "" if part == "Scheduler" else f"a Dask {part.lower()} answers there, not a scheduler"
+
+
+async def _ask_part(address: str, security: Security | None) -> str:
+    """The part of Dask that answers: Scheduler, Worker, Nanny."""
+    from distributed.comm.core import connect
+
+    arguments: dict[str, Any] = security.get_connection_args("client") if security else {}
+    async with asyncio.timeout(CONNECT_SECONDS + MARGIN_SECONDS):
+        comm = await connect(address, timeout=CONNECT_SECONDS, deserialize=False, **arguments)
+        try:
+            await comm.write({"op": "identity", "reply": True})
+            return str((await comm.read())["type"])
+        finally:
+            comm.abort()
 
 
 def workers(client: Client) -> list[str]:
@@ -97,14 +127,11 @@ def wait_for_workers(address: str, demand: ClusterResources, seconds: float, che
             time.sleep(POLL_SECONDS)
 
 
-def call_workers(
-    client: Client, requests: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]], seconds: float
-) -> list[Any]:
-    """Run functions on workers at the same time, none waiting for another.
+Request = tuple[str, Callable[..., Any], tuple[Any, ...]]  # a worker's address, a function and its arguments
 
-    Returns:
-        What each returned, or the exception in its place.
-    """
+
+def call_workers(client: Client, requests: Sequence[Request], seconds: float) -> list[Any]:
+    """Run functions on workers at the same time, none waiting for another; each result, or the exception instead."""
 
     async def one(worker: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         answers = await asyncio.wait_for(client.run(function, *arguments, workers=[worker]), seconds)

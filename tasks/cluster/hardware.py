@@ -23,13 +23,12 @@ CPU_INFO = Path("/proc/cpuinfo")
 def describe() -> Hardware:
     """Describe the host this is called on."""
     fields = _cpu_fields()
-    flags = set(fields.get("flags", "").split())
     return Hardware(
         host=socket.gethostname(),
         cpu_name=fields.get("model name", platform.processor() or platform.machine()),
         num_cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
-        cpu_bf16=bool(flags & {"avx512_bf16", "amx_bf16"}),
+        cpu_bf16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(fields.get("flags", "").split()),
         gpus=_gpus(),
     )
 
@@ -73,12 +72,8 @@ def _gpus() -> tuple[Gpu, ...]:
 def visible(boards: Sequence[Sequence[Gpu]], setting: str | None) -> tuple[Gpu, ...]:
     """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, which NVML does not heed; never in the rotated order of a worker.
 
-    Args:
-        boards: the GPU of each board, or its slices.
-        setting: the variable. The number or UUID of a divided board stands for all its slices.
-
-    Raises:
-        InputError: it names slices by the instances of their boards.
+    A board has one GPU, or its slices, for which its number or UUID stands. Raises InputError: slices are named by
+    the instances of their boards.
     """
     if setting is None:
         return tuple(gpu for board in boards for gpu in board)

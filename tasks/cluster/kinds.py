@@ -3,12 +3,16 @@
 # ruff: noqa: D102  overrides have the docstrings of `ClusterKind`
 
 import importlib.util
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster import hardware, local, slurm, ssh
+from paceline.tasks.cluster.dask_config import low_overhead_config
 from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.tls import certificate_paths, certificates, choose_tls, local_security
 from paceline.tasks.errors import InputError
@@ -19,8 +23,7 @@ from paceline.tasks.records.hardware import Hardware
 class ClusterKind:
     """A kind of cluster that workers of a run come from."""
 
-    module = ""  # module that it needs, of an extra of the package
-    extra = ""
+    module, extra = "", ""  # module that it needs, and the extra of the package that brings it
     has_known_hardware = True  # the hardware is known before the cluster is open
     shares_gpu = False  # all workers of a host take its first GPU
 
@@ -35,17 +38,12 @@ class ClusterKind:
     def first_host(self, config: Config, site: Environment) -> Hardware:
         """Hardware of the first host that will train. Starts nothing.
 
-        Raises:
-            InputError: the cluster cannot be started, does not answer, or is too small.
+        Raises InputError: the cluster cannot be started, does not answer, or is too small.
         """
         raise NotImplementedError
 
     def open(self, settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
-        """Start the workers and yield the scheduler's address; end them afterwards.
-
-        Raises:
-            RunError: the workers did not come.
-        """
+        """Start the workers, yield the scheduler's address, end them. Raises RunError: the workers did not come."""
         raise NotImplementedError
 
     def num_hosts(self, config: Config) -> int:
@@ -63,18 +61,18 @@ class Local(ClusterKind):
     shares_gpu = True
 
     def first_host(self, config: Config, site: Environment) -> Hardware:
-        if config.execution.num_nodes > 1:
+        execution, workers = config.execution, config.cluster.num_workers
+        if execution.num_nodes > 1:
             raise InputError(
-                f"execution.num_nodes={config.execution.num_nodes} and cluster.kind={config.cluster.kind}, which is "
+                f"execution.num_nodes={execution.num_nodes} and cluster.kind={config.cluster.kind}, which is "
                 "this host alone; use num_nodes=1 or cluster.kind=ssh, slurm or address"
             )
-        workers = config.cluster.num_workers
-        if workers != "auto" and workers < config.execution.num_devices:
+        if workers != "auto" and workers < execution.num_devices:
             raise InputError(
-                f"cluster.num_workers={workers} is below execution.num_devices={config.execution.num_devices}; "
+                f"cluster.num_workers={workers} is below execution.num_devices={execution.num_devices}; "
                 "each rank needs a worker of its own: raise num_workers or leave it auto"
             )
-        if config.execution.compile == "step" and not has_compiler():
+        if execution.compile == "step" and not has_compiler():
             raise InputError(
                 "execution.compile=step needs a C++ compiler on CPUs, and this host has none; "
                 "install one (apt-get install g++) or use execution.compile=off"
@@ -104,16 +102,15 @@ class Ssh(ClusterKind):
     module, extra = "asyncssh", "ssh"
 
     def first_host(self, config: Config, site: Environment) -> Hardware:
-        answers = ssh.ask_hosts(config.cluster, certificates(config.cluster, site))
-        first = answers[0].hardware
-        needed = config.execution.num_devices if config.execution.accelerator != "cpu" and first.gpus else 0
-        for name, host in zip(config.cluster.hosts, answers, strict=True):
-            if len(host.hardware.gpus) < needed:
+        hosts = [facts.hardware for facts in ssh.ask_hosts(config.cluster, certificates(config.cluster, site))]
+        needed = config.execution.num_devices if config.execution.accelerator != "cpu" and hosts[0].gpus else 0
+        for name, host in zip(config.cluster.hosts, hosts, strict=True):
+            if len(host.gpus) < needed:
                 raise InputError(
-                    f"execution.num_devices={needed} exceeds the {len(host.hardware.gpus)} GPUs of {name}; every host "
+                    f"execution.num_devices={needed} exceeds the {len(host.gpus)} GPUs of {name}; every host "
                     "of cluster.hosts needs as many"
                 )
-        return first
+        return hosts[0]
 
     def open(self, settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
         return ssh.open_ssh(settings, demand, certificates(settings, site))
@@ -140,8 +137,7 @@ class Slurm(ClusterKind):
 
     def job_script(self, config: Config, site: Environment) -> str:
         """The script of each job; needs no Slurm, and no certificates yet."""
-        secured = choose_tls(config.cluster).value == "on"
-        files = certificate_paths(site) if secured else None
+        files = certificate_paths(site) if choose_tls(config.cluster).value == "on" else None
         return slurm.job_script(config.cluster, _demand(config), files, site.root / "slurm")
 
 
@@ -165,3 +161,53 @@ KINDS: dict[str, ClusterKind] = {
 def kind_of(settings: Cluster) -> ClusterKind:
     """The kind that the settings name."""
     return KINDS[settings.kind]
+
+
+@contextmanager
+def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment | None = None) -> Iterator[str]:
+    """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
+
+    Raises:
+        InputError: there are no certificates, and the cluster needs them.
+        RunError: the workers did not come.
+    """
+    if settings.address is not None:
+        yield settings.address  # somebody else's cluster: joined, never ended
+        return
+    import dask
+    import distributed  # noqa: F401  its defaults must be there before they are overruled, or they go with what overrules
+
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
+    site = site or Environment()
+    with dask.config.set(low_overhead_config()), kind_of(settings).open(settings, demand, site) as address:
+        yield address
+
+
+class Opening:
+    """Opens a cluster in the background, then calls `prepare` with its address; nobody waits for that call."""
+
+    def __init__(
+        self, settings: Cluster, demand: ClusterResources, site: Environment, prepare: Callable[[str], None]
+    ) -> None:
+        import distributed  # noqa: F401  in this thread: two that import parts of one package may get half of it
+
+        self._stack, self._thread = ExitStack(), ThreadPoolExecutor(1, "cluster")
+        opened = open_cluster(settings, demand, site)
+        self._address: Future[str] = self._thread.submit(self._stack.enter_context, opened)
+        self._thread.submit(lambda: prepare(self.address()))
+        self._closed: Future[None] | None = None
+
+    def address(self) -> str:
+        """Wait for the cluster and return the scheduler's address. Raises RunError: the workers did not come."""
+        return self._address.result()
+
+    def release(self) -> None:
+        """Start to close it, without waiting."""
+        self._closed = self._closed or self._thread.submit(self._stack.close)
+
+    def close(self) -> None:
+        """Close it, and wait until it is."""
+        self.release()
+        assert self._closed is not None
+        self._thread.shutdown()
+        self._closed.result()

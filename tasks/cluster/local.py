@@ -43,11 +43,7 @@ def local_arguments(num_workers: int, security: Security | None) -> dict[str, An
 
 
 def local_cuda_arguments(gpus: Sequence[Gpu], demand: ClusterResources, security: Security | None) -> dict[str, Any]:
-    """Arguments of Dask's `LocalCluster`: one worker for each of the first GPUs.
-
-    Raises:
-        InputError: this host has too few GPUs.
-    """
+    """Arguments of Dask's `LocalCluster`: a worker for each of the first GPUs. Raises InputError: there are too few."""
     if len(gpus) < demand.workers_per_host:
         raise InputError(
             f"execution.num_devices={demand.workers_per_host} and cluster.kind=local_cuda, and this host has "
@@ -61,7 +57,6 @@ def open_local(settings: Cluster, demand: ClusterResources, security: Security |
     """Start workers on loopback and yield the scheduler's address; end them afterwards."""
     from distributed import LocalCluster
 
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
     if settings.kind == "local_cuda":
         arguments = local_cuda_arguments(describe().gpus, demand, security)
     else:

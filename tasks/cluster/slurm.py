@@ -3,7 +3,6 @@
 The scheduler runs in this process, on the host that submits. What is submitted is text that can be printed first.
 """
 
-import logging
 import shlex
 import shutil
 import subprocess
@@ -24,9 +23,7 @@ from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.records.hardware import Gpu, Hardware
 
-ANSWER_SECONDS = 30
-SUBMIT_SECONDS = 20
-DEATH_SECONDS = 60
+ANSWER_SECONDS, SUBMIT_SECONDS, DEATH_SECONDS = 30, 20, 60
 WAITING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
 UNITS = {"M": 2**20, "G": 2**30, "T": 2**40}
 LOG_LINES = 3
@@ -37,11 +34,15 @@ def slurm_arguments(
 ) -> dict[str, Any]:
     """Arguments of dask-jobqueue's `SLURMCluster`, less the number of jobs, of which there is one per host.
 
-    Raises:
-        InputError: a path would not enter the job script as one word.
+    Raises InputError: a path would not enter the job script as one word, as dask-jobqueue quotes none.
     """
-    assert settings.cores_per_host is not None
-    _check_words({"PACELINE_HOME": str(logs)} | ({"PACELINE_TLS": certificates.authority} if certificates else {}))
+    paths = {"PACELINE_HOME": str(logs)} | ({"PACELINE_TLS": certificates.authority} if certificates else {})
+    for variable, path in paths.items():
+        if shlex.quote(path) != path:
+            raise InputError(
+                f"{variable}: {path!r} enters the job script of Slurm; use a path of letters, digits and "
+                "_ @ % + = : , . / - alone"
+            )
     preloads = ["--preload-nanny", *PRELOAD["preload_nanny"]] if demand.gpus else []
     return {
         "queue": settings.partition and shlex.quote(settings.partition),
@@ -61,22 +62,11 @@ def slurm_arguments(
         "memory": memory_bytes(settings),
         "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", *preloads],
         "death_timeout": DEATH_SECONDS,
-        # Of the command; the scheduler's own is below.
-        "interface": settings.interface and shlex.quote(settings.interface),
+        "interface": settings.interface and shlex.quote(settings.interface),  # of the command; the scheduler's is below
         "protocol": "tls://" if certificates else "tcp://",
         "security": certificates.security() if certificates else None,
         "scheduler_options": dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {}),
     }
-
-
-def _check_words(paths: dict[str, str]) -> None:
-    """Refuse paths that the shell or sbatch would take apart; dask-jobqueue quotes none."""
-    for variable, path in paths.items():
-        if shlex.quote(path) != path:
-            raise InputError(
-                f"{variable}: {path!r} enters the job script of Slurm; use a path of letters, digits and "
-                "_ @ % + = : , . / - alone"
-            )
 
 
 def _lines_of_the_site() -> list[str]:
@@ -119,12 +109,10 @@ def open_slurm(
 ) -> Iterator[str]:
     """Submit one job per host, wait until their workers have come, and yield the scheduler's address; end all after.
 
-    Raises:
-        RunError: a job ended, or the workers did not come in time.
+    Raises RunError: a job ended, or the workers did not come in time.
     """
     from dask_jobqueue.slurm import SLURMCluster
 
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
     logs.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     with SLURMCluster(**slurm_arguments(settings, demand, certificates, logs), silence_logs="error") as cluster:
@@ -162,11 +150,7 @@ def _log_tail(log: Path) -> str:
 
 
 def check_slurm(settings: Cluster, script: str) -> None:
-    """Have Slurm judge the job script without submitting it.
-
-    Raises:
-        InputError: this host has no Slurm, or Slurm would not take the job.
-    """
+    """Have Slurm judge the job script without submitting it. Raises InputError: it is not here, or refuses the job."""
     if shutil.which("sbatch") is None:
         raise InputError(
             "cluster.kind=slurm needs sbatch, and there is no sbatch on this host's PATH",

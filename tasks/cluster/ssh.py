@@ -26,8 +26,7 @@ from paceline.tasks.fingerprint import code_fingerprint
 
 CONNECT_OPTIONS = {"connect_timeout": 10, "keepalive_interval": 15}
 PYTHON = shlex.quote(sys.executable)
-ANSWER_SECONDS = 60
-DEATH_SECONDS = 60
+ANSWER_SECONDS, DEATH_SECONDS = 60, 60
 SAID_LINES = 3
 IDLE_TIMEOUT = "1 hour"  # ends the cluster of a run that was killed so hard that it could not do so itself
 
@@ -60,29 +59,20 @@ def ssh_arguments(settings: Cluster, demand: ClusterResources, certificates: Cer
 def open_ssh(settings: Cluster, demand: ClusterResources, certificates: Certificates | None) -> Iterator[str]:
     """Start scheduler and workers on the hosts and yield the scheduler's address; end them afterwards.
 
-    Raises:
-        RunError: a host did not start them, or not in time.
+    Raises RunError: a host did not start them, or not in time.
     """
     from distributed import SSHCluster
 
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
-    security = certificates.security() if certificates else None
+    security, hosts = certificates.security() if certificates else None, f"cluster.hosts={','.join(settings.hosts)}"
     with _capture_log() as lines:
         try:
             cluster = SSHCluster(**ssh_arguments(settings, demand, certificates), security=security)
         except Exception as error:
             reason = " / ".join(lines[-SAID_LINES:])[-500:] or " ".join(str(error).split())
-            raise RunError(
-                f"cluster.hosts={','.join(settings.hosts)}: cannot start Dask there: {reason}; "
-                "fix the hosts or name others"
-            ) from error
+            raise RunError(f"{hosts}: cannot start Dask there: {reason}; fix the hosts or name others") from error
     with cluster:
-        wait_for_workers(
-            cluster.scheduler_address,
-            demand,
-            settings.wait_seconds,
-            lambda: f"cluster.hosts={','.join(settings.hosts)} must reach each other on any port, and the scheduler",
-        )
+        needed = f"{hosts} must reach each other on any port, and the scheduler"
+        wait_for_workers(cluster.scheduler_address, demand, settings.wait_seconds, lambda: needed)
         yield cluster.scheduler_address
 
 
@@ -106,11 +96,7 @@ def _capture_log() -> Iterator[list[str]]:
 
 
 def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[HostFacts]:
-    """Facts of each host, in the order of `cluster.hosts`.
-
-    Raises:
-        InputError: a host cannot be reached, or lacks something that a worker needs.
-    """
+    """Facts of each host in order. Raises InputError: one cannot be reached, or lacks something that a worker needs."""
     directory = [certificates.authority.rpartition("/")[0]] if certificates else []
     command = " ".join([PYTHON, "-m", "paceline.tasks.cluster.host_report", *map(shlex.quote, directory)])
 

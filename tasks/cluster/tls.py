@@ -24,12 +24,11 @@ from paceline.tasks.records.record import Choice, Record
 if TYPE_CHECKING:
     from distributed import Security
 
-SCHEME = "tls://"
-OTHERS = 0o077
-SECONDS_OF_A_DAY = 86_400
+SCHEME, OTHERS = "tls://", 0o077
 OWN = "own"  # TLS with a certificate that is made for one cluster, and is gone with this process
 OWN_DAYS = 366
 LOOPBACK = ("localhost", "::1")
+FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
 class Certificates(Record):
@@ -54,26 +53,17 @@ class Certificates(Record):
 
 
 def choose_tls(settings: Cluster) -> Choice:
-    """Whether the parts of this cluster talk TLS, and why.
-
-    Raises:
-        InputError: the scheduler is on another host and has no TLS, and cluster.tls is not off.
-    """
-    if settings.address is not None:
-        return _choose_by_address(settings.tls, settings.address)
-    if settings.tls != "auto":
+    """Whether the parts talk TLS, and why. Raises InputError: a scheduler elsewhere without, unless cluster.tls=off."""
+    address = settings.address
+    if address is not None and address.startswith(SCHEME):
+        return Choice(value="on", reason="the address begins with tls://")
+    if settings.tls == "off" or (settings.tls != "auto" and address is None):
         return Choice(value=settings.tls, reason="set by the user")
-    if settings.is_this_host:
+    if address is None and settings.is_this_host:
         reason = "other users of this host reach its loopback; the certificate is this run's alone"
         return Choice(value=OWN, reason=reason)
-    return Choice(value="on", reason=f"kind {settings.kind} reaches beyond this host")
-
-
-def _choose_by_address(asked: str, address: str) -> Choice:
-    if address.startswith(SCHEME):
-        return Choice(value="on", reason="the address begins with tls://")
-    if asked == "off":
-        return Choice(value="off", reason="set by the user")
+    if address is None:
+        return Choice(value="on", reason=f"kind {settings.kind} reaches beyond this host")
     if is_loopback(address):
         return Choice(value="off", reason="the scheduler is on this host's loopback")
     raise InputError(
@@ -88,7 +78,7 @@ def days_left(found: Certificates) -> float:
 
     files = (Path(path).read_bytes() for path in (found.authority, found.certificate))
     ends = [x509.load_pem_x509_certificate(content).not_valid_after_utc for content in files]
-    return (min(ends) - datetime.now(UTC)).total_seconds() / SECONDS_OF_A_DAY
+    return (min(ends) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def is_loopback(address: str) -> bool:
@@ -98,20 +88,12 @@ def is_loopback(address: str) -> bool:
 
 
 def certificates(settings: Cluster, site: Environment) -> Certificates | None:
-    """The certificates for a cluster; None where it goes without TLS.
-
-    Raises:
-        InputError: it needs them, and they are missing, wrong, or readable by others.
-    """
+    """The certificates for a cluster, None where it goes without TLS; raises as `find_certificates`."""
     return find_certificates(site) if choose_tls(settings).value == "on" else None
 
 
 def local_security(settings: Cluster, site: Environment) -> Security | None:
-    """TLS settings of a cluster of this host; None for a cluster without TLS.
-
-    Raises:
-        InputError: it needs certificates of this site, and they are missing, wrong, or readable by others.
-    """
+    """TLS settings of a cluster of this host, None for a cluster without TLS; raises as `find_certificates`."""
     if choose_tls(settings).value == OWN:
         return _own_security()
     files = certificates(settings, site)
@@ -133,9 +115,9 @@ def _own_security() -> Security:
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    encoding = serialization.Encoding.PEM
-    secret = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
-    public = certificate.public_bytes(encoding).decode()
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
+    public = certificate.public_bytes(pem).decode()
     # Where a text has lines, Dask takes it for the certificate instead of its path.
     return Certificates(authority=public, certificate=public, key=secret).security()
 
@@ -155,11 +137,7 @@ def register_security(address: str, security: Security | None) -> Iterator[None]
 
 
 def security_of(address: str, site: Environment) -> Security | None:
-    """TLS settings for a scheduler: those of a cluster of this process, else this site's certificates; None for tcp.
-
-    Raises:
-        InputError: there are none.
-    """
+    """TLS settings of a scheduler: of a cluster of this process, else of this site; None for tcp. Raises InputError."""
     if not address.startswith(SCHEME):
         return None
     return _clusters.get(address) or find_certificates(site).security()
@@ -167,20 +145,13 @@ def security_of(address: str, site: Environment) -> Security | None:
 
 def certificate_paths(site: Environment) -> Certificates:
     """Where the certificates of this site lie, whether they are there or not."""
-    place = site.tls_directory
-    return Certificates(
-        authority=str(place / "ca.pem"), certificate=str(place / "cert.pem"), key=str(place / "key.pem")
-    )
+    authority, certificate, key = (str(site.tls_directory / name) for name in FILES)
+    return Certificates(authority=authority, certificate=certificate, key=key)
 
 
 def find_certificates(site: Environment) -> Certificates:
-    """The certificates of this site.
-
-    Raises:
-        InputError: they are missing, do not belong together, or others can read the key.
-    """
-    place = site.tls_directory
-    files = certificate_paths(site)
+    """The site's certificates. Raises InputError: missing, not of one another, or with a key that others can read."""
+    place, files = site.tls_directory, certificate_paths(site)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(files.authority)

@@ -20,15 +20,12 @@ class WorkerPackages(Record):
 
 
 def require_packages(address: str, packages: Sequence[Plugin]) -> None:
-    """Check that every worker has them as this process has.
-
-    Raises:
-        InputError: a worker lacks one, or has another version or other code of it.
-    """
+    """Check that every worker has them as this process has. Raises InputError: one has not, or other code."""
     if not packages:
         return
+    asked = tuple((package.kind, package.name) for package in packages)
     with connect(address) as client:
-        answers = client.run(look, tuple((package.kind, package.name) for package in packages), on_error="return")
+        answers = client.run(list_packages, asked, on_error="return")
     for worker, answer in sorted(answers.items()):
         if not isinstance(answer, WorkerPackages):
             raise InputError(f"worker {worker} cannot list its packages ({one_line(answer)}); install the same there")
@@ -48,7 +45,7 @@ def find_differences(packages: Sequence[Plugin], answer: WorkerPackages) -> list
     return differences
 
 
-def look(asked: tuple[PackageName, ...]) -> WorkerPackages:
+def list_packages(asked: tuple[PackageName, ...]) -> WorkerPackages:
     """Look up packages on the worker that runs this, without importing them."""
     return WorkerPackages(host=socket.gethostname(), identities=tuple(_identity(*request) for request in asked))
 

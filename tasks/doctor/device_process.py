@@ -41,12 +41,10 @@ def measure(job: DeviceJob) -> Measurements:
     watch = ValidityWatch([os.getpid(), os.getppid()], gpu_uuids=uuids)
     limit = measure_limit(device)
     disturbed = watch.stop().reasons
-    rates = limit.flops_per_second | {MEMORY: limit.bytes_per_second}
-    more = {
-        COPY: _copy_rate(device) if uuids else None,
-        DISK: disk_rate(Path(job.directory)) if job.directory is not None else None,
-    }
-    return Measurements(devices=(job.device.model_copy(update={"rates": rates | more, "disturbed": disturbed}),))
+    rates: dict[str, float | None] = {**limit.flops_per_second, MEMORY: limit.bytes_per_second}
+    rates[COPY] = _copy_rate(device) if uuids else None
+    rates[DISK] = disk_rate(Path(job.directory)) if job.directory is not None else None
+    return Measurements(devices=(job.device.model_copy(update={"rates": rates, "disturbed": disturbed}),))
 
 
 def _copy_rate(device: torch.device) -> float:
@@ -98,10 +96,8 @@ def _links(names: Sequence[str], device: torch.device) -> Iterator[LinkFigures]:
         seconds = max(group.all_gather(_all_reduce_seconds(message, team) if is_member else 0.0))
         if is_member:
             distributed.destroy_process_group(team)
-        factor = 2 * (len(ranks) - 1) / len(ranks)
-        yield LinkFigures(
-            devices=tuple(names[rank] for rank in ranks), bytes_per_second=factor * message.nbytes / seconds
-        )
+        rate = 2 * (len(ranks) - 1) / len(ranks) * message.nbytes / seconds
+        yield LinkFigures(devices=tuple(names[rank] for rank in ranks), bytes_per_second=rate)
 
 
 def _all_reduce_seconds(message: torch.Tensor, team: distributed.ProcessGroup | None) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from paceline.conf.environment import Environment
-from paceline.tasks.cluster.client import call_workers, connect
+from paceline.tasks.cluster.client import Request, call_workers, connect
 from paceline.tasks.doctor.figures import DeviceFigures, DeviceJob, LinkFigures, Measurements
 from paceline.tasks.errors import RunError, one_line
 from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
@@ -25,8 +25,7 @@ from paceline.tasks.train.launch.supervisor import free_port
 if TYPE_CHECKING:
     from distributed import Client
 
-Request = tuple[str, Callable[..., Any], tuple[Any, ...]]
-
+Outcome = Measurements | str
 MODULE = "paceline.tasks.doctor.device_process"
 DEVICE_SECONDS, GROUP_SECONDS = 120.0, 300.0  # at most, for one device and for all links
 ANSWER_SECONDS = 20.0
@@ -43,10 +42,8 @@ class Seat(NamedTuple):
 def measure_devices(address: str, site: Environment, accelerator: str) -> Measurements:
     """Measure the free devices of a cluster's workers; those in use are skipped.
 
-    Hosts are measured at the same time, devices of one host one after another.
-
-    Raises:
-        InputError: no scheduler answers, or other code runs on a worker.
+    Hosts are measured at the same time, devices of one host one after another. Raises InputError: no scheduler
+    answers, or other code runs on a worker.
     """
     directory = site.root / "doctor" / uuid4().hex
     with connect(address) as client, ExitStack() as stack:
@@ -131,16 +128,14 @@ def _job(
     )
 
 
-def _run(
-    client: Client, seats: Sequence[Seat], jobs: Sequence[SubprocessJob], seconds: float
-) -> list[Measurements | str]:
+def _run(client: Client, seats: Sequence[Seat], jobs: Sequence[SubprocessJob], seconds: float) -> list[Outcome]:
     """Run a job on each seat at the same time; its result, or the reason why there is none."""
     options: dict[str, Any] = {"allow_other_workers": False, "pure": False, "retries": 0}
     futures = [
         client.submit(run_on_device, job, seat.slot.device, seconds, workers=[seat.slot.worker], **options)
         for seat, job in zip(seats, jobs, strict=True)
     ]
-    answers: list[Measurements | str] = []
+    answers: list[Outcome] = []
     for future in futures:
         try:
             answers.append(Measurements.model_validate_json(future.result(seconds + ANSWER_SECONDS)))
@@ -151,11 +146,9 @@ def _run(
 
 
 def run_on_device(job: SubprocessJob, device: str, seconds: float) -> str:
-    """Run a job while this process holds the device; runs on its worker.
+    """Run a job on the device's worker, which holds the device meanwhile.
 
-    Raises:
-        RunError: the job failed, or somebody uses the device.
-        TimeoutError: it took longer than `seconds`.
+    Raises RunError: the job failed, or somebody uses the device; TimeoutError: it took longer than `seconds`.
     """
     lock = DeviceLock(Environment().leases, device)
     if not lock.take("paceline-doctor", 0):

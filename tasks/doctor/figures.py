@@ -46,8 +46,7 @@ class LinkFigures(Record):
     """Rate of all-reduces among some devices."""
 
     devices: tuple[str, ...]  # host and device of each
-    bytes_per_second: float
-    """Bus bandwidth: 2 (n - 1) / n times the message over the time, so that groups of n devices can be compared."""
+    bytes_per_second: float  # bus bandwidth, comparable among groups of n: 2 (n - 1) / n of the message by the time
 
 
 class Measurements(Record):
@@ -72,7 +71,8 @@ class DeviceJob(Record):
 
 def judge_measurements(measured: Measurements, last: Measurements | None) -> list[Finding]:
     """One finding for each device and for the links; those that are slow against others are doubtful."""
-    before = {device.name: device for device in last.devices if not device.disturbed} if last else {}
+    last = last or Measurements()
+    before = {device.name: device for device in last.devices if not device.disturbed}
     quiet = [device for device in measured.devices if not device.disturbed]
     findings = [
         doubtful(f"measure {name}", f"not measured: {reason}", REPEAT) for name, reason in measured.skipped.items()
@@ -85,16 +85,14 @@ def judge_measurements(measured: Measurements, last: Measurements | None) -> lis
             continue
         peers = [other for other in quiet if other != device and _kind(other) == _kind(device)]
         slow = _below_peers(device.measured_rates, [peer.measured_rates for peer in peers])
-        sheet = sheet_of(device.model)
-        if sheet is not None:
+        if (sheet := sheet_of(device.model)) is not None:
             peaks = sheet.peaks | {MEMORY: sheet.bytes_per_second}
             slow += _below(device.measured_rates, peaks, MIN_SHEET_SHARE, "of the data sheet")
-        earlier = before.get(device.name)
-        if earlier is not None and _kind(earlier) == _kind(device):
+        if (earlier := before.get(device.name)) is not None and _kind(earlier) == _kind(device):
             slow += _below(device.measured_rates, earlier.measured_rates, MIN_SHARE, "of the last measurement")
         findings.append(_finding(f"measure {device.name}", text, slow, CHECK_HOST))
     if measured.links:
-        findings.append(_judge_links(measured.links, last.links if last else ()))
+        findings.append(_judge_links(measured.links, last.links))
     return findings
 
 
@@ -115,11 +113,8 @@ def _below(rates: Mapping[str, float], others: Mapping[str, float], share: float
 
 
 def _below_peers(rates: Mapping[str, float], peers: list[dict[str, float]]) -> list[str]:
-    medians = {}
-    for name in rates:
-        of_peers = [peer[name] for peer in peers if name in peer]
-        if len(of_peers) >= MIN_PEERS:
-            medians[name] = statistics.median(of_peers)
+    of_peers = {name: [peer[name] for peer in peers if name in peer] for name in rates}
+    medians = {name: statistics.median(values) for name, values in of_peers.items() if len(values) >= MIN_PEERS}
     return _below(rates, medians, MIN_SHARE, "of the median of its peers")
 
 

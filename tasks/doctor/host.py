@@ -10,10 +10,10 @@ from paceline.tasks.cluster.hardware import describe, torch_has_cuda
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.host import has_compiler
+from paceline.tasks.records.hardware import Hardware
 
 GIB = 2**30
 LITTLE_BYTES = 10 * GIB  # free below which a warning is due: a prepared set and its checkpoints are of this order
-LITTLE_SHARED_BYTES = GIB
 NVIDIA = Path("/dev/nvidiactl")
 SHARED_MEMORY = Path("/dev/shm")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -21,13 +21,13 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 def examine_host(home: Path, leases: Path) -> list[Finding]:
     """Examine what needs neither a cluster nor a server."""
-    checks = [_devices(), _drivers(), _compiler(), _place("state", home, "PACELINE_HOME")]
-    checks += [_place("leases", leases, "PACELINE_LEASES"), _ports(), _clocks()]
-    return [*checks, _shared_memory()] if describe().gpus else checks
-
-
-def _devices() -> Finding:
     hardware = describe()
+    checks = [_devices(hardware), _drivers(), _compiler(), _place("state", home, "PACELINE_HOME")]
+    checks += [_place("leases", leases, "PACELINE_LEASES"), _ports(), _clocks()]
+    return [*checks, _shared_memory()] if hardware.gpus else checks
+
+
+def _devices(hardware: Hardware) -> Finding:
     bf16 = "with" if hardware.cpu_bf16 else "without"
     gpus = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in hardware.gpus) or "no GPU"
     memory = f"{hardware.memory_bytes / GIB:.0f} GiB"
@@ -68,8 +68,7 @@ def _place(check: str, path: Path, variable: str) -> Finding:
         return bad(check, f"{variable}={path} cannot be written", f"set {variable} to a directory of yours")
     free = shutil.disk_usage(existing).free
     if check == "state" and free < LITTLE_BYTES:
-        remedy = f"make room, or set {variable} to a larger disk"
-        return doubtful(check, f"{path}: {free / GIB:.1f} GiB free", remedy)
+        return doubtful(check, f"{path}: {free / GIB:.1f} GiB free", f"make room, or set {variable} to a larger disk")
     return good(check, f"{path}: {free / GIB:.0f} GiB free")
 
 
@@ -103,7 +102,7 @@ def _clocks() -> Finding:
 
 def _shared_memory() -> Finding:
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    if free < LITTLE_SHARED_BYTES:
+    if free < GIB:
         remedy = "give the container more, such as --shm-size=8g"
         return doubtful("shared memory", f"{free / GIB:.2f} GiB free in {SHARED_MEMORY}, which NCCL uses", remedy)
     return good("shared memory", f"{free / GIB:.0f} GiB free")

@@ -1,4 +1,4 @@
-"""The installed packages: against the ranges of this package, its lock, and releases that are known to be bad."""
+"""The installed packages, plugins of the user among them: what is wrong with them. Imports no plugin."""
 
 import platform
 from importlib import metadata
@@ -7,11 +7,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from paceline.conf.plugins import GROUPS, MISSING, Plugin, embedded, find_all
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
 from paceline.tasks.track.environment import LOCK, installed_version
 
-NAME = "paceline"
-MAX_NAMED = 5
+NAME, MAX_NAMED = "paceline", 5
 BAD_RELEASES = {
     "lightning": ("==2.6.2,==2.6.3", "was malware (GHSA-w37p-236h-pfx3)"),
     "pytorch-lightning": ("==2.6.2,==2.6.3", "was malware (GHSA-w37p-236h-pfx3)"),
@@ -37,11 +37,11 @@ def _python() -> Finding:
 def _ranges() -> Finding:
     listed = map(Requirement, metadata.requires(NAME) or [])
     needed = [each for each in listed if each.marker is None or each.marker.evaluate({"extra": ""})]
-    wrong = []
-    for requirement in needed:
-        version = installed_version(requirement.name)
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            wrong.append(f"{requirement.name} {version or 'missing'} ({requirement.specifier or 'any'} is needed)")
+    wrong = [
+        f"{each.name} {version or 'missing'} ({each.specifier or 'any'} is needed)"
+        for each in needed
+        if (version := installed_version(each.name)) is None or not each.specifier.contains(version, prereleases=True)
+    ]
     if not wrong:
         return good("packages", f"{len(needed)} requirements met")
     return bad("packages", "; ".join(wrong), "install again: infra/install, or pip install with infra/constraints.txt")
@@ -51,11 +51,11 @@ def _lock() -> Finding:
     if not LOCK.is_file():
         return good("lock", "not part of this installation")
     pins = dict(line.split("==") for line in LOCK.read_text(encoding="utf-8").split() if "==" in line)
-    other = []
-    for name, pinned in pins.items():
-        version = installed_version(canonicalize_name(name))
-        if version is not None and Version(version).public != Version(pinned).public:
-            other.append(f"{name} {version} (locked: {pinned})")
+    other = [
+        f"{name} {version} (locked: {pinned})"
+        for name, pinned in pins.items()
+        if (version := installed_version(canonicalize_name(name))) and Version(version).public != Version(pinned).public
+    ]
     if not other:
         return good("lock", f"as locked, {len(pins)} pins")
     named = "; ".join(other[:MAX_NAMED]) + ("; ..." if len(other) > MAX_NAMED else "")
@@ -85,3 +85,35 @@ def _torchvision() -> Finding:
         return good("torchvision", f"{version}, for torch {torch}")
     fault = f"{version} is not for torch {torch}: lightning and torchmetrics fail at their import"
     return bad("torchvision", fault, "pip uninstall torchvision: nothing here uses it")
+
+
+def own_packages() -> list[Plugin]:
+    """Usable plugins: those whose name only one package offers."""
+    return [plugin for plugin in _plugins() if _fault_of(plugin) is None]
+
+
+def examine_own() -> list[Finding]:
+    """One finding for all usable plugins, and one for each unusable plugin."""
+    usable = [f"{plugin.kind} {plugin.name} of {plugin.package} {plugin.version}" for plugin in own_packages()]
+    findings = [good("own packages", "; ".join(usable) or f"none in {' or '.join(GROUPS.values())}")]
+    for plugin in _plugins():
+        if (fault := _fault_of(plugin)) is not None:
+            text = f"{plugin.package} {plugin.version}: {fault[0]}"
+            findings.append(doubtful(f"own {plugin.kind} {plugin.name}", text, fault[1]))
+    return findings
+
+
+def _plugins() -> list[Plugin]:
+    return [plugin for kind in GROUPS for plugin in find_all(kind)]
+
+
+def _fault_of(plugin: Plugin) -> tuple[str, str] | None:
+    """Why a plugin cannot be used, and the remedy; None if it can."""
+    if plugin.name in embedded(plugin.kind):
+        return "Paceline has one of that name, which is taken", "give its entry point another name"
+    packages = [other.package for other in find_all(plugin.kind) if other.name == plugin.name and other != plugin]
+    if packages:
+        return f"{' and '.join(packages)} offers that name too", "uninstall one, or rename its entry point"
+    if plugin.code == MISSING:
+        return f"{plugin.entry} does not exist", "install the package again"
+    return None

@@ -7,8 +7,8 @@ import os
 import shutil
 import socket
 import time
-from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -18,11 +18,9 @@ from paceline.conf.plugins import Plugin
 from paceline.tasks.cluster import gpu_workers
 from paceline.tasks.cluster.client import call_workers, connect, workers
 from paceline.tasks.cluster.hardware import describe
-from paceline.tasks.cluster.user_packages import PackageName, find_differences
-from paceline.tasks.cluster.user_packages import WorkerPackages as Packages
-from paceline.tasks.cluster.user_packages import look as look_for_packages
+from paceline.tasks.cluster.user_packages import PackageName, WorkerPackages, find_differences, list_packages
 from paceline.tasks.data.sources.folder import is_local, reach_root
-from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
+from paceline.tasks.doctor.finding import Finding, Status, bad, doubtful, good
 from paceline.tasks.errors import one_line
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.measure.gpu import contexts_of
@@ -55,7 +53,7 @@ class Seen(Record):
     writes_leases: bool
     num_gpus: int
     contexts: dict[str, bool]  # GPUs on which it holds a CUDA context, and whether each takes a single process
-    own: Packages  # the requested user packages that it has
+    own: WorkerPackages  # the requested user packages that it has
 
 
 def examine_workers(
@@ -73,16 +71,14 @@ def examine_workers(
     marker.write_text("paceline doctor", encoding="utf-8")
     try:
         with connect(address) as client:
-            addresses = workers(client)
             requested = tuple((plugin.kind, plugin.name) for plugin in packages)
-            answers, skews = _ask(client, addresses, (str(marker), str(leases), requested))
-            reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in addresses]
+            answers, skews = _ask(client, (str(marker), str(leases), requested))
+            reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in answers]
             lacks = call_workers(client, reached, REACH_SECONDS + ANSWER_SECONDS)
     finally:
         marker.unlink(missing_ok=True)
-    silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
     reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, Seen)}
-    findings = [_number(reports, silent, num_expected)]
+    findings = [_number(answers, reports, num_expected)]
     if not reports:
         return findings
     findings += [_code(reports), _versions(reports), _skew(skews), _home(reports, home), _leases(reports, leases)]
@@ -91,7 +87,7 @@ def examine_workers(
     if packages:
         findings.append(_packages(reports, packages, named))
     if root is not None:
-        findings.append(_data(dict(zip(addresses, lacks, strict=True)), root))
+        findings.append(_data(dict(zip(answers, lacks, strict=True)), root))
     return findings
 
 
@@ -99,17 +95,13 @@ def look(marker: str, leases: str, asked: tuple[PackageName, ...]) -> Seen:
     """Report on the worker that runs this function."""
     marker_file = Path(marker)
     scratch_file = marker_file.with_name(f"{marker_file.name}-{uuid4().hex}")
-    try:
+    writes, place = False, Path(leases)
+    with suppress(OSError):
         scratch_file.write_text(socket.gethostname(), encoding="utf-8")
         scratch_file.unlink()
         writes = True
-    except OSError:
-        writes = False
-    place = Path(leases)
-    try:
+    with suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        place = place.parent
     return Seen(
         host=socket.gethostname(),
         code=code_fingerprint(),
@@ -118,10 +110,10 @@ def look(marker: str, leases: str, asked: tuple[PackageName, ...]) -> Seen:
         sees_home=marker_file.is_file(),
         writes_home=writes,
         free_bytes=shutil.disk_usage(marker_file.parent).free if marker_file.parent.is_dir() else 0,
-        writes_leases=os.access(place, os.W_OK) and place == Path(leases),
+        writes_leases=os.access(place, os.W_OK) and place.is_dir(),
         num_gpus=len(gpus := describe().gpus),
         contexts=contexts_of(os.getpid(), [gpu.uuid for gpu in gpus]),
-        own=look_for_packages(asked),
+        own=list_packages(asked),
     )
 
 
@@ -148,12 +140,12 @@ def _lacks(root: str) -> str:
 
 
 def _ask(
-    client: Client, present: list[str], arguments: tuple[str, str, tuple[PackageName, ...]]
+    client: Client, arguments: tuple[str, str, tuple[PackageName, ...]]
 ) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
     """Each worker's answer, and the offset of its clock with its uncertainty, in seconds."""
     answers: dict[str, object] = {}
     skews: dict[str, tuple[float, float]] = {}
-    for worker in present:  # one by one: the time that the question takes is the uncertainty of its clock
+    for worker in workers(client):  # one by one: the time that the question takes is the uncertainty of its clock
         before = time.time()
         (answer,) = call_workers(client, [(worker, look, arguments)], ANSWER_SECONDS)
         after = time.time()
@@ -163,15 +155,15 @@ def _ask(
     return answers, skews
 
 
-def _number(reports: dict[str, Seen], silent: dict[str, object], num_expected: int) -> Finding:
+def _number(answers: dict[str, object], reports: dict[str, Seen], num_expected: int) -> Finding:
     gpus = sum(report.num_gpus > 0 for report in reports.values())
     summary = f"{len(reports)} on {len({report.host for report in reports.values()})} hosts"
     summary += f", {gpus} see GPUs" if gpus else ""
-    if silent:
-        worker, answer = next(iter(silent.items()))
+    if silent := [worker for worker in answers if worker not in reports]:
+        answer = answers[silent[0]]
         why = one_line(answer) if isinstance(answer, BaseException) else "no answer"
-        remedy = "install the same version on every host and restart its workers"
-        return bad("workers", f"{summary}; {len(silent)} do not answer as they should, {worker}: {why}", remedy)
+        fault = f"{summary}; {len(silent)} do not answer as they should, {silent[0]}: {why}"
+        return bad("workers", fault, "install the same version on every host and restart its workers")
     if len(reports) < num_expected:
         remedy = "start more workers, or lower execution.num_nodes and num_devices"
         return bad("workers", f"{summary}; {num_expected} are needed", remedy)
@@ -180,10 +172,9 @@ def _number(reports: dict[str, Seen], silent: dict[str, object], num_expected: i
 
 def _code(reports: dict[str, Seen]) -> Finding:
     code = code_fingerprint()
-    other = [worker for worker, report in reports.items() if report.code != code]
-    if other:
-        remedy = "install the same version there and restart the workers"
-        return bad("code", f"{len(other)} workers run other code than this process ({code}): {other[0]}", remedy)
+    if other := [worker for worker, report in reports.items() if report.code != code]:
+        fault = f"{len(other)} workers run other code than this process ({code}): {other[0]}"
+        return bad("code", fault, "install the same version there and restart the workers")
     return good("code", f"{code} everywhere")
 
 
@@ -196,8 +187,8 @@ def _contexts(reports: dict[str, Seen]) -> Finding:
     text = f"{len(holders)} workers hold a CUDA context, {worker} on {', '.join(contexts)}"
     remedy = f"start them with dask worker --preload-nanny {gpu_workers.__name__} in place of dask cuda worker"
     if any(contexts.values()):
-        text += ", which takes a single process (EXCLUSIVE_PROCESS): no training can start"
-        return bad("contexts", text, remedy)
+        fault = f"{text}, which takes a single process (EXCLUSIVE_PROCESS): no training can start"
+        return bad("contexts", fault, remedy)
     return doubtful("contexts", f"{text}: memory that trainings lack", remedy)
 
 
@@ -209,9 +200,7 @@ def _versions(reports: dict[str, Seen]) -> Finding:
         for name in PACKAGES
         if report.versions.get(name) != versions[name]
     ]
-    if other:
-        return bad("versions", _first(other), "install the lock everywhere")
-    return good("versions", "the same everywhere")
+    return _judge("versions", other, "install the lock everywhere", "the same everywhere")
 
 
 def _packages(reports: dict[str, Seen], packages: Sequence[Plugin], named: Sequence[Plugin]) -> Finding:
@@ -220,15 +209,16 @@ def _packages(reports: dict[str, Seen], packages: Sequence[Plugin], named: Seque
         for worker, report in reports.items()
         for package, lack in find_differences(packages, report.own)
     ]
-    if not lacks:
-        return good("own on workers", ", ".join(plugin.identity for plugin in packages))
     lacks.sort(key=lambda lack: not lack[0])  # those that the run needs come first
-    remedy = "install the same everywhere and restart the workers"
-    return (bad if lacks[0][0] else doubtful)("own on workers", _first([lack for _, lack in lacks]), remedy)
+    status: Status = "error" if any(is_needed for is_needed, _ in lacks) else "warning"
+    remedy, fine = "install the same everywhere and restart the workers", ", ".join(each.identity for each in packages)
+    return _judge("own on workers", [lack for _, lack in lacks], remedy, fine, status)
 
 
-def _first(faults: Sequence[str]) -> str:
-    return faults[0] + (f" and {len(faults) - 1} more" if faults[1:] else "")
+def _judge(check: str, faults: Sequence[str], remedy: str, fine: str, status: Status = "error") -> Finding:
+    """The first of the faults with the number of the others; a good finding without any."""
+    more = f" and {len(faults) - 1} more" if faults[1:] else ""
+    return Finding(check=check, status=status, found=faults[0] + more, remedy=remedy) if faults else good(check, fine)
 
 
 def _skew(skews: dict[str, tuple[float, float]]) -> Finding:
@@ -242,34 +232,27 @@ def _skew(skews: dict[str, tuple[float, float]]) -> Finding:
 
 
 def _home(reports: dict[str, Seen], home: Path) -> Finding:
-    blind = [report.host for report in reports.values() if not report.sees_home]
-    dumb = [report.host for report in reports.values() if not report.writes_home]
-    if blind or dumb:
-        what = f"{blind[0]} does not see" if blind else f"{dumb[0]} cannot write to"
+    faults = [f"{report.host} does not see" for report in reports.values() if not report.sees_home]
+    faults += [f"{report.host} cannot write to" for report in reports.values() if not report.writes_home]
+    if faults:
         remedy = "mount one file system at that path on every host, writable for this user"
-        return bad("shared state", f"{what} PACELINE_HOME={home}", remedy)
+        return bad("shared state", f"{faults[0]} PACELINE_HOME={home}", remedy)
     free = min(report.free_bytes for report in reports.values())
     return good("shared state", f"{home}: {free / GIB:.0f} GiB free, seen by all")
 
 
 def _data(answers: dict[str, object], root: str) -> Finding:
     lacks = [
-        f"{worker}: {one_line(answer) if isinstance(answer, BaseException) else answer}"
+        redact(f"{worker}: {one_line(answer) if isinstance(answer, BaseException) else answer}")
         for worker, answer in answers.items()
         if answer
     ]
-    if lacks:
-        remedy = "mount it there, or give the workers the credentials and the way to the store, and restart them"
-        return bad("data on workers", redact(_first(lacks)), remedy)
-    return good("data on workers", f"{redact(root)}, reached by all")
+    remedy = "mount it there, or give the workers the credentials and the way to the store, and restart them"
+    return _judge("data on workers", lacks, remedy, f"{redact(root)}, reached by all")
 
 
 def _leases(reports: dict[str, Seen], leases: Path) -> Finding:
-    by_host: dict[str, bool] = defaultdict(lambda: True)
-    for report in reports.values():
-        by_host[report.host] &= report.writes_leases
-    closed = [host for host, writes in by_host.items() if not writes]
-    if closed:
+    if closed := [report.host for report in reports.values() if not report.writes_leases]:
         remedy = "make it writable for all who share the devices, or set PACELINE_LEASES everywhere"
         return bad("leases of workers", f"PACELINE_LEASES={leases} cannot be written on {closed[0]}", remedy)
     return good("leases of workers", f"{leases} on each host")

@@ -24,9 +24,9 @@ from paceline.flows.checks.preflight import check, confirm_on_cluster, training_
 from paceline.tasks.cluster import gpu_workers
 from paceline.tasks.cluster.client import connect
 from paceline.tasks.cluster.dask_config import low_overhead_config
+from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.ssh import ask_hosts
-from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.train.launch import placement as seats
 from paceline.tasks.train.launch.coordinator import train_group
