@@ -9,11 +9,7 @@ from paceline.tasks.redact import redact
 
 
 def check_address(variable: str, address: str, remedy: str) -> None:
-    """Refuse a server address with a password: every record with the address of a run would contain it.
-
-    Raises:
-        InputError: the address is refused.
-    """
+    """Refuse, by an InputError, an address with a password: every record with the address of a run would contain it."""
     if holds_credential(address):
         raise InputError(
             f"{variable}={redact(address)} holds a credential, and every run records the address; {remedy}"
@@ -29,11 +25,7 @@ def check_tracking_uri(tracking_uri: str) -> None:
 
 
 def check_reachable(tracking_uri: str) -> None:
-    """Refuse a store that MLflow cannot write, or a server that does not answer, within seconds.
-
-    Raises:
-        InputError: the address is refused.
-    """
+    """Refuse, by an InputError, a store that MLflow cannot write, or a server that does not answer within seconds."""
     check_tracking_uri(tracking_uri)
     scheme = urlparse(tracking_uri).scheme
     if scheme in ("", "file"):

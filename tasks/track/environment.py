@@ -13,17 +13,8 @@ from paceline.tasks.fingerprint import code_fingerprint
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = REPOSITORY / "infra" / "constraints.txt"
 PACKAGES = (
-    "paceline",
-    "torch",
-    "lightning",
-    "mlflow",
-    "prefect",
-    "dask",
-    "distributed",
-    "numpy",
-    "pydantic",
-    "pillow",
-    "scikit-learn",
+    *("paceline", "torch", "lightning", "mlflow", "prefect", "dask", "distributed"),
+    *("numpy", "pydantic", "pillow", "scikit-learn"),
 )
 MAX_DIFF_CHARACTERS = 200_000
 

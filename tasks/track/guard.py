@@ -73,8 +73,7 @@ class TokenGuard:
     def __init__(self, application: ASGIApp, token: str) -> None:
         if not token:
             raise ValueError("an empty token")
-        self._application = application
-        self._token = token
+        self._application, self._token = application, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it here."""

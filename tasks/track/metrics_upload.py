@@ -58,12 +58,10 @@ def upload_left(tracking_uri: str, run_id: str) -> None:
 
 class _Delivery:
     def __init__(self, directory: Path, tracking_uri: str, run_id: str) -> None:
-        self._tracking_uri = tracking_uri
-        self._run_id = run_id
+        self._tracking_uri, self._run_id = tracking_uri, run_id
         self._resumed = bool(attempts(directory))
         self._reader = MetricsReader(directory)
-        self._batch: list[LoggedMetric] = []
-        """Read, and not delivered yet."""
+        self._batch: list[LoggedMetric] = []  # read, and not delivered yet
         self._last_steps: dict[str, int] = {}
         self._is_away = False
         self._closing, self._given_up = threading.Event(), threading.Event()

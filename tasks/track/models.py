@@ -22,21 +22,18 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, ModelFacts]:
-    """Fetch a model unless it is cached; its directory, visible to all who share `home`, and its description.
+    """Fetch a model unless it is cached below `home` by digest; its directory there, and its description.
 
-    Args:
-        tracking_uri: the MLflow store.
-        reference: `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory. What
-            reads as a name is never a directory, or one that lies in the right place could pass for a recorded model.
-        home: state directory; fetched models are stored below it, by digest.
+    A reference is `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory. What
+    reads as a name is never a directory, or one that lies in the right place could pass for a recorded model.
 
     Raises:
         InputError: the model does not exist, or it differs from the record of its run.
     """
     uri = f"runs:/{reference}/model" if _RUN_ID.fullmatch(reference) else reference
     if not uri.startswith(RECORDED):
-        if (Path(reference) / FACTS).is_file():
-            directory = Path(reference).absolute()
+        directory = Path(reference).absolute()
+        if (directory / FACTS).is_file():
             return directory, read_facts(directory)
         raise InputError(
             f"{reference} is not a model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, "
@@ -101,10 +98,8 @@ def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
         else:
             name, _, version = name.rpartition("/")
             model_version = client.get_model_version(name, version)
-        place, run_id = (
-            client.get_model_version_download_uri(model_version.name, model_version.version),
-            model_version.run_id or "",
-        )
+        place = client.get_model_version_download_uri(model_version.name, model_version.version)
+        run_id = model_version.run_id or ""
     digest = client.get_run(run_id).data.tags.get(Tag.MODEL_DIGEST, "") if run_id else ""
     if not _DIGEST.fullmatch(digest):
         raise InputError(

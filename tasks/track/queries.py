@@ -8,7 +8,9 @@ from typing import Any
 
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
+from mlflow.utils import get_results_from_paginated_fn
 from pydantic import Field
 
 from paceline.tasks.errors import InputError
@@ -17,6 +19,7 @@ from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 
 MAX_RUNS = 1000  # of an answer of MLflow's
+NEWEST_FIRST = ["attributes.start_time DESC"]
 
 
 class FoundRun(Record):
@@ -57,38 +60,24 @@ def run_page(tracking_uri: str, run_id: str) -> str:
 
 
 def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int | None = MAX_RUNS) -> list[FoundRun]:
-    """Runs of an experiment, the newest first; empty if the experiment does not exist.
-
-    Raises:
-        InputError: the store does not answer.
-    """
+    """Runs of an experiment, newest first; none without it. Raises InputError: the store does not answer."""
     client = existing_client(tracking_uri)
     entity = client.get_experiment_by_name(experiment)
     if entity is None:
         return []
-    runs: list[FoundRun] = []
-    token = None
-    while limit is None or len(runs) < limit:
-        size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(runs))
-        page = client.search_runs(
-            [entity.experiment_id],
-            condition,
-            max_results=size,
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
+
+    def search(size: int, token: str | None) -> PagedList[Run]:
+        return client.search_runs(
+            [entity.experiment_id], condition, max_results=size, order_by=NEWEST_FIRST, page_token=token
         )
-        runs += map(_plain, page)
-        token = page.token
-        if not token:
-            break
-    return runs
+
+    return [_plain(run) for run in get_results_from_paginated_fn(search, MAX_RUNS, limit)]  # type: ignore[no-untyped-call]
 
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:
     """A JSON artifact of a run; None when it has none of that name."""
-    content = read_artifact(tracking_uri, run_id, name)
     try:
-        return None if content is None else json.loads(content)
+        return json.loads(read_artifact(tracking_uri, run_id, name) or b"null")
     except ValueError:
         return None
 

@@ -49,8 +49,7 @@ def rebuild(record: Mapping[str, Any], packages: Sequence[Plugin], folder: Path)
         recorded = [f"{package.package} (unknown)" for package in packages]
     rebuilt, missing = [], []
     for label, requirement in _differences(record, packages, recorded):
-        fault = _install(requirement, folder) if requirement else UNAVAILABLE
-        if fault is None:
+        if (fault := _install(requirement, folder) if requirement else UNAVAILABLE) is None:
             rebuilt.append(label)
         else:
             missing.append(f"{label} ({fault})")

@@ -27,10 +27,10 @@ from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.track.run import RunHandle
 
 CHAMPION = "champion"
+SCORE_TAGS = ((Tag.SCORE, Tag.ACCURACY), (Tag.BEST_SCORE, Tag.BEST_ACCURACY))  # each with its older name
+# Error codes for a missing model and alias, and for a missing model where users log in and are not administrators.
 ABSENT = tuple(map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)))
-"""Error codes of the registry for a missing model and a missing alias."""
 DENIED = ErrorCode.Name(PERMISSION_DENIED)
-"""Error code for a missing model where users must log in and are not administrators."""
 
 
 class Champion(Record):
@@ -55,11 +55,8 @@ def champion(tracking_uri: str, name: str) -> Champion | None:
         if error.error_code == DENIED and not client.search_registered_models(f"name = '{name}'"):
             return None
         raise  # a registry that cannot be asked is none without a champion
-    texts = (
-        version.tags.get(tag, version.tags.get(old))
-        for tag, old in ((Tag.SCORE, Tag.ACCURACY), (Tag.BEST_SCORE, Tag.BEST_ACCURACY))
-    )
-    score, best = (float(value) if value else None for value in texts)
+    texts = (version.tags.get(tag, version.tags.get(old)) for tag, old in SCORE_TAGS)
+    score, best = (float(text) if text else None for text in texts)
     return Champion(
         version=str(version.version),
         run_id=version.run_id or "",
@@ -82,11 +79,8 @@ def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
     name, shape = outputs_by_task[facts.model.task]
     outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype(np.float32), (-1, *shape), name)]
     outputs += [TensorSpec(np.dtype(np.float32), (-1, 1), name) for name in facts.target_names]
-    model = Model(
-        artifact_path=Artifact.MODEL,
-        run_id=handle.run_id,
-        signature=ModelSignature(inputs=images, outputs=Schema(outputs)),
-    )
+    signature = ModelSignature(inputs=images, outputs=Schema(outputs))
+    model = Model(artifact_path=Artifact.MODEL, run_id=handle.run_id, signature=signature)
     model.add_flavor("paceline", model=FACTS, weights=WEIGHTS)
     return str(model.to_yaml())
 
@@ -94,7 +88,11 @@ def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
 def register(handle: RunHandle, name: str, tags: dict[str, str]) -> str:
     """Make a run's model the newest version of a registered model; the version. A run's model has one version only."""
     client = _client(handle.tracking_uri)
-    _create(client, name)
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+            raise
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{handle.run_id}'")
     version = next(iter(versions), None) or client.create_model_version(  # a resumed run registers once
         name, source=f"runs:/{handle.run_id}/{Artifact.MODEL}", run_id=handle.run_id
@@ -111,11 +109,3 @@ def promote(handle: RunHandle, name: str, version: str) -> None:
 
 def _client(tracking_uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri, tracking_uri)  # or MLflow takes the environment's registry
-
-
-def _create(client: MlflowClient, name: str) -> None:
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
-            raise

@@ -58,14 +58,9 @@ def begin(
     tracking_uri: str, experiment_id: str, config: Config, tags: dict[str, str], name: str | None = None
 ) -> RunHandle:
     """Create a RUNNING run with its tags, named after the configuration or `name`; the caller must `finish` it."""
-    client = MlflowClient(tracking_uri)
-    run = client.create_run(experiment_id, run_name=name or config.name, tags=tags)
-    return RunHandle(
-        tracking_uri=tracking_uri,
-        experiment=config.track.experiment,
-        experiment_id=experiment_id,
-        run_id=run.info.run_id,
-    )
+    run = MlflowClient(tracking_uri).create_run(experiment_id, run_name=name or config.name, tags=tags)
+    experiment, run_id = config.track.experiment, run.info.run_id
+    return RunHandle(tracking_uri=tracking_uri, experiment=experiment, experiment_id=experiment_id, run_id=run_id)
 
 
 def log_config(handle: RunHandle, config: Config) -> None:
@@ -78,8 +73,7 @@ def log_config(handle: RunHandle, config: Config) -> None:
 def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
     """Find an unfinished run by id; return it with its configuration as a plain tree. It stays as it is until `revive`.
 
-    Raises:
-        InputError: the run does not exist, is finished, or is not a run of Paceline.
+    Raises InputError: the run does not exist, is finished, or is not a run of Paceline.
     """
     check_reachable(tracking_uri)
     try:
@@ -113,9 +107,8 @@ def revive(handle: RunHandle, tags: dict[str, str]) -> None:
 def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
     """Record the prepared set as the run's dataset input, with its content fingerprint as digest."""
     source = CodeDatasetSource(tags={Tag.KEY: prepared.key})
-    dataset = MetaDataset(  # type: ignore[abstract]  # its `profile` has a default, which stubs do not show
-        source, name=name, digest=prepared.fingerprint
-    )
+    # Its `profile` has a default, which stubs do not show.
+    dataset = MetaDataset(source, name=name, digest=prepared.fingerprint)  # type: ignore[abstract]
     entity = DatasetInput(dataset._to_mlflow_entity(), tags=[InputTag("mlflow.data.context", "training")])
     try:
         handle.client.log_inputs(handle.run_id, datasets=[entity])
@@ -129,9 +122,8 @@ def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[st
     """Log final metrics and tags; unknown metrics are left out."""
     now = int(time.time() * 1000)  # of two values of a step MLflow keeps the later one, and of one time the larger
     logged = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
-    handle.client.log_batch(
-        handle.run_id, metrics=logged, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
-    )
+    noted = [RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
+    handle.client.log_batch(handle.run_id, metrics=logged, tags=noted)
 
 
 def log_interval(handle: RunHandle, name: str, value: float | None, low: float | None, high: float | None) -> None:
@@ -170,7 +162,7 @@ def finish(handle: RunHandle, status: Status, error: str | None = None) -> None:
 
 def set_tags(handle: RunHandle, tags: dict[str, str]) -> None:
     """Set tags of a run."""
-    handle.client.log_batch(handle.run_id, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()])
+    log_facts(handle, {}, tags)
 
 
 def tag(handle: RunHandle, name: str) -> str | None:

@@ -33,11 +33,7 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs 
 
 
 def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -> str:
-    """Make sure the store can be used, creating it and the experiment if need be; return the experiment's id.
-
-    Raises:
-        InputError: the store cannot be reached or written.
-    """
+    """The experiment's id; it and the store are made if need be. Raises InputError: none can be reached or written."""
     check_reachable(tracking_uri)
     try:
         with _only_one(tracking_uri):
@@ -60,10 +56,9 @@ def is_refusal(error: Exception) -> bool:
 
 
 def existing_client(tracking_uri: str) -> MlflowClient:
-    """A client of a store that is there, its registry included.
+    """A client of a store that is there, and of its registry.
 
-    Raises:
-        InputError: it cannot be reached, or is a file that does not exist, which the client would create.
+    Raises InputError: it cannot be reached, or is a file that does not exist, which the client would create.
     """
     check_reachable(tracking_uri)
     file = sqlite_path(tracking_uri)
@@ -146,15 +141,12 @@ def _create(tracking_uri: str, path: Path) -> None:
 
 def _experiment(client: MlflowClient, name: str, artifact_root: str | None) -> Experiment:
     experiment = client.get_experiment_by_name(name)
-    if experiment is not None:
-        if experiment.lifecycle_stage == "deleted":
-            raise InputError(
-                f"track.experiment={name} is deleted in this store; "
-                "restore it (mlflow experiments restore) or name another"
-            )
-        return experiment
+    if experiment is not None and experiment.lifecycle_stage == "deleted":
+        raise InputError(
+            f"track.experiment={name} is deleted in this store; restore it (mlflow experiments restore) or name another"
+        )
     try:
-        return client.get_experiment(client.create_experiment(name, artifact_root))
+        return experiment or client.get_experiment(client.create_experiment(name, artifact_root))
     except MlflowException:
         experiment = client.get_experiment_by_name(name)  # another process was first
         if experiment is None:
@@ -165,8 +157,7 @@ def _experiment(client: MlflowClient, name: str, artifact_root: str | None) -> E
 def server_version(tracking_uri: str) -> str | None:
     """The version of the server at an http address, `in use` for another store; None for a file that is not there yet.
 
-    Raises:
-        InputError: it does not answer, refuses this user, or is not an MLflow store.
+    Raises InputError: it does not answer, refuses this user, or is not an MLflow store.
     """
     check_reachable(tracking_uri)
     file = sqlite_path(tracking_uri)
@@ -176,18 +167,14 @@ def server_version(tracking_uri: str) -> str | None:
         open_store(tracking_uri).search_experiments(max_results=1)
         if not tracking_uri.startswith("http"):
             return "in use"
+        credentials = get_default_host_creds(tracking_uri)  # type: ignore[no-untyped-call]
         answer = http_request(  # type: ignore[no-untyped-call]
-            get_default_host_creds(tracking_uri),  # type: ignore[no-untyped-call]
-            "/version",
-            "GET",
-            max_retries=0,
-            timeout=ANSWER_SECONDS,
+            credentials, "/version", "GET", max_retries=0, timeout=ANSWER_SECONDS
         )
     except (MlflowException, SQLAlchemyError) as error:
-        refused = is_refusal(error)
-        remedy = LOG_IN if refused else "look at the store's log"
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={redact(tracking_uri)} "
-            f"{'refuses this user' if refused else 'cannot be used'} ({redact(one_line(error))[:200]}); {remedy}"
-        ) from error
+        fault, remedy = "cannot be used", "look at the store's log"
+        if is_refusal(error):
+            fault, remedy = "refuses this user", LOG_IN
+        reason = redact(one_line(error))[:200]
+        raise InputError(f"MLFLOW_TRACKING_URI={redact(tracking_uri)} {fault} ({reason}); {remedy}") from error
     return str(answer.text).strip()
