@@ -9,14 +9,12 @@ import time
 from pathlib import Path
 
 from infra.services.archive import back_up, restore
-from infra.services.home import Home, choose_settings
+from infra.services.home import Home, Settings, choose_settings
 from infra.services.servers import check_workers
 from infra.services.start import down, running, up
 from paceline.conf.environment import Environment, spare_loopback
 from paceline.flows.commands.console import say, say_pairs
 from paceline.tasks.errors import InputError, PacelineError
-
-DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,17 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with home.lock():
             options.command(options, home, site)
-    except InputError as error:
-        say(f"infra/{options.name}: {error}")
-        return WRONG_INPUT
     except PacelineError as error:
         say(f"infra/{options.name}: {error}")
-        return FAILED
-    return DONE
+        return 2 if isinstance(error, InputError) else 1
+    return 0
 
 
 def _up(options: argparse.Namespace, home: Home, site: Environment) -> None:
-    old = home.settings() if home.is_made else None
+    old = home.settings() if home.is_made else Settings(ports={})
     settings = choose_settings(old, options.host, dict(options.port), options.workers)
     check_workers(settings)
     servers = up(home, settings, site, lambda line: say(f"infra/up: {line}"))
@@ -84,14 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=function)
         if name == "up":
             command.add_argument("--host", help="address to listen on, by which others reach this host (127.0.0.1)")
-            command.add_argument(
-                "--port",
-                type=_port,
-                action="append",
-                default=[],
-                metavar="SERVICE=NUMBER",
-                help="of postgres, prefect, mlflow, scheduler or dashboard (the usual one, else any that is free)",
-            )
+            text = "of postgres, prefect, mlflow, scheduler or dashboard (the usual one, else any that is free)"
+            command.add_argument("--port", type=_port, action="append", default=[], metavar="SERVICE=NUMBER", help=text)
             command.add_argument("--workers", type=int, help="of Dask; 0: one per GPU, or per core without (default)")
         if name == "backup":
             command.add_argument("file", type=Path, nargs="?", help="(default: paceline-TIME.tar)")

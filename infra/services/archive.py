@@ -11,21 +11,18 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from infra.services.home import Home, free_port
+from infra.services.home import OWN_ONLY, PRIVATE, Home, free_port
 from infra.services.postgres import DATABASES, Postgres
-from infra.services.vault import OWN_ONLY, Vault
 from paceline.tasks.errors import InputError, RunError, one_line
 
-FORMAT = 1
-ABOUT = "about.json"
-DUMPS = "databases"
+FORMAT, ABOUT, DUMPS = 1, "about.json", "databases"
 KEPT = ("secrets", "tls", "settings.json", "artifacts")
 WAIT_SECONDS = 60.0
 
 
 def dump_databases(postgres: Postgres, directory: Path) -> None:
     """Write each database to a file of its own."""
-    directory.mkdir(mode=0o700)
+    directory.mkdir(mode=PRIVATE)
     for database in DATABASES:
         postgres.dump(database, directory / f"{database}.dump")
 
@@ -35,12 +32,11 @@ def back_up(home: Home, path: Path) -> int:
 
     Databases first: what they name among the artifacts is there by then, and artifacts are not changed afterwards.
 
-    Raises:
-        InputError: the archive is there already, or PostgreSQL does not run.
+    Raises InputError: the archive is there already, or PostgreSQL does not run.
     """
     if path.exists():
         raise InputError(f"{path} exists, and nothing is overwritten; name another file")
-    postgres = Postgres(home, home.settings().ports["postgres"], Vault(home.secrets))
+    postgres = Postgres(home, home.settings().ports["postgres"])
     if postgres.daemon.pid() is None:
         raise InputError(f"the services of {home.root} do not run, and the databases are asked; infra/up first")
     about = {"format": FORMAT, "paceline": metadata.version("paceline"), **home.settings().versions}
@@ -69,20 +65,10 @@ def back_up(home: Home, path: Path) -> int:
 
 
 def restore(home: Home, path: Path, *, overwrite: bool) -> Path | None:
-    """Make a set, which does not run, be what an archive holds.
+    """Make a set, which does not run, be what an archive holds; returns where the one before lies, if there was one.
 
-    Everything is restored next to the home and replaces it only when it is complete.
-
-    Args:
-        home: of the set.
-        path: of the archive.
-        overwrite: a set that is there is put aside.
-
-    Returns:
-        Where the set lies that was there before; None where there was none.
-
-    Raises:
-        InputError: the file is not an archive, or the home already holds services.
+    Everything is restored next to the home and replaces it only when it is complete. With `overwrite` a set that is
+    there is put aside. Raises InputError: the file is not an archive, or the home already holds services.
     """
     if home.root.exists() and any(home.root.iterdir()) and not overwrite:
         raise InputError(f"--home {home.root} is not empty; name another, or say --overwrite, which puts it aside")
@@ -119,7 +105,7 @@ def _unpack(path: Path, made: Home) -> None:
 
 def _fill(made: Home) -> None:
     """A new cluster of PostgreSQL with what was dumped, on a port that is used for this alone."""
-    postgres = Postgres(made, free_port(), Vault(made.secrets))
+    postgres = Postgres(made, free_port())
     postgres.start()
     try:
         postgres.daemon.wait(postgres.check, WAIT_SECONDS)

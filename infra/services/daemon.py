@@ -10,13 +10,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 from pydantic import ValidationError
 
+from infra.services.home import Home
 from paceline.tasks.errors import RunError, one_line
 from paceline.tasks.files import write_durably
 from paceline.tasks.host import BOOT_ID
@@ -41,11 +42,11 @@ class ProcessRecord(Record):
 class Daemon:
     """One service's process."""
 
-    def __init__(self, name: str, home: Path, pids: Path, logs: Path) -> None:
+    def __init__(self, name: str, home: Home) -> None:
         self.name = name
-        self.log = logs / f"{name}.log"
-        self._mark = f"{home}#{name}"
-        self._file = pids / f"{name}.json"
+        self.log = home.logs / f"{name}.log"
+        self._mark = f"{home.root}#{name}"
+        self._file = home.pids / f"{name}.json"
 
     def pid(self) -> int | None:
         """Its process id, while it runs."""
@@ -60,11 +61,8 @@ class Daemon:
     ) -> None:
         """Start it, in a session of its own, after having ended what an earlier one has left behind.
 
-        Args:
-            command: without any secret: everybody can read it.
-            environment: all of it.
-            directory: to work in.
-            user: to run as; None for the one who calls.
+        The command has no secret, since everybody can read it, and the environment is complete. Without a user it runs
+        as the one who calls.
         """
         self.end(signal.SIGKILL, KILL_SECONDS)
         if self.log.exists() and self.log.stat().st_size > LARGE_LOG_BYTES:
@@ -86,44 +84,32 @@ class Daemon:
             )
         finally:
             os.close(descriptor)
-        started = started_at(process.pid) or 0
-        recorded = ProcessRecord(pid=process.pid, started=started, boot=_boot())
+        recorded = ProcessRecord(pid=process.pid, started=started_at(process.pid) or 0, boot=_boot())
         write_durably(self._file, recorded.model_dump_json().encode())
 
     def wait(self, check: Callable[[], None], seconds: float) -> None:
-        """Wait until it is well.
-
-        Raises:
-            RunError: it ended, or was not well in time; its last words are in the message.
-        """
+        """Wait until it is well. Raises RunError: it ended, or was not well in time; the message has its last words."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                check()
+                return check()
             except Exception as error:
                 ended = self.pid() is None
-                if not ended and time.monotonic() < deadline:
-                    time.sleep(POLL_SECONDS)
-                    continue
-                what = "ended" if ended else f"is not well within {seconds:g} s ({redact(one_line(error))})"
-                raise RunError(f"{self.name} {what}; the end of {self.log}:\n{redact(self.final_error())}") from error
-            else:
-                return
+                if ended or time.monotonic() >= deadline:
+                    what = "ended" if ended else f"is not well within {seconds:g} s ({redact(one_line(error))})"
+                    text = f"{self.name} {what}; the end of {self.log}:\n{redact(self.final_error())}"
+                    raise RunError(text) from error
+            time.sleep(POLL_SECONDS)
 
     def end(self, first: signal.Signals, seconds: float) -> bool:
-        """End it and all that it has started; whether there was anything to end.
-
-        Args:
-            first: signal that asks it to stop.
-            seconds: that it is given for it, before it is killed.
-        """
+        """End it and all that it has started: by a signal, after some seconds by force. Whether there was anything."""
         family = self.family()
         if self.ask(first):
-            _wait(family, seconds)
+            wait_until(lambda: not _living(family), seconds)
         for process in _living(family):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        _wait(family, KILL_SECONDS)
+        wait_until(lambda: not _living(family), KILL_SECONDS)
         self._file.unlink(missing_ok=True)
         return bool(family)
 
@@ -137,26 +123,22 @@ class Daemon:
 
     def family(self) -> list[psutil.Process]:
         """It, its descendants, and what an earlier one has left behind."""
-        pids = set(self._leftovers())
+        found = set()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # ended meanwhile, or another user's
+                if process.environ().get(MARK) == self._mark:
+                    found.add(process)
         if (pid := self.pid()) is not None:
             with suppress(psutil.NoSuchProcess):
                 leader = psutil.Process(pid)
-                pids |= {leader, *leader.children(recursive=True)}
-        return sorted(_living(pids), key=lambda process: process.pid)
+                found |= {leader, *leader.children(recursive=True)}
+        return sorted(_living(found), key=lambda process: process.pid)
 
     def final_error(self, num_lines: int = 15) -> str:
         """The end of its log."""
         if not self.log.exists():
             return "its log is empty"
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
-
-    def _leftovers(self) -> list[psutil.Process]:
-        pids = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):  # ended meanwhile, or another user's
-                if process.environ().get(MARK) == self._mark:
-                    pids.append(process)
-        return pids
 
 
 def started_at(pid: int) -> int | None:
@@ -173,7 +155,7 @@ def _boot() -> str:
     return BOOT_ID.read_text(encoding="utf-8").strip()
 
 
-def _living(processes: set[psutil.Process] | list[psutil.Process]) -> list[psutil.Process]:
+def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     living = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -182,7 +164,9 @@ def _living(processes: set[psutil.Process] | list[psutil.Process]) -> list[psuti
     return living
 
 
-def _wait(processes: list[psutil.Process], seconds: float) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition holds within some seconds."""
     deadline = time.monotonic() + seconds
-    while _living(processes) and time.monotonic() < deadline:
+    while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
+    return holds

@@ -1,13 +1,11 @@
-"""State directory and settings of a set of services: addresses and ports, chosen once.
-
-Knows nothing of what the services are.
-"""
+"""State directory of a set of services: settings, which are chosen once, and secrets, which are never printed."""
 
 from __future__ import annotations
 
 import fcntl
 import ipaddress
 import os
+import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +20,12 @@ from paceline.tasks.records.record import Record
 LOOPBACK = "127.0.0.1"
 USUAL_PORTS = {"postgres": 5432, "prefect": 4200, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}
 """Taken where they are free when a set is made."""
-TRAVERSABLE = 0o711
-PRIVATE = 0o700
+TRAVERSABLE, PRIVATE, OWN_ONLY, OTHERS = 0o711, 0o700, 0o600, 0o077  # modes of directories and files, and a mask
+NUM_BYTES = 32  # of a secret
+SECRETS = (
+    *("postgres_password", "prefect_database_password", "mlflow_database_password", "prefect_password"),
+    *("mlflow_admin_password", "mlflow_password", "mlflow_secret_key"),
+)
 
 
 class Settings(Record):
@@ -36,12 +38,46 @@ class Settings(Record):
     """Of the packages whose databases these are; by them an upgrade is noticed."""
 
 
+class Vault:
+    """The secrets in a directory, by name in private files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def fill(self) -> None:
+        """Make the secrets that are not there yet."""
+        for path in (self._directory / name for name in SECRETS):
+            if not path.exists():
+                write_privately(path, secrets.token_urlsafe(NUM_BYTES))  # safe in URIs and shells too
+
+    def __getitem__(self, name: str) -> str:
+        """A secret. Raises InputError: it is missing, or others can read it."""
+        path = self._directory / name
+        try:
+            if path.stat().st_mode & OTHERS:
+                raise InputError(f"{path} can be read by others; chmod 600 it, and think about a new secret")
+            return path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing; bring it back with infra/restore") from error
+
+
+def write_privately(path: Path, text: str) -> None:
+    """Write a file that nobody else can read, at no time."""
+    before = os.umask(OTHERS)
+    try:
+        write_durably(path, text.encode())
+    finally:
+        os.umask(before)
+    path.chmod(OWN_ONLY)
+
+
 class Home:
     """The directory of one set."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.secrets = root / "secrets"
+        self.vault = Vault(self.secrets)
         self.tls = root / "tls"
         self.database = root / "postgres"
         self.artifacts = root / "artifacts"
@@ -73,11 +109,7 @@ class Home:
         return self._settings.is_file()
 
     def settings(self) -> Settings:
-        """Read the settings of the set.
-
-        Raises:
-            InputError: there is none, or its file is damaged.
-        """
+        """Read the settings of the set. Raises InputError: there is none, or its file is damaged."""
         try:
             return Settings.model_validate_json(self._settings.read_bytes())
         except FileNotFoundError as error:
@@ -91,11 +123,7 @@ class Home:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other commands away from this set while the body lasts.
-
-        Raises:
-            InputError: another one is at work on it, or nobody may be.
-        """
+        """Keep other commands away from this set meanwhile. Raises InputError: one is at work on it, or none may be."""
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             # Beside the home, which infra/restore replaces as a whole.
@@ -111,32 +139,22 @@ class Home:
             os.close(lock)
 
 
-def choose_settings(
-    old: Settings | None, host: str | None, ports: Mapping[str, int], num_workers: int | None
-) -> Settings:
-    """Choose settings: from the options, else from the last start, else defaults and free ports.
+def choose_settings(old: Settings, host: str | None, ports: Mapping[str, int], num_workers: int | None) -> Settings:
+    """Choose settings: from the options, else the `old` ones, which may lack ports; these are the usual or free ones.
 
-    Args:
-        old: of the last start; None the first time.
-        host: address to listen on.
-        ports: by service.
-        num_workers: of Dask; 0 for as many as fit.
-
-    Raises:
-        InputError: an unknown service, or an address that clients cannot connect to.
+    Of 0 workers there will be as many as fit. Raises InputError: an unknown service, or an address that clients cannot
+    connect to.
     """
     if unknown := sorted(set(ports) - set(USUAL_PORTS)):
         raise InputError(f"--port {unknown[0]}=... names no service; use one of {', '.join(USUAL_PORTS)}")
     if host is not None and _is_any(host):
         raise InputError(f"--host {host} is not an address that clients can connect to; give this host's address")
-    host = host or (old.host if old else LOOPBACK)
-    taken = dict(old.ports) if old else {}
-    chosen = taken | dict(ports)
+    chosen = old.ports | dict(ports)
     for name, usual in USUAL_PORTS.items():
         if not chosen.get(name):
             chosen[name] = usual if usual not in chosen.values() and is_free(usual) else free_port()
-    workers = (old.num_workers if old else None) if num_workers is None else num_workers or None
-    return Settings(host=host, ports=chosen, num_workers=workers, versions=old.versions if old else {})
+    workers = old.num_workers if num_workers is None else num_workers or None
+    return Settings(host=host or old.host, ports=chosen, num_workers=workers, versions=old.versions)
 
 
 def _is_any(host: str) -> bool:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from infra.services.daemon import Daemon, started_at
-from infra.services.home import LOOPBACK, Home
-from infra.services.vault import Vault
+from infra.services.daemon import Daemon, started_at, wait_until
+from infra.services.home import LOOPBACK, PRIVATE, Home
 from paceline.tasks.errors import InputError, RunError, one_line
 
 if TYPE_CHECKING:
@@ -31,16 +29,11 @@ DEBIAN = Path("/usr/lib/postgresql")
 SUPERUSER = "postgres"
 UNPRIVILEGED = "postgres"  # the user of Debian's package, as which it runs where root calls: it refuses to be root
 DATABASES = {"prefect": "prefect", "mlflow": "mlflow", "mlflow_auth": "mlflow"}  # and the role that owns each
-END_SECONDS = 30.0
-LEFT_SECONDS = 20.0
+END_SECONDS, LEFT_SECONDS = 30.0, 20.0
 
 
 def user() -> str | None:
-    """As which user PostgreSQL runs; None for the one who calls.
-
-    Raises:
-        InputError: root calls, and the user for PostgreSQL does not exist.
-    """
+    """As which user PostgreSQL runs; None for the one who calls. Raises InputError: root calls, and it is missing."""
     if os.geteuid() != 0:
         return None
     try:
@@ -56,12 +49,10 @@ def user() -> str | None:
 class Postgres:
     """The cluster of a set."""
 
-    def __init__(self, home: Home, port: int, vault: Vault) -> None:
-        self._home = home
+    def __init__(self, home: Home, port: int) -> None:
+        self._home, self._port = home, port
         self._data = home.database / "data"
-        self._port = port
-        self._vault = vault
-        self.daemon = Daemon("postgres", home.root, home.pids, home.logs)
+        self.daemon = Daemon("postgres", home)
 
     def start(self) -> None:
         """Start it, making it first if need be."""
@@ -69,10 +60,9 @@ class Postgres:
             self._make()
         self._put_away_leftovers()
         # No socket file: every client needs a password.
-        options = ["-D", str(self._data), "-p", str(self._port)]
-        for setting in (f"listen_addresses={LOOPBACK}", "unix_socket_directories="):
-            options += ["-c", setting]
-        self.daemon.start([self._program("postgres"), *options], _environment(), self._home.database, user())
+        options = ["-c", f"listen_addresses={LOOPBACK}", "-c", "unix_socket_directories="]
+        command = [self._program("postgres"), "-D", str(self._data), "-p", str(self._port), *options]
+        self.daemon.start(command, _environment(), self._home.database, user())
 
     def end(self) -> bool:
         """End it: sessions are rolled back, the data is left as it should be. Whether it ran."""
@@ -118,13 +108,10 @@ class Postgres:
         role = DATABASES[database]
         command = [self._program(program), f"--host={LOOPBACK}", f"--port={self._port}", f"--username={role}"]
         command += [*arguments, *([database] if program == "pg_dump" else [])]
-        environment = _environment() | {"PGPASSWORD": self._password(role)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RunError(f"{program} of database {database} failed: {one_line(Exception(done.stderr))[:500]}")
+        _run(f"{program} of database {database}", command, PGPASSWORD=self._password(role))
 
     def _password(self, role: str) -> str:
-        return self._vault["postgres_password" if role == SUPERUSER else f"{role}_database_password"]
+        return self._home.vault["postgres_password" if role == SUPERUSER else f"{role}_database_password"]
 
     def _connect(self, database: str) -> Connection:
         import psycopg
@@ -141,28 +128,18 @@ class Postgres:
 
     def _make(self) -> None:
         self._home.database.mkdir(exist_ok=True)
-        self._home.database.chmod(0o700)
+        self._home.database.chmod(PRIVATE)
         if (owner := user()) is not None:
             shutil.chown(self._home.database, owner, owner)
             self._check_reachable(owner)
         with self._password_file() as path:
             command = [self._program("initdb"), "-D", str(self._data), f"--username={SUPERUSER}", f"--pwfile={path}"]
             command += ["--auth-local=reject", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
-            command += ["--data-checksums"]
-            done = subprocess.run(
-                command,
-                env=_environment(),
-                cwd="/",
-                user=owner,
-                group=owner,
-                extra_groups=[] if owner else None,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        if done.returncode != 0:
-            shutil.rmtree(self._data, ignore_errors=True)
-            raise RunError(f"initdb failed: {one_line(Exception(done.stderr))[:500]}")
+            try:
+                _run("initdb", [*command, "--data-checksums"], owner)
+            except RunError:
+                shutil.rmtree(self._data, ignore_errors=True)
+                raise
 
     @contextmanager
     def _password_file(self) -> Iterator[Path]:
@@ -177,22 +154,20 @@ class Postgres:
             yield path
 
     def _check_reachable(self, owner: str) -> None:
-        reached = subprocess.run(
-            ["test", "-w", self._home.database], user=owner, group=owner, extra_groups=[], cwd="/", check=False
-        )
-        if reached.returncode != 0:
+        try:
+            _run("test", ["test", "-w", str(self._home.database)], owner)
+        except RunError as error:
             raise InputError(
                 f"--home {self._home.root} lies where user {owner} cannot go, as whom PostgreSQL runs; "
                 "name another, such as /var/lib/paceline, or open the directories above for passing (chmod a+x)"
-            )
+            ) from error
 
     def _program(self, name: str) -> str:
         """The path of a program, of the version that the data is of."""
-        version_file = self._data / "PG_VERSION"
-        with suppress(PermissionError):  # a directory of another user's
-            version = version_file.read_text(encoding="utf-8").strip() if version_file.is_file() else None
-            return find_program(name, version)
-        return find_program(name, None)
+        version = None
+        with suppress(FileNotFoundError, PermissionError):  # not made yet, or a directory of another user's
+            version = (self._data / "PG_VERSION").read_text(encoding="utf-8").strip()
+        return find_program(name, version)
 
     def _put_away_leftovers(self) -> None:
         """Wait for the children of a server that was killed, and take away its lock: a new one would not start.
@@ -200,11 +175,8 @@ class Postgres:
         PostgreSQL takes a lock for a dead server's own only when nothing at all has its process id; a zombie, which
         stays where the first process does not collect it, as in many containers, is something.
         """
-        deadline = time.monotonic() + LEFT_SECONDS
-        while any(_works_in(process, self._data) for process in psutil.process_iter()):
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.1)
+        if not wait_until(lambda: not any(_works_in(each, self._data) for each in psutil.process_iter()), LEFT_SECONDS):
+            return
         lock = self._data / "postmaster.pid"
         with suppress(FileNotFoundError, ValueError, IndexError):
             if started_at(int(lock.read_text(encoding="utf-8").splitlines()[0])) is None:
@@ -219,14 +191,9 @@ def _works_in(process: psutil.Process, directory: Path) -> bool:
 
 
 def find_program(name: str, version: str | None) -> str:
-    """The path of one of PostgreSQL's programs; Debian does not put them on PATH.
+    """The path of a program of PostgreSQL, of a major version or the newest; Debian does not put them on PATH.
 
-    Args:
-        name: of the program.
-        version: major, that it must be of; None for the newest.
-
-    Raises:
-        InputError: it is not there.
+    Raises InputError: it is not there.
     """
     versions = {path.name: path / "bin" / name for path in DEBIAN.glob("*") if (path / "bin" / name).is_file()}
     if version is not None and versions and version not in versions:
@@ -240,6 +207,23 @@ def find_program(name: str, version: str | None) -> str:
     if program is None:
         raise InputError(f"PostgreSQL's {name} is not installed; on Debian, as root: apt-get install postgresql")
     return program
+
+
+def _run(name: str, command: list[str], owner: str | None = None, **variables: str) -> None:
+    """Run a program of PostgreSQL, as a user or as the one who calls. Raises RunError: it failed."""
+    done = subprocess.run(
+        command,
+        env=_environment() | variables,
+        cwd="/",
+        user=owner,
+        group=owner,
+        extra_groups=[] if owner else None,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RunError(f"{name} failed: {one_line(Exception(done.stderr))[:500]}")
 
 
 def _environment() -> dict[str, str]:

@@ -11,11 +11,11 @@ import sys
 import urllib.error
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from infra.services.daemon import Daemon
-from infra.services.home import LOOPBACK, Home, Settings
+from infra.services.home import LOOPBACK, Home, Settings, write_privately
 from infra.services.postgres import Postgres
-from infra.services.vault import Vault, write_privately
 from paceline.conf.environment import QUIET_ENVIRONMENT, Environment
 from paceline.conf.load import DASK_SETTINGS
 from paceline.tasks.cluster.hardware import describe, usable_cores
@@ -28,18 +28,14 @@ REFUSED, UNKNOWN = 401, 404
 FOREIGN_PREFIXES = ("PREFECT_", "MLFLOW_")
 LEASES_ON_DISK = "prefect.server.concurrency.lease_storage.filesystem"
 """Below PREFECT_HOME. Prefect's default is its memory, and a restart would forget who holds a deployment's slots."""
-AUTH_CACHE_SECONDS = 60
-"""A password's hash takes MLflow 50 ms and more. With the one worker process that there is, its own changes show at
-once."""
 AUTH_CONFIG = f"""[mlflow]
 default_permission = READ
 database_uri = {{uri}}
 admin_username = {ADMIN}
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
-auth_cache_ttl_seconds = {AUTH_CACHE_SECONDS}
+auth_cache_ttl_seconds = 60
 """
-
-
+"""A password's hash takes MLflow 50 ms and more: cached. With its one worker process, its own changes show at once."""
 Port = tuple[str, str, int]  # what `infra/up --port` calls it, its address and its number
 
 
@@ -54,24 +50,17 @@ class Service:
     check: Callable[[], None]  # raises while it is not well
     address: str  # to be shown
 
+    def start(self) -> None:
+        """Start its process."""
+        self.daemon.start(self.command, self.environment, Path("/"))
+
 
 class Servers:
-    """All services of a set but PostgreSQL.
+    """All services of a set but PostgreSQL, which is behind Prefect and MLflow; workers share this machine's facts."""
 
-    Args:
-        home: of the set.
-        settings: of the set.
-        vault: with the secrets.
-        postgres: behind Prefect and MLflow.
-        site: this machine's facts, which the workers share.
-    """
-
-    def __init__(self, home: Home, settings: Settings, vault: Vault, postgres: Postgres, site: Environment) -> None:
-        self._home = home
-        self._settings = settings
-        self._vault = vault
-        self._postgres = postgres
-        self._site = site
+    def __init__(self, home: Home, settings: Settings, postgres: Postgres, site: Environment) -> None:
+        self._home, self._settings, self._postgres, self._site = home, settings, postgres, site
+        self._vault = home.vault
         host, ports = settings.host, settings.ports
         self.prefect_url = f"http://{host}:{ports['prefect']}/api"
         self.mlflow_url = f"http://{host}:{ports['mlflow']}"
@@ -135,17 +124,14 @@ class Servers:
     def _prefect_user(self) -> str:
         return f"{USER}:{self._vault['prefect_password']}"
 
-    def _daemon(self, name: str) -> Daemon:
-        return Daemon(name, self._home.root, self._home.pids, self._home.logs)
-
     def _prefect(self) -> Service:
         host, port = self._settings.host, self._settings.ports["prefect"]
         return Service(
-            daemon=self._daemon("prefect"),
+            daemon=Daemon("prefect", self._home),
             command=_python("prefect", "server", "start", "--host", host, "--port", str(port)),
             environment=self.prefect_environment(),
             ports=(("prefect", host, port),),
-            check=lambda: _require(ask(f"{self.prefect_url}/admin/version", self._prefect_user)),
+            check=lambda: _require_answer(f"{self.prefect_url}/admin/version", self._prefect_user),
             address=self.prefect_url,
         )
 
@@ -153,7 +139,7 @@ class Servers:
         host, port = self._settings.host, self._settings.ports["mlflow"]
         command = _python("paceline.tasks.track.serve", "--host", host, "--port", str(port), "--workers", "1")
         return Service(
-            daemon=self._daemon("mlflow"),
+            daemon=Daemon("mlflow", self._home),
             command=(*command, "--app-name", "basic-auth"),
             environment=self.mlflow_environment(),
             ports=(("mlflow", host, port),),
@@ -170,18 +156,18 @@ class Servers:
             users = f"{self.mlflow_url}/api/2.0/mlflow/users"
             if status(f"{users}/get?username={USER}", admin) == UNKNOWN:
                 ask(f"{users}/create", admin, {"username": USER, "password": self._vault["mlflow_password"]})
-        _require(ask(experiments, user))
+        _require_answer(experiments, user)
 
     def _scheduler(self) -> Service:
         host, port = self._settings.host, self._settings.ports["scheduler"]
         status_port = self._settings.ports["dashboard"]
         command = _python("distributed.cli.dask_scheduler", "--host", f"tls://{host}", "--port", str(port))
         return Service(
-            daemon=self._daemon("scheduler"),
+            daemon=Daemon("scheduler", self._home),
             command=(*command, *self._tls(), "--no-dashboard", "--dashboard-address", f"{LOOPBACK}:{status_port}"),
             environment=self._dask_environment(),
             ports=(("scheduler", host, port), ("dashboard", LOOPBACK, status_port)),
-            check=lambda: _require(ask(f"{self._dashboard}/health")),
+            check=lambda: _require_answer(f"{self._dashboard}/health"),
             address=f"{self.scheduler_address}, status and metrics on {self._dashboard}",
         )
 
@@ -195,7 +181,7 @@ class Servers:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             arguments += ["--preload-nanny", "paceline.tasks.cluster.gpu_workers"]
         return Service(
-            daemon=self._daemon("workers"),
+            daemon=Daemon("workers", self._home),
             command=_python("distributed.cli.dask_worker", *arguments, "--nworkers", str(self.num_workers)),
             environment=environment,
             ports=(),
@@ -210,8 +196,7 @@ class Servers:
 
     def _dask_environment(self) -> dict[str, str]:
         """No password: a rank gets that of the run's own user with its order."""
-        variables = self.client_environment()
-        shared = {name: variables[name] for name in ("PACELINE_HOME", "PACELINE_TLS")}
+        shared = {"PACELINE_HOME": str(self._site.root), "PACELINE_TLS": str(self._home.tls)}
         return _own_environment() | {"DASK_CONFIG": str(DASK_SETTINGS)} | shared
 
     def _tls(self) -> tuple[str, ...]:
@@ -224,15 +209,10 @@ def _python(module: str, *arguments: str) -> tuple[str, ...]:
 
 
 def check_workers(settings: Settings) -> None:
-    """Check that this host can run the configured number of workers.
-
-    Raises:
-        InputError: it cannot.
-    """
-    num_workers = settings.num_workers or 0
+    """Check that this host can run the configured number of workers. Raises InputError: it cannot."""
+    num_workers, gpus = settings.num_workers or 0, describe().gpus
     if num_workers < 0:
         raise InputError(f"--workers {num_workers}; give how many, or 0 for as many as fit")
-    gpus = describe().gpus
     if gpus and num_workers > len(gpus):
         raise InputError(f"--workers {num_workers}, and this host has {len(gpus)} GPUs; each has one worker")
 
@@ -243,6 +223,6 @@ def _own_environment() -> dict[str, str]:
     return environment | QUIET_ENVIRONMENT
 
 
-def _require(answer: bytes) -> None:
-    if not answer:
+def _require_answer(url: str, user: str | None = None) -> None:
+    if not ask(url, user):
         raise urllib.error.URLError("an empty answer")

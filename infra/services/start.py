@@ -8,25 +8,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from infra.services.archive import dump_databases
-from infra.services.daemon import Daemon
-from infra.services.home import LOOPBACK, Home, Settings, is_free
+from infra.services.daemon import Daemon, wait_until
+from infra.services.home import LOOPBACK, PRIVATE, Home, Settings, is_free, write_privately
 from infra.services.postgres import Postgres
-from infra.services.servers import Port, Servers, Service
-from infra.services.vault import Vault, write_privately
+from infra.services.servers import Port, Servers
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.redact import redact
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 NAMES = ("prefect", "mlflow", "scheduler", "workers")
-START_SECONDS = 300.0
-END_SECONDS = 20.0
-FREE_SECONDS = 5.0
-POLL_SECONDS = 0.1
+START_SECONDS, END_SECONDS = 300.0, 20.0
+FREE_SECONDS = 5.0  # for a port: the threads of a process that was killed let go of it one by one
 MIGRATED = ("prefect", "mlflow")  # packages with databases, which a new version may want changed
 MLFLOW_UPGRADE = "import os; from mlflow.db import upgrade; upgrade.callback(os.environ['MLFLOW_BACKEND_STORE_URI'])"
 """`mlflow db upgrade` takes the address, password included, on its command line only."""
@@ -43,24 +41,23 @@ def up(home: Home, settings: Settings, site: Environment, say: Say) -> Servers:
     _check_settings(home, settings)
     home.make()
     home.keep(settings)
-    vault = Vault(home.secrets)
-    vault.fill()
+    home.vault.fill()
     if not home.tls.exists():
         made = subprocess.run([CERTIFICATES, home.tls], stdout=subprocess.DEVNULL, check=False)
         if made.returncode != 0:
             raise InputError("infra/certificates failed, as it says above; install openssl, and call infra/up again")
-    postgres = Postgres(home, settings.ports["postgres"], vault)
+    postgres = Postgres(home, settings.ports["postgres"])
     _start(postgres.daemon, postgres.start, (("postgres", LOOPBACK, settings.ports["postgres"]),), say)
     postgres.daemon.wait(postgres.check, START_SECONDS)
     postgres.open_databases()
-    servers = Servers(home, settings, vault, postgres, site)
+    servers = Servers(home, settings, postgres, site)
     services = servers.all()
     home.keep(settings.model_copy(update={"versions": _migrate(home, settings, servers, postgres, say)}))
-    started = {service.daemon.name for service in services if _start_service(service, say)}
+    started = {each.daemon.name for each in services if _start(each.daemon, each.start, each.ports, say)}
     for service in services:
         if service.daemon.name == "workers" and "scheduler" in started and "workers" not in started:
             service.daemon.end(signal.SIGTERM, END_SECONDS)  # they are another scheduler's
-            _start_service(service, say)
+            _start(service.daemon, service.start, service.ports, say)
         service.daemon.wait(service.check, START_SECONDS)
     variables = servers.client_environment().items()
     write_privately(home.environment, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables))
@@ -69,19 +66,18 @@ def up(home: Home, settings: Settings, site: Environment, say: Say) -> Servers:
 
 def down(home: Home) -> list[str]:
     """End all that was started, the data left as it is; the names of what ran."""
-    daemons = [Daemon(name, home.root, home.pids, home.logs) for name in reversed(NAMES)]
+    daemons = [Daemon(name, home) for name in reversed(NAMES)]
     ran = [daemon.name for daemon in daemons if daemon.ask(signal.SIGTERM)]  # all at once: each takes seconds
     for daemon in daemons:
         daemon.end(signal.SIGTERM, END_SECONDS)
-    if Postgres(home, home.settings().ports["postgres"], Vault(home.secrets)).end():
+    if Postgres(home, home.settings().ports["postgres"]).end():
         ran.append("postgres")
     return ran
 
 
 def running(home: Home) -> list[str]:
     """The names of the services that run."""
-    names = ("postgres", *NAMES)
-    return [name for name in names if Daemon(name, home.root, home.pids, home.logs).pid() is not None]
+    return [name for name in ("postgres", *NAMES) if Daemon(name, home).pid() is not None]
 
 
 def _check_settings(home: Home, settings: Settings) -> None:
@@ -95,38 +91,20 @@ def _check_settings(home: Home, settings: Settings) -> None:
         )
 
 
-def _start_service(service: Service, say: Say) -> bool:
-    def start() -> None:
-        service.daemon.start(service.command, service.environment, Path("/"))
-
-    return _start(service.daemon, start, service.ports, say)
-
-
 def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[Port, ...], say: Say) -> bool:
     """Start a service unless it runs; whether it was started."""
-    pid = daemon.pid()
-    if pid is not None:
+    if (pid := daemon.pid()) is not None:
         say(f"{daemon.name} runs already (process {pid})")
         return False
     daemon.end(signal.SIGKILL, END_SECONDS)  # what it has left behind may hold its port
     for setting, host, port in ports:
-        if not _becomes_free(host, port):
+        if not wait_until(partial(is_free, port, host), FREE_SECONDS):
             raise InputError(
                 f"port {port} on {host} is in use, and {daemon.name} needs it; stop its process, or "
                 f"choose another: infra/up --port {setting}=NUMBER"
             )
     start()
     say(f"{daemon.name} started (process {daemon.pid()})")
-    return True
-
-
-def _becomes_free(host: str, port: int) -> bool:
-    """Whether a port can be listened on, soon: the threads of a process that was killed let go of it one by one."""
-    deadline = time.monotonic() + FREE_SECONDS
-    while not is_free(port, host):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_SECONDS)
     return True
 
 
@@ -137,13 +115,13 @@ def _migrate(home: Home, settings: Settings, servers: Servers, postgres: Postgre
         return now
     if settings.versions:
         place = home.root / "backups"
-        place.mkdir(mode=0o700, exist_ok=True)
+        place.mkdir(mode=PRIVATE, exist_ok=True)
         was = "-".join(f"{name}-{version}" for name, version in settings.versions.items())
         dumps = place / f"{was}-{time.strftime('%Y%m%dT%H%M%S')}"
         dump_databases(postgres, dumps)
         say(f"the databases are of {was}, and are migrated; as they were, they are in {dumps}")
         for name in MIGRATED:  # a server of the old version must not run meanwhile
-            Daemon(name, home.root, home.pids, home.logs).end(signal.SIGTERM, END_SECONDS)
+            Daemon(name, home).end(signal.SIGTERM, END_SECONDS)
         _run("mlflow db upgrade", ["-c", MLFLOW_UPGRADE], servers.mlflow_environment())
     arguments = ["-m", "prefect", "server", "database", "upgrade", "-y"]
     _run("prefect server database upgrade", arguments, servers.prefect_environment())

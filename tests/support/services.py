@@ -52,7 +52,7 @@ class Services:
 
     def daemon(self, name):
         """The process of a service."""
-        return Daemon(name, self.home.root, self.home.pids, self.home.logs)
+        return Daemon(name, self.home)
 
     def family(self):
         """All processes of the set."""

@@ -20,7 +20,6 @@ from mlflow.tracking import MlflowClient
 
 from infra.services.postgres import Postgres
 from infra.services.servers import Servers
-from infra.services.vault import Vault
 from paceline.conf.environment import Environment
 from tests.support.assistant import SPELLINGS, Caller, attack
 from tests.support.services import NAMES, Services
@@ -255,9 +254,9 @@ def test_what_was_backed_up_is_back_after_a_restore(services, mlflow, tmp_path):
 def test_databases_of_older_versions_are_migrated_and_kept_as_they_were(services, mlflow):
     mlflow.create_experiment("older")
     home = services.home
-    settings, vault = home.settings(), Vault(home.secrets)
-    postgres = Postgres(home, settings.ports["postgres"], vault)
-    servers = Servers(home, settings, vault, postgres, Environment())
+    settings = home.settings()
+    postgres = Postgres(home, settings.ports["postgres"])
+    servers = Servers(home, settings, postgres, Environment())
     for name in ("prefect", "mlflow"):
         services.daemon(name).end(signal.SIGTERM, 30)
     one_back = ["-m", "prefect", "server", "database", "downgrade", "-y", "-r", "-1"]
