@@ -31,10 +31,8 @@ def pages() -> dict[Path, str]:
 def read_evidence() -> tuple[dict[str, Any], dict[str, str]]:
     """The figures, recomputed, and the rows that the run has printed, without its duration, which comes last.
 
-    The program in the archive recomputes them: its version stays that of the evidence.
-
-    Raises:
-        ValueError: The evidence has changed, is of a disturbed run, or its steps give other figures.
+    The program in the archive recomputes them: its version stays that of the evidence. Raises ValueError: the evidence
+    has changed, is of a disturbed run, or its steps give other figures.
     """
     files = unpack(EVIDENCE.read_bytes(), str(EVIDENCE))
     with tempfile.TemporaryDirectory() as directory:

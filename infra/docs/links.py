@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -47,27 +48,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def linked(markdown: str, source: Path, place: str) -> str:
-    """The text of a page with links for the website; blocks stay as they are.
-
-    Args:
-        markdown: text as it stands in the repository.
-        source: path of its file.
-        place: of the page on the website.
-    """
+    """The text of a file, at its place on the website, with links for there; blocks stay as they are."""
+    replace = partial(_link, source=source, place=place)
     parts, end = [], 0
     for block in FENCE.finditer(markdown):
-        parts += [LINK.sub(lambda link: _link(link, source, place), markdown[end : block.start()]), block.group()]
+        parts += [LINK.sub(replace, markdown[end : block.start()]), block.group()]
         end = block.end()
-    return "".join([*parts, LINK.sub(lambda link: _link(link, source, place), markdown[end:])])
+    return "".join([*parts, LINK.sub(replace, markdown[end:])])
 
 
 def _link(link: re.Match[str], source: Path, place: str) -> str:
     target, _, anchor = link["target"].partition("#")
     if "://" in target or target.startswith("mailto:") or not target:
         return link.group()
-    there = _website_path((source.parent / target).resolve())
+    file = (source.parent / target).resolve()
+    there = _website_path(file)
     if there is None:
-        path = os.path.relpath((source.parent / target).resolve(), ROOT)
+        path = os.path.relpath(file, ROOT)
         return link["text"] if path in link["text"] else f"{link['text']} (`{path}`)"
     address = os.path.relpath(there, Path(place).parent)
     return f"{link['mark']}[{link['text']}]({address}{'#' if anchor else ''}{anchor})"

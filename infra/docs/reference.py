@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,14 @@ def settings_page() -> str:
 
 def _section(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any] | None:
     """The schema of a section, None for a plain setting."""
-    reference = field.get("$ref")
-    return schema["$defs"][reference.rpartition("/")[2]] if reference else None
+    return schema["$defs"][field["$ref"].rpartition("/")[2]] if "$ref" in field else None
 
 
 def _settings(schema: dict[str, Any], prefix: str, field: dict[str, Any]) -> list[str]:
     section = _section(schema, field)
     assert section is not None
     lines = [f"## {prefix}", ""]
-    text = field.get("description") or section.get("description")
-    if text:
+    if text := field.get("description") or section.get("description"):
         lines += [*_paragraphs(text), ""]
     inner = []
     for name, one in section["properties"].items():
@@ -128,30 +125,23 @@ def commands_page() -> str:
     program = cli._parser()
     own = [action for action in program._actions if not isinstance(action, argparse._SubParsersAction)]
     lines += ["", "## Program", "", *_options(program, own)]
-    seen = set()
-    for name, parser in _commands(program):
-        if id(parser) not in seen:  # an alias leads to a command that is there already
-            seen.add(id(parser))
-            lines += _command(f"{program.prog} {name}", parser)
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _commands(program: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    commands: dict[argparse.ArgumentParser, str] = {}
     for action in program._actions:
         if isinstance(action, argparse._SubParsersAction):
-            yield from action.choices.items()
+            for name, parser in action.choices.items():
+                commands.setdefault(parser, name)  # an alias leads to a command that is there already
+    for parser, name in commands.items():
+        lines += _command(f"{program.prog} {name}", parser)
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> list[str]:
     arguments = [action for action in parser._actions if not action.option_strings]
     options = [action for action in parser._actions if action.option_strings and action.dest != "help"]
-    words = [
-        name,
-        *(_usage(action) for action in arguments),
-        *(_usage(action) for action in options if action.required),
-    ]
+    required = [action for action in options if action.required]
+    words = [name, *map(_usage, arguments + required)]
     lines = [f"## {name}", "", *_paragraphs(parser.description or ""), ""]
-    lines += ["    " + " ".join(words) + (" [OPTIONS]" if any(not one.required for one in options) else ""), ""]
+    lines += ["    " + " ".join(words) + (" [OPTIONS]" if len(required) < len(options) else ""), ""]
     lines += _options(parser, arguments + options)
     if parser.epilog:
         lines += [*(f"    {line}".rstrip() for line in parser.epilog.splitlines()), ""]

@@ -83,26 +83,20 @@ class Arm(Record):
     @property
     def label(self) -> str:
         """Short description for people."""
-        devices = f"{self.num_devices} device" + ("s" if self.num_devices > 1 else "")
-        compiled = COMPILE_LABELS[self.compile]
-        parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
-        if self.batch_size is not None:
-            parts.append(f"batch {self.batch_size}")
-        if self.micro_batch is not None:
-            parts.append(f"micro-batches of {self.micro_batch}")
-        if self.activation_checkpointing:
-            parts.append("activation checkpointing")
-        if self.num_threads is not None:
-            parts.append(f"{self.num_threads} thread" + ("s" if self.num_threads > 1 else ""))
-        if self.num_devices > 1 and self.strategy != "ddp":
-            parts.append(self.strategy)
-        if self.num_devices > 1 and self.gradient_compression != "off":
-            parts.append(f"{self.gradient_compression} gradients")
-        if self.num_devices > 1 and self.loads is not None:
-            parts.append(f"shares {':'.join(f'{load:.2g}' for load in self.loads)}")
-        if self.variant != "full":
-            parts.append(self.variant.replace("_", " "))
-        return ", ".join(parts)
+        is_group = self.num_devices > 1
+        parts = [f"{self.num_devices} device{'s' if is_group else ''}", self.precision]
+        parts += [self.memory_format.replace("_", " "), COMPILE_LABELS[self.compile], self.loading]
+        optional = (
+            (self.batch_size is not None, f"batch {self.batch_size}"),
+            (self.micro_batch is not None, f"micro-batches of {self.micro_batch}"),
+            (self.activation_checkpointing, "activation checkpointing"),
+            (self.num_threads is not None, f"{self.num_threads} thread{'s' if self.num_threads != 1 else ''}"),
+            (is_group and self.strategy != "ddp", self.strategy),
+            (is_group and self.gradient_compression != "off", f"{self.gradient_compression} gradients"),
+            (is_group and self.loads is not None, f"shares {':'.join(f'{load:.2g}' for load in self.loads or ())}"),
+            (self.variant != "full", self.variant.replace("_", " ")),
+        )
+        return ", ".join([*parts, *(text for applies, text in optional if applies)])
 
 
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
@@ -137,9 +131,8 @@ def differing_factors(baseline: Arm, candidate: Arm) -> tuple[str, ...]:
 
 def with_factors(baseline: Arm, candidate: Arm, factors: Collection[str]) -> Arm:
     """The candidate with all but these of its factors as in the baseline."""
-    return candidate.model_copy(
-        update={name: getattr(baseline, name) for factor, name in FACTORS.items() if factor not in factors}
-    )
+    others = {name: getattr(baseline, name) for factor, name in FACTORS.items() if factor not in factors}
+    return candidate.model_copy(update=others)
 
 
 def factor_orders(factors: Collection[str]) -> list[tuple[str, ...]]:
