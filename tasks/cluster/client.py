@@ -26,8 +26,7 @@ MARGIN_SECONDS = 1.0  # between the limit of a connection, which is retried that
 def connect(address: str) -> Iterator[Client]:
     """Yield a client of the scheduler at `address`; for tls:// with the certificates of this site.
 
-    Raises:
-        InputError: no scheduler answers there, something else does, it refuses us, or there are no certificates.
+    Raises InputError: no scheduler answers there, something else does, it refuses us, or there are no certificates.
     """
     from distributed import Client
 
@@ -109,11 +108,7 @@ def count_workers(address: str) -> dict[str, int]:
 
 
 def wait_for_workers(address: str, demand: ClusterResources, seconds: float, check: Callable[[], str]) -> None:
-    """Wait until the scheduler has the workers that a run needs.
-
-    Raises:
-        RunError: they did not come in time; the message has their number and the answer of `check`.
-    """
+    """Wait for the workers that a run needs. Raises RunError: too late; it names their number and what `check` says."""
     deadline = time.monotonic() + seconds
     with connect(address) as client:
         while not demand.is_met(num_by_host := Counter(map(host_of, workers(client)))):

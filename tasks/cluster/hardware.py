@@ -75,27 +75,20 @@ def visible(boards: Sequence[Sequence[Gpu]], setting: str | None) -> tuple[Gpu, 
     A board has one GPU, or its slices, for which its number or UUID stands. Raises InputError: slices are named by
     the instances of their boards.
     """
+    numbered = [(str(index), gpu) for index, board in enumerate(boards) for gpu in board]
     if setting is None:
-        return tuple(gpu for board in boards for gpu in board)
+        return tuple(gpu for _, gpu in numbered)
     names = [name.strip() for name in setting.split(",") if name.strip()]
     if any(name.startswith("MIG-GPU-") for name in names):
         raise InputError(
             f"CUDA_VISIBLE_DEVICES={setting}: slices of a divided GPU (MIG) are named by their instances; use their "
             "UUIDs, MIG-..., which `nvidia-smi -L` prints, or an empty value to train on the CPU"
         )
-    uuids = {uuid for board in boards for gpu in board for uuid in (gpu.uuid, gpu.board)}
+    uuids = {uuid for _, gpu in numbered for uuid in (gpu.uuid, gpu.board) if uuid is not None}
     # CUDA takes the beginning of a UUID for it, too.
     beginnings = tuple(name for name in names if name.startswith(("GPU-", "MIG-")) and name not in uuids)
-
-    def has_name(uuid: str | None) -> bool:
-        return uuid is not None and (uuid in names or (bool(beginnings) and uuid.startswith(beginnings)))
-
-    return tuple(
-        gpu
-        for index, board in enumerate(boards)
-        for gpu in board
-        if str(index) in names or has_name(gpu.uuid) or has_name(gpu.board)
-    )
+    named = {uuid for uuid in uuids if uuid in names or uuid.startswith(beginnings)}
+    return tuple(gpu for index, gpu in numbered if index in names or gpu.uuid in named or gpu.board in named)
 
 
 @cache

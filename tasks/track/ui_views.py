@@ -141,10 +141,7 @@ def view_state(view: View) -> dict[str, Any]:
         "compareRunSections": [
             {"uuid": key, "name": name, "display": is_open, "isReordered": True} for key, name, is_open in sections
         ],
-        "compareRunCharts": [
-            _error_bars(Metric.SPEEDUP_INTERVAL),
-            *(_bars(metrics) for metrics in charts_of(view.scores)),
-        ],
+        "compareRunCharts": [_error_bars(Metric.SPEEDUP_INTERVAL), *map(_bars, charts_of(view.scores))],
     }
 
 
@@ -178,11 +175,7 @@ def view_text(view: View, now: float) -> str:
 
 
 def share_view(tracking_uri: str, experiment_id: str, view: View) -> str:
-    """Store a view in an experiment, in place of what it was before, and return its address.
-
-    Returns:
-        An address; for a store without a server that of the UI which `paceline ui` opens.
-    """
+    """Store a view in an experiment, in place of what it was before; its address, without a server in `paceline ui`."""
     MlflowClient(tracking_uri).set_experiment_tag(experiment_id, VIEW_TAG + view.key, view_text(view, time.time()))
     page = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={view.key}"
     return f"{server_address(tracking_uri)}/{page}"
