@@ -26,6 +26,7 @@ SECRETS = (
     *("postgres_password", "prefect_database_password", "mlflow_database_password", "prefect_password"),
     *("mlflow_admin_password", "mlflow_password", "mlflow_secret_key"),
 )
+Port = tuple[str, str, int]  # what `infra/up --port` calls it, its address and its number
 
 
 class Settings(Record):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from infra.services.daemon import Daemon, started_at, wait_until
-from infra.services.home import LOOPBACK, PRIVATE, Home
+from infra.services.home import LOOPBACK, PRIVATE, Home, Port
 from paceline.tasks.errors import InputError, RunError, one_line
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Postgres:
         self._home, self._port = home, port
         self._data = home.database / "data"
         self.daemon = Daemon("postgres", home)
+        self.ports: tuple[Port, ...] = (("postgres", LOOPBACK, port),)
 
     def start(self) -> None:
         """Start it, making it first if need be."""
@@ -70,13 +71,13 @@ class Postgres:
 
     def check(self) -> None:
         """Raise an error unless it answers."""
-        self._connect("postgres").close()
+        self._connect().close()
 
     def open_databases(self) -> None:
         """Make roles and databases that are not there yet, and let each role's password be that of the vault."""
         from psycopg import sql
 
-        with self._connect("postgres") as connection:
+        with self._connect() as connection:
             for role in sorted(set(DATABASES.values())):
                 name = sql.Identifier(role)
                 if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
@@ -102,25 +103,25 @@ class Postgres:
 
     def fill(self, database: str, path: Path) -> None:
         """Fill an empty database with what was dumped."""
-        self._client("pg_restore", database, "--no-owner", "--exit-on-error", f"--dbname={database}", str(path))
+        self._client("pg_restore", database, "--no-owner", "--exit-on-error", str(path))
 
     def _client(self, program: str, database: str, *arguments: str) -> None:
         role = DATABASES[database]
         command = [self._program(program), f"--host={LOOPBACK}", f"--port={self._port}", f"--username={role}"]
-        command += [*arguments, *([database] if program == "pg_dump" else [])]
+        command += [f"--dbname={database}", *arguments]
         _run(f"{program} of database {database}", command, PGPASSWORD=self._password(role))
 
     def _password(self, role: str) -> str:
         return self._home.vault["postgres_password" if role == SUPERUSER else f"{role}_database_password"]
 
-    def _connect(self, database: str) -> Connection:
+    def _connect(self) -> Connection:
         import psycopg
 
         return psycopg.connect(
             host=LOOPBACK,
             port=self._port,
             user=SUPERUSER,
-            dbname=database,
+            dbname="postgres",
             password=self._password(SUPERUSER),
             connect_timeout=5,
             autocommit=True,

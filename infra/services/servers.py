@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.services.daemon import Daemon
-from infra.services.home import LOOPBACK, Home, Settings, write_privately
+from infra.services.home import LOOPBACK, Home, Port, Settings, write_privately
 from infra.services.postgres import Postgres
 from paceline.conf.environment import QUIET_ENVIRONMENT, Environment
 from paceline.conf.load import DASK_SETTINGS
@@ -36,7 +36,6 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 auth_cache_ttl_seconds = 60
 """
 """A password's hash takes MLflow 50 ms and more: cached. With its one worker process, its own changes show at once."""
-Port = tuple[str, str, int]  # what `infra/up --port` calls it, its address and its number
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from infra.services.archive import dump_databases
 from infra.services.daemon import Daemon, wait_until
-from infra.services.home import LOOPBACK, PRIVATE, Home, Settings, is_free, write_privately
+from infra.services.home import PRIVATE, Home, Settings, is_free, write_privately
 from infra.services.postgres import Postgres
-from infra.services.servers import Port, Servers
+from infra.services.servers import Servers, Service
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.redact import redact
@@ -47,17 +47,17 @@ def up(home: Home, settings: Settings, site: Environment, say: Say) -> Servers:
         if made.returncode != 0:
             raise InputError("infra/certificates failed, as it says above; install openssl, and call infra/up again")
     postgres = Postgres(home, settings.ports["postgres"])
-    _start(postgres.daemon, postgres.start, (("postgres", LOOPBACK, settings.ports["postgres"]),), say)
+    _start(postgres, say)
     postgres.daemon.wait(postgres.check, START_SECONDS)
     postgres.open_databases()
     servers = Servers(home, settings, postgres, site)
     services = servers.all()
     home.keep(settings.model_copy(update={"versions": _migrate(home, settings, servers, postgres, say)}))
-    started = {each.daemon.name for each in services if _start(each.daemon, each.start, each.ports, say)}
+    started = {each.daemon.name for each in services if _start(each, say)}
     for service in services:
         if service.daemon.name == "workers" and "scheduler" in started and "workers" not in started:
             service.daemon.end(signal.SIGTERM, END_SECONDS)  # they are another scheduler's
-            _start(service.daemon, service.start, service.ports, say)
+            _start(service, say)
         service.daemon.wait(service.check, START_SECONDS)
     variables = servers.client_environment().items()
     write_privately(home.environment, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables))
@@ -91,19 +91,20 @@ def _check_settings(home: Home, settings: Settings) -> None:
         )
 
 
-def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[Port, ...], say: Say) -> bool:
+def _start(service: Service | Postgres, say: Say) -> bool:
     """Start a service unless it runs; whether it was started."""
+    daemon = service.daemon
     if (pid := daemon.pid()) is not None:
         say(f"{daemon.name} runs already (process {pid})")
         return False
     daemon.end(signal.SIGKILL, END_SECONDS)  # what it has left behind may hold its port
-    for setting, host, port in ports:
+    for setting, host, port in service.ports:
         if not wait_until(partial(is_free, port, host), FREE_SECONDS):
             raise InputError(
                 f"port {port} on {host} is in use, and {daemon.name} needs it; stop its process, or "
                 f"choose another: infra/up --port {setting}=NUMBER"
             )
-    start()
+    service.start()
     say(f"{daemon.name} started (process {daemon.pid()})")
     return True
 
