@@ -60,7 +60,7 @@ def run_page(tracking_uri: str, run_id: str) -> str:
 
 
 def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int | None = MAX_RUNS) -> list[FoundRun]:
-    """Runs of an experiment, newest first; none without it. Raises InputError: the store does not answer."""
+    """Runs of an experiment, newest first; none if it does not exist. Raises InputError: the store does not answer."""
     client = existing_client(tracking_uri)
     entity = client.get_experiment_by_name(experiment)
     if entity is None:
