@@ -30,22 +30,20 @@ TimeLimit = Annotated[
 ]
 Memory = Annotated[Text, Shape(r"[1-9][0-9]*[MGT]", "is not an amount of memory, such as 64G")]
 SBATCH_OPTIONS = (
-    *("acctg-freq", "begin", "cluster-constraint", "clusters", "comment", "constraint", "contiguous", "core-spec"),
-    *("cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "dependency", "distribution"),
-    *("exclude", "exclusive", "extra-node-info", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket"),
-    *("gpus-per-task", "gres", "gres-flags", "hint", "hold", "kill-on-invalid-dep", "licenses", "mail-type"),
-    *("mail-user", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue"),
-    *("nodelist", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "overcommit"),
-    *("oversubscribe", "power", "prefer", "priority", "profile", "qos", "reboot", "requeue", "reservation", "signal"),
-    *("sockets-per-node", "spread-job", "switches", "thread-spec", "threads-per-core", "time-min", "tmp"),
-    *("tres-bind", "tres-per-task", "use-min-nodes", "wait-all-nodes", "wckey"),
+    "acctg-freq begin cluster-constraint clusters comment constraint contiguous core-spec cores-per-socket cpu-freq "
+    "cpus-per-gpu deadline delay-boot dependency distribution exclude exclusive extra-node-info gpu-bind gpu-freq "
+    "gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold kill-on-invalid-dep licenses "
+    "mail-type mail-user mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue nodelist "
+    "ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket overcommit oversubscribe power prefer priority "
+    "profile qos reboot requeue reservation signal sockets-per-node spread-job switches thread-spec threads-per-core "
+    "time-min tmp tres-bind tres-per-task use-min-nodes wait-all-nodes wckey"
 )
 """Those that choose nodes, resources, order and account. Not those that set variables, name files or bring a command
 (`export`, `output`, `wrap`, `prolog`): they would run code or overwrite files on the node."""
 SbatchOption = Annotated[
     Text,
     Shape(
-        rf"--(?:{'|'.join(SBATCH_OPTIONS)})(?:=[A-Za-z0-9_.,:+@%/=*&|()\[\]?-]+)?",
+        rf"--(?:{'|'.join(SBATCH_OPTIONS.split())})(?:=[A-Za-z0-9_.,:+@%/=*&|()\[\]?-]+)?",
         "is not an option that chooses nodes, resources or order, without blanks and quotes, such as "
         "--constraint=a100; set variables, files and commands in the site's jobqueue.yaml",
     ),
@@ -134,28 +132,20 @@ class Cluster(Section):
         for name in dict.fromkeys(name for kind in KINDS.values() for name in sorted(kind.settings)):
             if name not in rules.settings and getattr(self, name) != type(self).model_fields[name].default:
                 kinds = [kind for kind, other in KINDS.items() if name in other.settings]
-                raise ValueError(
-                    f"cluster.{name}={typed(getattr(self, name))} cannot be used with cluster.kind={self.kind}; "
-                    f"remove cluster.{name} or choose cluster.kind={' or '.join(kinds)}"
-                )
+                fault = f"cluster.{name}={typed(getattr(self, name))} cannot be used with cluster.kind={self.kind}"
+                raise ValueError(f"{fault}; remove cluster.{name} or choose cluster.kind={' or '.join(kinds)}")
         missing = [name for name in rules.required if not getattr(self, name)]
         if missing:
-            raise ValueError(
-                f"cluster.kind={self.kind} needs {', '.join(f'cluster.{name}' for name in missing)}; "
-                f"for example {rules.example}"
-            )
+            fault = f"cluster.kind={self.kind} needs {', '.join(f'cluster.{name}' for name in missing)}"
+            raise ValueError(f"{fault}; for example {rules.example}")
         return self
 
     def check_execution(self, execution: Execution) -> None:
         """Raise ValueError for an accelerator or a number of hosts that workers of this kind do not have."""
         rules = KINDS[self.kind]
         if execution.accelerator not in rules.accelerators:
-            raise ValueError(
-                f"cluster.kind={self.kind} cannot be used with execution.accelerator={execution.accelerator}; "
-                f"{rules.accelerator_hint}"
-            )
+            fault = f"cluster.kind={self.kind} cannot be used with execution.accelerator={execution.accelerator}"
+            raise ValueError(f"{fault}; {rules.accelerator_hint}")
         if self.hosts and len(self.hosts) < execution.num_nodes:
-            raise ValueError(
-                f"execution.num_nodes={execution.num_nodes} exceeds the {len(self.hosts)} hosts of "
-                f"cluster.hosts; use execution.num_nodes={len(self.hosts)}, or name more hosts"
-            )
+            fault = f"execution.num_nodes={execution.num_nodes} exceeds the {len(self.hosts)} hosts of cluster.hosts"
+            raise ValueError(f"{fault}; use execution.num_nodes={len(self.hosts)}, or name more hosts")

@@ -5,18 +5,20 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from paceline.conf import compatibility as fit
 from paceline.conf import plugins
 from paceline.conf.cluster import Cluster
 from paceline.conf.credentials import Text
-from paceline.conf.data import Data
+from paceline.conf.data import SIGNAL_SOURCES, Data
 from paceline.conf.execution import Execution
 from paceline.conf.model import Model
 from paceline.conf.plugins import Plugin
-from paceline.conf.recipe import Recipe
+from paceline.conf.recipe import FLIPPING, Recipe
 from paceline.conf.section import Section
 
 SELF_CONTAINED_BASELINES = ("probe", "none")
+WHITENED_MIN_SIZE = 9  # pixels of an image: whitening removes one, and the rest is halved three times
+ANY_SIZE = ("convblocks", "resnet18", "resnet50", "sequence")  # networks for images of any size
+MIN_DNCNN_DEPTH = 2  # convolutions: into the features, and out of them
 RatioName = Literal["naive", "competent", "end_to_end", "of_limit"]
 Overlap = Literal["queue", "skip", "cancel-oldest"]  # policy for a scheduled run whose predecessor has not ended
 
@@ -160,7 +162,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if not self._names_own:
-            fit.check_task(self.data, self.model, self.recipe)
+            _check_task(self.data, self.model, self.recipe)
         world_size = self.execution.world_size
         if self.recipe.batch_scaling == "strong" and self.recipe.batch_size % world_size:
             raise ValueError(
@@ -170,25 +172,20 @@ class Config(Section):
             )
         of_gpus = {"16-mixed": "bf16-mixed", "tf32": "32-true"}
         if self.execution.accelerator == "cpu" and self.execution.precision in of_gpus:
-            raise ValueError(
-                f"execution.precision={self.execution.precision} cannot be used with execution.accelerator=cpu; "
-                f"use execution.precision={of_gpus[self.execution.precision]}"
-            )
-        fit.check_network(self.data, self.model, self.recipe, self.execution)
-        fit.check_mirrors(self.data, self.model, self.recipe)
-        fit.check_transfer(self.model, self.recipe)
+            fault = f"execution.precision={self.execution.precision} cannot be used with execution.accelerator=cpu"
+            raise ValueError(f"{fault}; use execution.precision={of_gpus[self.execution.precision]}")
+        _check_network(self.data, self.model, self.recipe, self.execution)
+        _check_mirrors(self.data, self.model, self.recipe)
+        _check_transfer(self.model, self.recipe)
         self.cluster.check_execution(self.execution)
         fewest = self.cluster.min_workers
         if fewest is not None and fewest > world_size:
-            raise ValueError(
-                f"cluster.min_workers={fewest} exceeds the {world_size} ranks of execution.num_nodes x num_devices; "
-                f"use at most {world_size}"
-            )
-        if self.recipe.shift_pixels >= self.data.image_size and self.recipe.augment != "none":
-            raise ValueError(
-                f"recipe.shift_pixels={self.recipe.shift_pixels} is not below data.image_size={self.data.image_size}; "
-                f"use at most recipe.shift_pixels={self.data.image_size - 1}"
-            )
+            fault = f"cluster.min_workers={fewest} exceeds the {world_size} ranks of execution.num_nodes x num_devices"
+            raise ValueError(f"{fault}; use at most {world_size}")
+        pixels, side = self.recipe.shift_pixels, self.data.image_size
+        if pixels >= side and self.recipe.augment != "none":
+            fault = f"recipe.shift_pixels={pixels} is not below data.image_size={side}"
+            raise ValueError(f"{fault}; use at most recipe.shift_pixels={side - 1}")
         return self
 
     @property
@@ -207,7 +204,7 @@ class Config(Section):
         """
         if self._names_own:
             self.data.check_root()
-            fit.check_task(self.data, self.model, self.recipe)
+            _check_task(self.data, self.model, self.recipe)
 
     @property
     def global_batch_size(self) -> int:
@@ -224,3 +221,87 @@ class Config(Section):
         Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), the linear scaling rule.
         """
         return self.recipe.learning_rate * (num_ranks if self.recipe.batch_scaling == "weak" else 1)
+
+
+def _check_task(data: Data, model: Model, recipe: Recipe) -> None:
+    """The data must have the labels that the network learns."""
+    name, source = model.name, data.source
+    network, samples = plugins.model_facts(name), plugins.source_facts(source)
+    wrong = f"model.name={name} does not fit data.source={source}"
+    if network.takes_targets != bool(samples.target_names):
+        lack = "needs angles" if network.takes_targets else "does not learn angles"
+        raise ValueError(f"{wrong}: the model {lack}; use model.name=twohead with data.source=rotated_digits")
+    if network.takes_clips != samples.has_clips:
+        lack = "takes clips" if network.takes_clips else "takes images"
+        raise ValueError(f"{wrong}: the model {lack}; use model.name=sequence with data.source=clips or motions")
+    if (network.task == "segment") != samples.has_masks:
+        lack = "does not learn masks" if samples.has_masks else "needs masks"
+        raise ValueError(f"{wrong}: the model {lack}; use model.name=unet with data.source=pairs or shapes")
+    recipe.vary.check(network.task, has_targets=network.takes_targets, channels=samples.channels, source=source)
+    views, side = model.test_views, data.image_size
+    if views > 1 and (network.task != "classify" or network.takes_targets):
+        why = ": a mirror image has another angle" if network.task == "classify" else ""
+        raise ValueError(f"model.test_views={views} cannot be used with model.name={name}{why}; use model.test_views=1")
+    if name == "unet" and side % 2**model.depth:
+        fault = f"data.image_size={side} cannot be halved model.depth={model.depth} times"
+        raise ValueError(f"{fault}; use a multiple of {2**model.depth}, or a smaller depth")
+    if name == "dncnn" and model.depth < MIN_DNCNN_DEPTH:
+        raise ValueError(f"model.depth={model.depth} is too small for dncnn; use {MIN_DNCNN_DEPTH} or more")
+
+
+def _check_network(data: Data, model: Model, recipe: Recipe, execution: Execution) -> None:
+    """Limits of networks and optimizers."""
+    name, side = model.name, data.image_size
+    if name == "whitened" and side < WHITENED_MIN_SIZE:
+        fault = f"data.image_size={side} is too small for model.name=whitened, which halves images three times"
+        raise ValueError(f"{fault}; use at least {WHITENED_MIN_SIZE}, or convblocks")
+    if recipe.ema in (0, 1):
+        outcome = "the weights of the last step, which null gives" if recipe.ema == 0 else "no weights at all"
+        raise ValueError(f"recipe.ema={recipe.ema:g} would average {outcome}; use a decay such as 0.999, or null")
+    start = recipe.progressive_size
+    if start is not None and name not in ANY_SIZE:
+        raise ValueError(
+            f"recipe.progressive_size={start} cannot be used with model.name={name}: only {', '.join(ANY_SIZE)} take "
+            "images of other sizes than data.image_size; use recipe.progressive_size=null"
+        )
+    if start is not None and start >= side:
+        fault = f"recipe.progressive_size={start} is not below data.image_size={side}, up to which images grow"
+        raise ValueError(f"{fault}; use a smaller recipe.progressive_size, or null")
+    if recipe.optimizer == "muon" and execution.strategy == "fsdp":
+        raise ValueError(
+            "recipe.optimizer=muon cannot be used with execution.strategy=fsdp: it takes whole filters, and each rank "
+            "would have a part of them; use ddp, or another optimizer"
+        )
+
+
+def _check_mirrors(data: Data, model: Model, recipe: Recipe) -> None:
+    """Sounds and motions have a direction, which a mirror image reverses."""
+    source = data.source
+    if source in SIGNAL_SOURCES:
+        mirrored = f"mirrors images, and those of data.source={source} have time from left to right"
+    elif source == "motions":
+        mirrored = "mirrors clips, and data.source=motions has their directions as classes"
+    else:
+        return
+    if recipe.augment in FLIPPING:
+        raise ValueError(f"recipe.augment={recipe.augment} {mirrored}; use shift or none")
+    if model.test_views > 1:
+        raise ValueError(f"model.test_views={model.test_views} {mirrored}; use model.test_views=1")
+
+
+def _check_transfer(model: Model, recipe: Recipe) -> None:
+    """Settings that depend on pretrained weights."""
+    if model.freeze != "none" and model.pretrained is None:
+        fault = f"model.freeze={model.freeze} without model.pretrained would freeze random weights"
+        raise ValueError(f"{fault}; give weights, for example model.pretrained=RUN_ID")
+    rate = recipe.backbone_rate
+    if rate == 1:
+        return
+    if model.freeze == "backbone":
+        fault = f"recipe.backbone_rate={rate:g} cannot be used with model.freeze=backbone, which trains the head alone"
+        raise ValueError(f"{fault}; use model.freeze=none or recipe.backbone_rate=1")
+    if recipe.optimizer == "muon":
+        raise ValueError(
+            f"recipe.backbone_rate={rate:g} cannot be used with recipe.optimizer=muon, whose rates are for filters, "
+            "biases and dense layers; use another optimizer"
+        )

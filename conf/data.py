@@ -1,4 +1,4 @@
-"""The settings of the data: the source, its location, and how it becomes images of one size."""
+"""The settings of the data: source, location, how samples become images of one size, and signals pictures."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -9,7 +9,6 @@ from paceline.conf import plugins
 from paceline.conf.credentials import Text
 from paceline.conf.plugins import EMBEDDED_SOURCES, Plugin, Source
 from paceline.conf.section import Fraction, OwnName, Section
-from paceline.conf.signal import Signal
 
 SIGNAL_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.has_signals)
 NUM_COLOURS = 3  # channels of a frame of a clip, of grey ones too
@@ -20,6 +19,89 @@ ONE_SIZE_SOURCES = frozenset({"cifar10", "arrays"})  # their images have one siz
 STORED_MARGIN = 1.15  # 256 pixels for crops of 224, as ImageNet's images are scaled since Krizhevsky et al. (2012)
 MIN_CLASSES = 2
 DRAWN_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.is_drawn)
+MAX_CLIP_SAMPLES = 2**24  # of one clip: 128 MiB while it is turned into a picture
+MIN_WINDOW_SAMPLES = 4
+
+
+class Signal(Section):
+    """How a signal becomes a picture: time from left to right, frequency from the bottom to the top."""
+
+    kind: Literal["log_mel", "stft"] = "log_mel"
+    """Rows of the picture: `log_mel`: triangular bands of equal width in mel; `stft`: bands of equal width in hertz.
+    Each holds the power in its band in decibels, where a sine of amplitude 1 (full scale of a WAV file) has 0."""
+    sample_rate: Annotated[int, Field(ge=1, le=10_000_000)] = 16_000
+    """Samples per second, hertz, to which files of another rate are resampled; half of it is the highest frequency.
+    NumPy files say no rate and are taken to have this one, and so are Parquet files without a column `time`."""
+    clip_seconds: Annotated[float, Field(gt=0)] = 1.0
+    """Part of a file that becomes a picture, seconds: the middle of longer files; shorter files get silence
+    around them."""
+    window_ms: Annotated[float, Field(gt=0)] = 32.0
+    """Length of each Hann window, milliseconds; frequencies closer than twice its inverse merge."""
+    hop_ms: Annotated[float, Field(gt=0)] | None = None
+    """Distance from one window to the next, milliseconds, at most a window; null: half a window, or less where a clip
+    needs that for a window to each column of the picture. More windows than columns are averaged as power."""
+    num_bands: Annotated[int, Field(ge=2, le=1024)] | None = None
+    """Bands from 0 to half of the sample rate; null for one to each row of the picture."""
+    dynamic_range_db: Annotated[float, Field(gt=0, le=300)] = 80.0
+    """From black to white, decibels. A picture has 256 greys: with 80 decibels, a step is 0.31 decibels."""
+    top_db: Annotated[float, Field(ge=-300, le=300)] | None = None
+    """Level that becomes white, decibels of a sine of amplitude 1; null for the loudest spot of each
+    clip, however loud."""
+
+    @property
+    def clip_samples(self) -> int:
+        """Samples of a clip."""
+        return round(self.clip_seconds * self.sample_rate)
+
+    @property
+    def window_samples(self) -> int:
+        """Samples of a window."""
+        return round(self.window_ms * self.sample_rate / 1_000)
+
+    @property
+    def axes(self) -> str:
+        """What a picture has from left to right, from bottom to top, and from black to white, in words."""
+        top = "the loudest" if self.top_db is None else f"{self.top_db:g} dB"
+        scale = "mel" if self.kind == "log_mel" else "linear"
+        frequencies = f"0 to {self.sample_rate / 2:,g} Hz upwards ({scale})"
+        return f"{self.clip_seconds:g} s across, {frequencies}, {self.dynamic_range_db:g} dB below {top}"
+
+    def hop_samples(self, num_columns: int) -> int:
+        """Samples from one window to the next, in a picture of so many columns."""
+        if self.hop_ms is not None:
+            return round(self.hop_ms * self.sample_rate / 1_000)
+        return min(self.window_samples // 2, (self.clip_samples - self.window_samples) // (num_columns - 1))
+
+    def check_size(self, num_columns: int) -> None:
+        """Raise ValueError if a clip has too few windows for the columns of a picture, or too many bands."""
+        if self.num_bands is not None and self.num_bands > num_columns:
+            fault = f"data.signal.num_bands={self.num_bands} exceeds the {num_columns} rows of data.image_size"
+            raise ValueError(f"{fault}; use fewer bands or larger images")
+        hop = self.hop_samples(num_columns)
+        if hop < 1 or (self.clip_samples - self.window_samples) // hop + 1 < num_columns:
+            raise ValueError(
+                f"data.image_size={num_columns} needs as many windows, and a clip of {self.clip_samples} samples has "
+                f"only {(self.clip_samples - self.window_samples) // max(hop, 1) + 1} of {self.window_samples}, one "
+                f"every {max(hop, 1)}; use a smaller image_size, window_ms or hop_ms, or a larger clip_seconds"
+            )
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        clip, window = self.clip_samples, self.window_samples
+        if clip > MAX_CLIP_SAMPLES:
+            raise ValueError(
+                f"data.signal.clip_seconds={self.clip_seconds:g} are {clip} samples at sample_rate={self.sample_rate}; "
+                f"use at most {MAX_CLIP_SAMPLES}"
+            )
+        if not MIN_WINDOW_SAMPLES <= window <= clip:
+            fault = f"data.signal.window_ms={self.window_ms:g} is {window} samples at sample_rate={self.sample_rate}"
+            raise ValueError(f"{fault}; use {MIN_WINDOW_SAMPLES} to {clip} samples")
+        if self.hop_ms is not None and not 1 <= self.hop_samples(2) <= window:
+            raise ValueError(
+                f"data.signal.hop_ms={self.hop_ms:g} is {self.hop_samples(2)} samples; windows of {window} samples "
+                f"cannot be so far apart; use a hop of 1 to {window} samples"
+            )
+        return self
 
 
 class Data(Section):
@@ -79,15 +161,11 @@ class Data(Section):
         if self.source in SIGNAL_SOURCES:
             self.signal.check_size(self.image_size)
         elif self.signal != Signal():
-            raise ValueError(
-                f"data.signal cannot be used with data.source={self.source}, whose samples are images; "
-                "remove the settings data.signal.* or choose data.source=signals"
-            )
+            fault = f"data.signal cannot be used with data.source={self.source}, whose samples are images"
+            raise ValueError(f"{fault}; remove the settings data.signal.* or choose data.source=signals")
         if self.fit != "scale" and not self.has_sizes:
-            raise ValueError(
-                f"data.fit={self.fit} cannot be used with data.source={self.source}, whose images all have one size; "
-                "remove data.fit"
-            )
+            fault = f"data.fit={self.fit} cannot be used with data.source={self.source}, whose images all have one size"
+            raise ValueError(f"{fault}; remove data.fit")
         if self.num_frames != NUM_FRAMES and self.source not in CLIP_SOURCES:
             raise ValueError(
                 f"data.num_frames={self.num_frames} cannot be used with data.source={self.source}, whose samples "
@@ -170,14 +248,11 @@ class Data(Section):
     def _classes_and_root_fit(self) -> Self:
         given = self.classes
         if given is not None and (len(set(given)) < len(given) or len(given) < MIN_CLASSES):
-            raise ValueError(
-                f"data.classes=[{','.join(given)}] must be {MIN_CLASSES} or more different classes; "
-                "name each class once"
-            )
+            fault = f"data.classes=[{','.join(given)}] must be {MIN_CLASSES} or more different classes"
+            raise ValueError(f"{fault}; name each class once")
         if given is not None and self.source in EMBEDDED_SOURCES and plugins.source_facts(self.source).has_masks:
-            raise ValueError(
-                f"data.classes cannot be used with data.source={self.source}, which has masks; remove data.classes"
-            )
+            fault = f"data.classes cannot be used with data.source={self.source}, which has masks"
+            raise ValueError(f"{fault}; remove data.classes")
         if self.source in EMBEDDED_SOURCES:
             self.check_root()
         return self
@@ -185,7 +260,5 @@ class Data(Section):
     def check_root(self) -> None:
         """Raise ValueError for a root that the source does not read."""
         if self.root is not None and not plugins.source_facts(self.source).needs_root:
-            raise ValueError(
-                f"data.root={self.root} cannot be used with data.source={self.source}, which reads no files; "
-                "remove data.root or choose data.source=folder"
-            )
+            fault = f"data.root={self.root} cannot be used with data.source={self.source}, which reads no files"
+            raise ValueError(f"{fault}; remove data.root or choose data.source=folder")

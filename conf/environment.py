@@ -1,7 +1,4 @@
-"""Facts of this machine, from the environment: where state lives and which servers to use.
-
-The only module that reads environment variables for settings.
-"""
+"""Facts of this machine: where state lives, which servers to use. No other module reads settings from variables."""
 
 import os
 import stat

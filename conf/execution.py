@@ -81,10 +81,8 @@ class Execution(Section):
         }
         for name, (value, possible) in settings.items():
             if self.strategy == "fsdp" and value not in possible:
-                raise ValueError(
-                    f"execution.{name}={value} cannot be used with execution.strategy=fsdp; "
-                    f"use {name}={' or '.join(possible)}, or execution.strategy=ddp"
-                )
+                fault = f"execution.{name}={value} cannot be used with execution.strategy=fsdp"
+                raise ValueError(f"{fault}; use {name}={' or '.join(possible)}, or execution.strategy=ddp")
         if self.activation_checkpointing == "on" and self.compile not in ("auto", "off"):
             raise ValueError(
                 f"execution.activation_checkpointing=on cannot be used with execution.compile={self.compile}: the "

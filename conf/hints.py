@@ -8,41 +8,36 @@ from typing import Any
 import yaml
 
 CUTOFF = 0.71  # of difflib. Words that are less alike lead to suggestions that are wrong.
-ALIASES = {
-    **dict.fromkeys(("lr", "rate", "max_lr", "base_lr"), "recipe.learning_rate"),
-    **dict.fromkeys(("epochs", "epoch", "max_epochs", "num_train_epochs"), "recipe.num_epochs"),
-    **dict.fromkeys(("batch", "bs", "batch_size", "per_device_batch_size"), "recipe.batch_size"),
-    **dict.fromkeys(("wd", "decay"), "recipe.weight_decay"),
-    **dict.fromkeys(("opt", "optim"), "recipe.optimizer"),
-    **dict.fromkeys(("lr_scheduler", "lr_schedule"), "recipe.schedule"),
-    **dict.fromkeys(("warmup", "warmup_steps"), "recipe.warmup_epochs"),
-    **dict.fromkeys(("gpus", "gpu", "devices", "num_gpus", "ngpus", "nproc_per_node"), "execution.num_devices"),
-    **dict.fromkeys(("nodes", "nnodes"), "execution.num_nodes"),
-    **dict.fromkeys(
-        ("amp", "dtype", "mixed_precision", "bf16", "fp16", "fp32", "tf32", "allow_tf32"), "execution.precision"
-    ),
-    **dict.fromkeys(("device", "cuda"), "execution.accelerator"),
-    **dict.fromkeys(("threads",), "execution.num_threads"),
-    **dict.fromkeys(("micro_batch_size", "accumulate_grad_batches", "grad_accum"), "execution.micro_batch"),
-    **dict.fromkeys(("workers", "num_workers", "nworkers"), "cluster.num_workers"),
-    **dict.fromkeys(("gradient_checkpointing", "activation_checkpoint"), "execution.activation_checkpointing"),
-    **dict.fromkeys(("ema_decay", "model_ema", "swa"), "recipe.ema"),
-    **dict.fromkeys(("scheduler", "scheduler_address"), "cluster.address"),
-    **dict.fromkeys(("seed", "random_seed", "manual_seed"), "seed"),
-    **dict.fromkeys(("size", "img_size", "resolution", "input_size"), "data.image_size"),
-    **dict.fromkeys(("path", "dir", "data_dir", "data_path", "folder"), "data.root"),
-    **dict.fromkeys(("dataset",), "data.source"),
-    **dict.fromkeys(("arch", "architecture", "network", "backbone"), "model.name"),
-    **dict.fromkeys(("weights", "checkpoint", "finetune"), "model.pretrained"),
-    **dict.fromkeys(("tta", "tta_views"), "model.test_views"),
+_WORDS = {
+    "recipe.learning_rate": "lr rate max_lr base_lr",
+    "recipe.num_epochs": "epochs epoch max_epochs num_train_epochs",
+    "recipe.batch_size": "batch bs batch_size per_device_batch_size",
+    "recipe.weight_decay": "wd decay",
+    "recipe.optimizer": "opt optim",
+    "recipe.schedule": "lr_scheduler lr_schedule",
+    "recipe.warmup_epochs": "warmup warmup_steps",
+    "execution.num_devices": "gpus gpu devices num_gpus ngpus nproc_per_node",
+    "execution.num_nodes": "nodes nnodes",
+    "execution.precision": "amp dtype mixed_precision bf16 fp16 fp32 tf32 allow_tf32",
+    "execution.accelerator": "device cuda",
+    "execution.num_threads": "threads",
+    "execution.micro_batch": "micro_batch_size accumulate_grad_batches grad_accum",
+    "cluster.num_workers": "workers num_workers nworkers",
+    "execution.activation_checkpointing": "gradient_checkpointing activation_checkpoint",
+    "recipe.ema": "ema_decay model_ema swa",
+    "cluster.address": "scheduler scheduler_address",
+    "seed": "seed random_seed manual_seed",
+    "data.image_size": "size img_size resolution input_size",
+    "data.root": "path dir data_dir data_path folder",
+    "data.source": "dataset",
+    "model.name": "arch architecture network backbone",
+    "model.pretrained": "weights checkpoint finetune",
+    "model.test_views": "tta tta_views",
 }
+ALIASES = {word: setting for setting, words in _WORDS.items() for word in words.split()}
 """Words of other tools and the settings that they mean, looked up before difflib is asked."""
-VALUE_ALIASES = {
-    "execution.precision": {
-        **{"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"},
-        **dict.fromkeys(("tf32-true", "tensorfloat32", "high"), "tf32"),
-    }
-}
+_PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
+VALUE_ALIASES = {"execution.precision": _PRECISIONS | dict.fromkeys(("tf32-true", "tensorfloat32", "high"), "tf32")}
 _TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|sec|m|min|h|d)")
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _RULES = {

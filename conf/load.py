@@ -1,21 +1,24 @@
-"""Read a preset and its overrides into one `Config`, or raise an error with a hint."""
+"""Read a preset and its overrides into one `Config`, or the plan of a study; raise errors with hints."""
 
 import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from paceline.conf import hints
 from paceline.conf.config import Config
+from paceline.conf.credentials import Text
 from paceline.conf.hints import VALUE_ALIASES, HintedError, suggest, suggest_setting
+from paceline.conf.section import Section
 
-PRESETS = Path(__file__).parent / "presets"
-DASK_SETTINGS = Path(__file__).parent / "dask" / "dask.yaml"
+FOLDER = Path(__file__).parent
+PRESETS, PLANS, DASK_SETTINGS = FOLDER / "presets", FOLDER / "plans", FOLDER / "dask" / "dask.yaml"
 M = TypeVar("M", bound=BaseModel)
 NOTHING = ("", "null", "none", "~")  # words that leave an optional setting unset, in any case of their letters
 
@@ -41,15 +44,13 @@ def preset_names() -> list[str]:
 
 def find_yaml(directory: Path, name: str) -> Path | None:
     """The file of a shipped name, or of any path; None without one."""
-    paths = (directory / f"{name}.yaml", Path(name))
+    paths = directory / f"{name}.yaml", Path(name)
     return next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113  which takes any text
 
 
 def load(preset: str, overrides: list[str] | None = None) -> Config:
     """Read a preset by name or path and apply `key=value` overrides; raise ConfigError with the first problem."""
-    tree = _read_preset(preset)
-    for override in overrides or ():
-        apply(tree, override)
+    tree = apply(_read_preset(preset), *overrides or ())
     tree.setdefault("name", Path(preset).stem)
     return validate(tree)
 
@@ -83,38 +84,35 @@ def field_paths() -> tuple[str, ...]:
     return tuple(flatten(Config()))
 
 
-def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+def flatten(config: BaseModel) -> dict[str, Any]:
     """Values of all fields by dotted path."""
-    flat: dict[str, Any] = {}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
+    return {path: value for path, _, value in walk(config)}
+
+
+def walk(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo, Any]]:
+    """All fields in the order of the schema, each with its dotted path and its value."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
         if isinstance(value, BaseModel):
-            flat |= flatten(value, f"{prefix}{name}.")
+            yield from walk(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = value
-    return flat
+            yield prefix + name, field, value
 
 
 def _read_preset(preset: str) -> dict[str, Any]:
     path = find_yaml(PRESETS, preset)
     if path is None:
         near = suggest(preset, preset_names())
-        raise ConfigError(
-            f"no preset or file is called {preset}",
-            hint=(f"did you mean {near}? Else " if near else "") + "list the presets with: paceline presets",
-            setting="preset",
-        )
+        hint = (f"did you mean {near}? Else " if near else "") + "list the presets with: paceline presets"
+        raise ConfigError(f"no preset or file is called {preset}", hint=hint, setting="preset")
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         fault = f"preset {path} cannot be read as YAML ({' '.join(str(error).split())})"
         raise ConfigError(fault, hint="fix the file", setting="preset") from error
     if not isinstance(tree, dict):
-        raise ConfigError(
-            f"preset {path} does not hold sections of settings",
-            hint="print a preset as an example with: paceline run digits --show",
-            setting="preset",
-        )
+        fault = f"preset {path} does not hold sections of settings"
+        raise ConfigError(fault, hint="print a preset as an example with: paceline run digits --show", setting="preset")
     for key in field_paths():  # replace the word None, which is a text in YAML, and values of other tools
         *sections, name = key.split(".")
         node: Any = tree
@@ -126,28 +124,27 @@ def _read_preset(preset: str) -> dict[str, Any]:
     return tree
 
 
-def apply(tree: dict[str, Any], override: str) -> None:
-    """Put a `key=value` override into a tree of plain values; raise ConfigError if there is no such setting."""
+def apply(tree: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    """Put `key=value` overrides into a tree of plain values; raise ConfigError if there is no such setting."""
+    for override in overrides:
+        _apply(tree, override)
+    return tree
+
+
+def _apply(node: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         near = suggest_setting(key, field_paths())
-        raise ConfigError(
-            f"{override} is not of the form SETTING=VALUE",
-            hint=f"did you mean {near}=VALUE?" if near else "for example recipe.num_epochs=2",
-            setting=key,
-        )
+        hint = f"did you mean {near}=VALUE?" if near else "for example recipe.num_epochs=2"
+        raise ConfigError(f"{override} is not of the form SETTING=VALUE", hint=hint, setting=key)
     if key not in field_paths():
         raise ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
     *sections, name = key.split(".")
-    node = tree
     for section in sections:
         node = node.setdefault(section, {})
         if not isinstance(node, dict):
-            raise ConfigError(
-                f"{override} changes {section}, which the preset gives as a single value",
-                hint=f"write {section} as a section in the preset",
-                setting=key,
-            )
+            fault = f"{override} changes {section}, which the preset gives as a single value"
+            raise ConfigError(fault, hint=f"write {section} as a section in the preset", setting=key)
     node[name] = _parse(key, text)
 
 
@@ -197,14 +194,8 @@ def _is_nothing(key: str, text: str) -> bool:
 @cache
 def _kinds(key: str) -> frozenset[object]:
     """The types that a setting takes: each member of a union, without its constraints."""
-    model: type[BaseModel] = Config
-    *sections, name = key.split(".")
-    for section in sections:
-        inner = model.model_fields[section].annotation
-        assert isinstance(inner, type)
-        assert issubclass(inner, BaseModel)
-        model = inner
-    return frozenset(_members(model.model_fields[name].annotation))
+    (annotation,) = (field.annotation for path, field, _ in walk(Config()) if path == key)
+    return frozenset(_members(annotation))
 
 
 def _members(kind: object) -> Iterator[object]:
@@ -227,17 +218,16 @@ def _refusal(refusal: ValidationError, *, options: bool) -> ConfigError:
     first = next((error for error in errors if error["type"] == "credential"), errors[0])  # whose value stays secret
     key = _key_of(first["loc"])
     if first["type"] == "value_error":
-        message = first["msg"].removeprefix("Value error, ")
-        fault, hint = hints.fault_and_hint(ValueError(message))
+        fault, hint = hints.fault_and_hint(ValueError(first["msg"].removeprefix("Value error, ")))
         return ConfigError(fault, hint=hint, setting=hints.setting_of(fault) or key)
     if first["type"] == "credential":
         fault, _, hint = first["msg"].partition("; ")
         return ConfigError(f"{key} {fault}", hint=hint, setting=key)
     if first["type"] == "extra_forbidden":
         return ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
+    of_key = [error for error in errors if _key_of(error["loc"]) == key]
     if options and "." not in key:
         key = _OPTIONS.get(key, f"--{key.replace('_', '-')}")
-    of_key = [error for error in errors if _key_of(error["loc"]) == _key_of(first["loc"])]
     fault, hint = hints.describe_refusal(key, of_key)
     return ConfigError(fault, hint=hint, setting=key)
 
@@ -255,7 +245,54 @@ def _key_of(location: tuple[int | str, ...]) -> str:
 
 def make_config(config: Config, overrides: list[str]) -> Config:
     """A configuration with overrides; raise ConfigError if it is not valid."""
-    tree = config.model_dump(mode="json")
-    for override in overrides:
-        apply(tree, override)
-    return validate(tree)
+    return validate(apply(config.model_dump(mode="json"), *overrides))
+
+
+class PlanArm(Section):
+    """An arm that does work of its own."""
+
+    overrides: list[Text] = Field(default_factory=list)
+    """Settings that differ from what the arms share, as key=value."""
+    linear_eval: Text | None = None
+    """Layer of the frozen network on whose output a classifier is fitted; None trains the network."""
+
+
+class StudyPlan(Section):
+    """A study to repeat on other data or machines, with either axes or arms."""
+
+    preset: str
+    """Name or path of the preset."""
+    overrides: list[str] = Field(default_factory=list)
+    """Settings that differ from the preset's, as key=value."""
+    axes: dict[str, list[Annotated[str, BeforeValidator(str)]]] = Field(default_factory=dict)
+    """Setting -> its values, the baseline's first."""
+    arms: dict[str, PlanArm] = Field(default_factory=dict)
+    """Name -> arm; arms that do different work are compared by the time to the same score."""
+    ladder: bool = False
+    """Add one factor at a time."""
+    repeats: int = Field(default=3, ge=1)
+    """Trainings of each arm."""
+
+    @model_validator(mode="after")
+    def _has_axes_or_arms(self) -> Self:
+        if bool(self.axes) == bool(self.arms):
+            raise ValueError("a plan has either axes or arms")
+        return self
+
+
+def plan_names() -> list[str]:
+    """Names of the shipped plans."""
+    return sorted(path.stem for path in PLANS.glob("*.yaml"))
+
+
+def load_plan(name: str) -> StudyPlan:
+    """Read a plan by name or path; raise ConfigError if there is no such plan."""
+    path = find_yaml(PLANS, name)
+    if path is None:
+        near = hints.did_you_mean(suggest(name, plan_names()), f"choices: {', '.join(plan_names())}, or a YAML file")
+        raise ConfigError(f"--plan {name} is not a plan or a file", hint=near, setting="--plan")
+    try:
+        return validate_as(StudyPlan, yaml.safe_load(path.read_text(encoding="utf-8")), options=False)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, ConfigError) as error:
+        fault = f"--plan {path} is not a plan ({' '.join(hints.fault_and_hint(error)[0].split())})"
+        raise ConfigError(fault, hint="compare it with conf/plans/scaling.yaml", setting="--plan") from error

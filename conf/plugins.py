@@ -10,7 +10,7 @@ from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from paceline.conf.section import Section
 
 Kind = Literal["source", "model"]
 Task = Literal["classify", "segment", "denoise"]
@@ -56,12 +56,12 @@ class NetworkFacts(NamedTuple):
     """Standard deviation of each channel, in the same way."""
 
 
-class EmbeddedSource(NamedTuple):
+class Embedded(NamedTuple):
     """A source of Paceline's, as the settings know it. `tasks/data/sources/registry.py` has its functions."""
 
     help: str
     """A few words for the help of `data.source`."""
-    facts: SourceFacts
+    facts: SourceFacts = SourceFacts()
     has_signals: bool = False
     """Samples are signals in time; their images have time from left to right."""
     is_drawn: bool = False
@@ -73,35 +73,29 @@ Source = Literal[
     "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays",
     "clips", "motions", "webdataset", "imagefolder",
 ]  # fmt: skip
-EMBEDDED_SOURCES: dict[str, EmbeddedSource] = {
-    "digits": EmbeddedSource("1,797 handwritten digits", _GREY, is_drawn=True),
-    "rotated_digits": EmbeddedSource(
-        "with the angle as second target", _GREY._replace(target_names=(ANGLE,)), is_drawn=True
-    ),
-    "folder": EmbeddedSource("class-named folders of images", SourceFacts()),
-    "cifar10": EmbeddedSource("the official archives or class-named folders", SourceFacts()),
-    "pairs": EmbeddedSource("folders `images` and `masks` and a file `classes.txt`", SourceFacts(has_masks=True)),
-    "shapes": EmbeddedSource(
+EMBEDDED_SOURCES: dict[str, Embedded] = {
+    "digits": Embedded("1,797 handwritten digits", _GREY, is_drawn=True),
+    "rotated_digits": Embedded("with the angle as second target", _GREY._replace(target_names=(ANGLE,)), is_drawn=True),
+    "folder": Embedded("class-named folders of images"),
+    "cifar10": Embedded("the official archives or class-named folders"),
+    "pairs": Embedded("folders `images` and `masks` and a file `classes.txt`", SourceFacts(has_masks=True)),
+    "shapes": Embedded(
         "2,000 generated scenes with their masks", SourceFacts(needs_root=False, has_masks=True), is_drawn=True
     ),
-    "textures": EmbeddedSource("1,200 generated grey textures", _GREY, is_drawn=True),
-    "signals": EmbeddedSource(
+    "textures": Embedded("1,200 generated grey textures", _GREY, is_drawn=True),
+    "signals": Embedded(
         "class-named folders of WAV, FLAC, MP3, Ogg, NumPy and Parquet files, as time-frequency images",
         SourceFacts(channels=1),
         has_signals=True,
     ),
-    "tones": EmbeddedSource("1,800 generated sounds in noise", _GREY, has_signals=True),
-    "arrays": EmbeddedSource(
-        "files .npz with `images` and `labels`, or Parquet with columns `image` and `label`", SourceFacts()
-    ),
-    "clips": EmbeddedSource(
-        "class-named folders of videos, or of folders with numbered frames", SourceFacts(has_clips=True)
-    ),
-    "motions": EmbeddedSource(
+    "tones": Embedded("1,800 generated sounds in noise", _GREY, has_signals=True),
+    "arrays": Embedded("files .npz with `images` and `labels`, or Parquet with columns `image` and `label`"),
+    "clips": Embedded("class-named folders of videos, or of folders with numbered frames", SourceFacts(has_clips=True)),
+    "motions": Embedded(
         "1,600 generated clips in one of four directions", SourceFacts(needs_root=False, has_clips=True)
     ),
-    "webdataset": EmbeddedSource("WebDataset shards .tar with images and labels", SourceFacts()),
-    "imagefolder": EmbeddedSource("images with a table `metadata.csv` of `file_name` and `label`", SourceFacts()),
+    "webdataset": Embedded("WebDataset shards .tar with images and labels"),
+    "imagefolder": Embedded("images with a table `metadata.csv` of `file_name` and `label`"),
 }
 EMBEDDED_MODELS: dict[str, NetworkFacts] = {
     "convblocks": NetworkFacts(),
@@ -115,10 +109,8 @@ EMBEDDED_MODELS: dict[str, NetworkFacts] = {
 }
 
 
-class Plugin(BaseModel):
+class Plugin(Section):
     """A source or a model of the user's, as its package offers it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Kind
     name: str
@@ -150,16 +142,15 @@ def source_facts(name: str) -> SourceFacts:
     plugin, offered = load("source", name)
     facts = SourceFacts(**_read_facts(plugin, offered, SourceFacts._field_defaults))
     if facts.has_clips:
-        raise PluginError(
-            f"{plugin} has has_clips={facts.has_clips!r}, and sources of packages have images; remove has_clips"
-        )
+        fault = f"{plugin} has has_clips={facts.has_clips!r}, and sources of packages have images"
+        raise PluginError(f"{fault}; remove has_clips")
     if facts.channels not in (1, 3):
         raise PluginError(f"{plugin} has channels={facts.channels!r}; use 1 for grey or 3 for colours")
-    if tuple(facts.target_names) not in ((), (ANGLE,)):
+    if facts.target_names not in ((), (ANGLE,)):
         raise PluginError(f'{plugin} has target_names={facts.target_names!r}; use ("{ANGLE}",), in radians, or none')
     if facts.has_masks and facts.target_names:
         raise PluginError(f"{plugin} has masks and targets, and no model learns both; remove one of them")
-    return facts._replace(target_names=tuple(facts.target_names))
+    return facts
 
 
 def model_facts(name: str) -> NetworkFacts:
@@ -195,8 +186,7 @@ def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
     plugin = find(kind, name)
     if name.startswith(TIMM):
         return _loaded.setdefault((kind, name), (plugin, _timm_builder(plugin)))
-    entries = metadata.entry_points(group=GROUPS[kind])
-    entry = next(entry for entry in entries if (entry.name, entry.value) == (name, plugin.entry))
+    entry, *_ = metadata.entry_points(group=GROUPS[kind], name=name, value=plugin.entry)
     try:
         offered = entry.load()
     except Exception as error:  # whatever a module raises at its import
@@ -247,10 +237,8 @@ def _timm_builder(plugin: Plugin) -> Callable[..., Any]:
     names = [*timm.list_models(), *timm.list_pretrained()]  # of architectures, and of these with a tag of weights
     if name not in names:
         near = ", ".join(TIMM + near for near in difflib.get_close_matches(name, names))
-        raise PluginError(
-            f"model.name={plugin.name} is not a network of timm {plugin.version}; "
-            f"use {near or 'a name that timm.list_models() gives'}"
-        )
+        fault = f"model.name={plugin.name} is not a network of timm {plugin.version}"
+        raise PluginError(f"{fault}; use {near or 'a name that timm.list_models() gives'}")
     published = timm.get_pretrained_cfg(name)
 
     def build(*, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> Any:

@@ -16,41 +16,21 @@ from typing import Any, NoReturn
 from paceline.conf.environment import quieten, set_verbosity
 from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_setting
 from paceline.conf.load import field_paths
-from paceline.flows.commands import (
-    advise,
-    compare,
-    doctor,
-    evidence,
-    lookup,
-    no_gpu,
-    predict,
-    run,
-    serve,
-    study,
-    sweep,
-    ui,
-)
+from paceline.flows.commands import advise, compare, doctor, evidence, lookup, predict, run, serve, study, sweep, ui
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
 from paceline.flows.lifecycle import signals as interrupt
 from paceline.tasks.errors import InputError, PacelineError, RankError
 from paceline.tasks.redact import redact_logs
 
 DONE, FAILED, WRONG_INPUT, SIGNALLED = 0, 1, 2, 128
-GROUPS: dict[str, dict[str, Command]] = {
-    "Train": {"run": run.COMMAND, "sweep": sweep.COMMAND},
-    "Measure": {
-        "study": study.COMMAND,
-        "advise": advise.COMMAND,
-        "compare": compare.COMMAND,
-        "hardware": compare.HARDWARE,
-        "evidence": evidence.COMMAND,
-        "no-gpu": no_gpu.COMMAND,
-    },
-    "Use": {"predict": predict.COMMAND, "features": predict.FEATURES, "classify": predict.CLASSIFY},
-    "Operate": {"serve": serve.COMMAND, "doctor": doctor.COMMAND, "ui": ui.COMMAND},
-    "Look up": {"presets": lookup.PRESETS, "settings": lookup.SETTINGS, "completion": lookup.COMPLETION},
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "Train": (run.run, sweep.sweep),
+    "Measure": (study.study, advise.advise, compare.compare, compare.hardware, evidence.evidence, study.no_gpu),
+    "Use": (predict.predict, predict.features, predict.classify),
+    "Operate": (serve.serve, doctor.doctor, ui.ui),
+    "Look up": (lookup.presets, lookup.settings, lookup.completion),
 }
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 HEAD = """Train image, audio and video models on one or many devices, and measure how much faster your settings make it.
 
 Usage: paceline COMMAND [OPTIONS] [SETTING=VALUE]...
@@ -140,10 +120,10 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-        help_of = {"quiet": "print errors only", "verbose": "print debug messages, and tracebacks of errors"}
-        for name, text in help_of.items():
-            # Suppressed, so that a command does not overrule what stands before its name.
-            self.add_argument(f"-{name[0]}", f"--{name}", action="store_true", default=argparse.SUPPRESS, help=text)
+        # Suppressed, so that a command does not overrule what stands before its name.
+        switch: dict[str, Any] = {"action": "store_true", "default": argparse.SUPPRESS}
+        self.add_argument("-q", "--quiet", help="print errors only", **switch)
+        self.add_argument("-v", "--verbose", help="print debug messages, and tracebacks of errors", **switch)
 
     def error(self, message: str) -> NoReturn:
         hint, setting = f"{self.prog} --help", None
@@ -159,16 +139,15 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message, hint=hint, setting=setting)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        choices = [] if action.choices is None else list(action.choices)
+        choices = list(action.choices or ())
         if not choices or value in choices:
             return
         near = suggest(str(value), choices)
-        if action.option_strings:
-            name = f"{action.option_strings[-1]} {value} is not valid"
-            listed = f"choices: {', '.join(choices)}"
-            hint = f"did you mean {near}? {listed.capitalize()}" if near else listed
-            raise InputError(name, hint=hint, setting=action.option_strings[-1])
-        raise InputError(f"unknown command {value}", hint=did_you_mean(near, "paceline --help"), setting="command")
+        if not action.option_strings:
+            raise InputError(f"unknown command {value}", hint=did_you_mean(near, "paceline --help"), setting="command")
+        option, listed = action.option_strings[-1], f"choices: {', '.join(choices)}"
+        hint = f"did you mean {near}? {listed.capitalize()}" if near else listed
+        raise InputError(f"{option} {value} is not valid", hint=hint, setting=option)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -201,7 +180,8 @@ class _RootParser(_Parser):
     def format_help(self) -> str:
         lines = [HEAD]
         for group, commands in GROUPS.items():
-            lines += [f"{group}:", *(f"  {name:<12}{command.help}" for name, command in commands.items())]
+            helps = ((command.name, command.sentence.removesuffix(".")) for command in commands)
+            lines += [f"{group}:", *(f"  {name:<12}{text[0].lower()}{text[1:]}" for name, text in helps)]
         return "\n".join(lines) + "\n" + TAIL
 
 
@@ -210,18 +190,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-V", "--version", action="store_true")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     for name, command in COMMANDS.items():
-        sentence = f"{command.help[0].upper()}{command.help[1:]}."
-        examples = "\n".join(f"  {example}" for example in command.examples)
-        child = commands.add_parser(
-            name,
-            help=command.help,
-            description=sentence,
-            epilog=f"Examples:\n{examples}",
-            add_help=not command.settings,
-        )
+        epilog = "\n  ".join(("Examples:", *command.examples))
+        child = commands.add_parser(name, description=command.sentence, epilog=epilog, add_help=not command.own_help)
         child.example = command.examples[0]
-        for argument in command.arguments:
-            child.add_argument(*argument.names, **argument.options)
+        for names, options in command.arguments:
+            child.add_argument(*names, **options)
         child.set_defaults(command=command.execute, parser=child, root=parser)
     return parser
 

@@ -6,7 +6,7 @@ import zoneinfo
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Self
+from typing import Any, Self
 
 import httpx
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
@@ -23,7 +23,6 @@ from paceline.flows.lifecycle.overlap import POLICY_TAG
 from paceline.flows.run.flow import run_pipeline
 from paceline.tasks.errors import InputError
 
-Arguments = ParamSpec("Arguments")
 POLL_SECONDS = 0.1
 SET_RIGHT_SECONDS = 60.0  # interval of the search for runs without a process and slots without a run
 
@@ -85,14 +84,12 @@ class PatientRunner(Runner):
         return self
 
 
-def _log_outages(
-    workload: Callable[Arguments, Coroutine[Any, Any, None]],
-) -> Callable[Arguments, Coroutine[Any, Any, None]]:
+def _log_outages(workload: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
     """Log errors of the API in a repeated workload, once per outage, instead of raising them."""
     is_away = False
 
     @wraps(workload)
-    async def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+    async def call(*arguments: Any, **options: Any) -> None:
         nonlocal is_away
         try:
             await workload(*arguments, **options)
@@ -111,13 +108,10 @@ def _log_outages(
 
 
 def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
-    """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows.
-
-    With `catch_up` the schedule stays on at the end, so that the next server starts missed runs.
-    """
+    """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows."""
 
     async def start() -> None:
-        runner = PatientRunner(pause_on_shutdown=not catch_up)
+        runner = PatientRunner(pause_on_shutdown=not catch_up)  # an active schedule: the next server starts missed runs
         stopping = _stop_on_signals(runner)
         deployment_id = await runner.aadd_deployment(deployment)
         clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))

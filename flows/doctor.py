@@ -1,6 +1,6 @@
 """Examines a site before the first run: this host, its servers, its certificates, its cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from paceline.conf import plugins
 from paceline.conf.config import Config
@@ -29,15 +29,9 @@ SEE = "see the message"
 
 
 def examine(
-    config: Config,
-    environment: Environment,
-    report: Callable[[Finding], None],
-    note_measurements: Callable[[Measurements], None] | None = None,
-) -> list[Finding]:
-    """Examine everything, also after a stage fails; `report` receives each finding at once.
-
-    With `note_measurements`, which receives them, the devices of the cluster are measured too.
-    """
+    config: Config, environment: Environment, note_measurements: Callable[[Measurements], None] | None = None
+) -> Iterator[Finding]:
+    """Examine everything, also after a stage fails; measure the cluster's devices too, with `note_measurements`."""
     stages: dict[str, Callable[[], list[Finding]]] = {
         "packages": examine_packages,
         "own packages": examine_own,
@@ -47,18 +41,13 @@ def examine(
         "certificates": lambda: [_certificates(config, environment)],
         "workers": lambda: _cluster(config, environment, note_measurements),
     }
-    findings = []
     for name, stage in stages.items():
         try:
-            stage_findings = stage()
+            yield from stage()
         except PacelineError as error:
-            stage_findings = [_wrong(name, error)]
+            yield _wrong(name, error)
         except Exception as error:  # noqa: BLE001  every error is a finding
-            stage_findings = [bad(name, f"{type(error).__name__}: {redact(one_line(error))}", SEE)]
-        for finding in stage_findings:
-            report(finding)
-            findings.append(finding)
-    return findings
+            yield bad(name, f"{type(error).__name__}: {redact(one_line(error))}", SEE)
 
 
 def _mlflow(environment: Environment) -> Finding:

@@ -9,17 +9,15 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
-from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.mlflow_views import log_report
+from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.report_artifacts import log_report
-from paceline.flows.lifecycle.retries import with_retries
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run.forecast_check import execution_of, past_checks
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
@@ -30,7 +28,6 @@ from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.execution import Arm, Plan
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast import device_profile
 from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link
@@ -99,16 +96,13 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
 
 
 @flow(name="paceline-advise", flow_run_name="advise {request.config.name}", persist_result=False)
-@stop_on_signal
-@outlive_outages
-@redact_errors
+@guard_flow
 def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """Predict the speedup on more devices, and rank changes of the execution.
 
     Args:
         request: The run, and the devices to predict.
     """
-    quieten()
     started = time.monotonic()
     environment = Environment()
     config, checked = result_of(check_advise, request, environment)

@@ -44,13 +44,8 @@ def show_yaml(config: Config) -> str:
 
 def show_json(config: Config) -> dict[str, Any]:
     """The configuration, and the value and the reason of each `auto`."""
-    values, choices = flatten(config), _choices(config)
-    reasons = {
-        key: {"value": str(choice.value), "reason": choice.reason}
-        for key, choice in choices.items()
-        if values[key] == "auto"
-    }
-    return {"config": config.model_dump(mode="json"), "choices": reasons}
+    choices = {key: {"value": str(choice.value), "reason": choice.reason} for key, choice in _choices(config).items()}
+    return {"config": config.model_dump(mode="json"), "choices": choices}
 
 
 def _yaml_lines(section: BaseModel, choices: dict[str, Choice], prefix: str, indent: str) -> list[str]:
@@ -60,7 +55,7 @@ def _yaml_lines(section: BaseModel, choices: dict[str, Choice], prefix: str, ind
         if isinstance(value, BaseModel):
             lines += [f"{indent}{name}:", *_yaml_lines(value, choices, f"{key}.", f"{indent}  ")]
             continue
-        choice = choices.get(key) if value == "auto" else None
+        choice = choices.get(key)
         comment = f"  # -> {choice.value} ({' '.join(choice.reason.split())})" if choice else ""
         lines.append(f"{indent}{name}: {yaml_text(value)}{comment}")
     return lines
@@ -78,8 +73,8 @@ def _choices(config: Config) -> dict[str, Choice]:
             choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
     else:
         later = Choice(value="to be chosen", reason="by the hardware of the hosts that the cluster gives")
-        choices = {name: later for name, value in flatten(config.execution).items() if value == "auto"}
+        choices = dict.fromkeys(flatten(config.execution), later)
     side, reason = config.stored_size
-    stored = {"data.stored_size": Choice(value=side, reason=reason)}
-    tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
-    return OTHERS | stored | {f"execution.{name}": choice for name, choice in choices.items()} | tls
+    found = OTHERS | {"data.stored_size": Choice(value=side, reason=reason), "cluster.tls": choose_tls(config.cluster)}
+    found |= {f"execution.{name}": choice for name, choice in choices.items()}
+    return {key: found[key] for key, value in flatten(config).items() if value == "auto" and key in found}

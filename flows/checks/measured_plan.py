@@ -39,10 +39,7 @@ def train_job(
 def measure_plan(
     config: Config, checked: PreflightResult, prepared: PreparedSet, run_id: str, environment: Environment, address: str
 ) -> PreflightResult:
-    """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one.
-
-    The run stores its measurement, so that a resume executes the same plan.
-    """
+    """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one."""
     plan = checked.plan
     if plan.strategy == "fsdp" or not plan.reasons.keys() & set(LAYER_SETTINGS):
         return checked
@@ -54,6 +51,6 @@ def measure_plan(
     if search is None:
         search = measure_layers(job, address)
         of_home.keep(search)
-    of_run.keep(search, even_contaminated=True)
+    of_run.keep(search, even_contaminated=True)  # so that a resume executes the same plan
     layers = tuple(probe for probe in search.probes if probe.candidate.variant == "synthetic_input")
     return replace(checked, plan=choose(plan, search.model_copy(update={"probes": layers}), arm_of(plan), 0))

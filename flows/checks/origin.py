@@ -6,17 +6,13 @@ the local user's command line and environment choose the address of a scheduler,
 
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
-from paceline.conf.load import apply
 from paceline.tasks.errors import InputError
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"  # variable that Prefect's runners and workers set in the process of each flow run
-SECTION = "cluster."
-DEFAULT_KIND = Cluster().kind
 
 
 def is_from_api() -> bool:
@@ -39,10 +35,8 @@ def check_origin(cluster: Cluster, environment: Environment) -> None:
             "set PACELINE_SCHEDULER where the flows are started, or name that address"
         )
     if cluster.tls == "off" and environment.cluster_tls != "off":
-        raise InputError(
-            "cluster.tls=off is not allowed on this host for a run that Prefect starts; leave it auto, or set "
-            "PACELINE_CLUSTER_TLS=off where the flows are started"
-        )
+        fault = "cluster.tls=off is not allowed on this host for a run that Prefect starts"
+        raise InputError(f"{fault}; leave it auto, or set PACELINE_CLUSTER_TLS=off where the flows are started")
 
 
 def allow(cluster: Cluster) -> None:
@@ -51,24 +45,3 @@ def allow(cluster: Cluster) -> None:
         os.environ["PACELINE_SCHEDULER"] = cluster.address
     if cluster.tls == "off":
         os.environ["PACELINE_CLUSTER_TLS"] = cluster.tls
-
-
-def replace_cluster(tree: dict[str, Any], overrides: Sequence[str], run_id: str) -> tuple[str, ...]:
-    """Replace the cluster of a stored configuration by the `cluster.*` settings of the command line.
-
-    Returns the settings that the run had and the command line does not name. Raises InputError if the run was on
-    another kind of cluster, and the command line names none.
-    """
-    stored = tree.pop("cluster", None)
-    before = stored if isinstance(stored, dict) else {}
-    for override in overrides:
-        apply(tree, override)
-    given = tree.setdefault("cluster", {})
-    kind = before.get("kind", DEFAULT_KIND)
-    if "kind" not in given and kind != DEFAULT_KIND:
-        raise InputError(
-            f"--resume {run_id}: the run was on cluster.kind={kind}, and no setting of a cluster is taken from the "
-            f"store; repeat its cluster.* settings, or give cluster.kind={DEFAULT_KIND} for this host"
-        )
-    default = Cluster().model_dump(mode="json")
-    return tuple(name for name in default if before.get(name, default[name]) != default[name] and name not in given)

@@ -12,7 +12,7 @@ from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.results import reusable
-from paceline.flows.lifecycle.prefect_api import check_prefect
+from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import certificates
 from paceline.tasks.cluster.user_packages import require_packages
@@ -55,13 +55,10 @@ def check(
     config: Config,
     environment: Environment,
     *,
-    list_data: Callable[[Data], Listing] = describe,
-    prestart: Prestart | None = None,
+    list_data: Callable[[Data], Listing] = describe,  # whose listings several checks can share
+    prestart: Prestart | None = None,  # starts parts of the run after their checks
 ) -> PreflightResult:
-    """Check devices, servers, data and stores, the quick checks first; raise ConfigError or InputError.
-
-    Several checks can share the listings of `list_data`. `prestart` starts parts of the run after their checks.
-    """
+    """Check devices, servers, data and stores, the quick checks first; raise ConfigError or InputError."""
     check_own(config)  # the form of Prefect does not do this
     hardware = training_host(config, environment)
     if config.cluster.address is not None:
@@ -71,15 +68,13 @@ def check(
     _check_home(environment)
     check_reachable(environment.tracking_uri)
     if prestart is not None:
-        prestart.start_api()
+        prepare_api(environment)
     with list_on(config.cluster.address):
         listing = list_data(config.data)
     plan = plan_on(config, hardware, listing.num_train)
     if listing.num_test == 0:
-        raise InputError(
-            f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
-            "raise it or give the source a test split"
-        )
+        fault = f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them"
+        raise InputError(f"{fault}; raise it or give the source a test split")
     if prestart is not None:
         prestart.start_cluster(plan)
     pretrained = check_weights(config, listing, environment)
@@ -144,10 +139,8 @@ def plan_on(config: Config, hardware: Hardware, num_train: int) -> Plan:
     plan = resolve(config, hardware, num_train)
     size, batch = config.global_batch_size, config.recipe.batch_size
     if size > num_train:
-        raise InputError(
-            f"recipe.batch_size={batch} ({size} over all ranks) exceeds the "
-            f"{num_train} training samples; use recipe.batch_size={num_train // (size // batch)} or less"
-        )
+        fault = f"recipe.batch_size={batch} ({size} over all ranks) exceeds the {num_train} training samples"
+        raise InputError(f"{fault}; use recipe.batch_size={num_train // (size // batch)} or less")
     # Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers.
     is_small = config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED
     remainder = num_train % size

@@ -1,7 +1,4 @@
-"""Starts Prefect's temporary API, and a cluster of this host with its rank processes, while a run is being checked.
-
-A flow without a prestart, as in a deployment, opens its own cluster.
-"""
+"""Starts a cluster of this host, with its rank processes, while a run is checked; a deployment's run opens its own."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -35,9 +32,9 @@ class Prestart:
     """Starts parts of a run as soon as its checks allow, and ends them with the body."""
 
     def __init__(self, config: Config, environment: Environment) -> None:
-        self._config = config
-        self._environment = environment
-        self._opening: Opening | None = None
+        self.config = config
+        self.environment = environment
+        self.opening: Opening | None = None
 
     def __enter__(self) -> Self:
         self._token = _current.set(self)
@@ -46,30 +43,20 @@ class Prestart:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _current.reset(self._token)
         prefect_api.stop_unused_api()
-        if self._opening is not None:
+        if self.opening is not None:
             with suppress(Exception) if error is not None else nullcontext():  # report the first error
-                self._opening.close()
-
-    def start_api(self) -> None:
-        """Start Prefect's temporary API, if there is no server."""
-        prefect_api.prepare_api(self._environment)
+                self.opening.close()
 
     def start_cluster(self, plan: Plan) -> None:
         """Start the cluster, if it is one of this host."""
-        config = self._config
+        config = self.config
         if not config.cluster.is_this_host:
             return
         demand = demand_of([config.execution], plan.accelerator)
         with defer_signals():  # a signal in between would leave the cluster without an owner
-            self._opening = Opening(
-                config.cluster, demand, self._environment, lambda address: prepare_seats(address, config, plan)
+            self.opening = Opening(
+                config.cluster, demand, self.environment, lambda address: prepare_seats(address, config, plan)
             )
-
-    def cluster(self, config: Config) -> OpenCluster | None:
-        """Wait for the cluster that was started for this configuration; None if none was."""
-        if self._opening is None or config != self._config:
-            return None
-        return OpenCluster(self._opening.address(), self._opening.release)
 
 
 _current: ContextVar[Prestart | None] = ContextVar("prestart", default=None)
@@ -85,9 +72,8 @@ def cold_seconds() -> float | None:
 def cluster_for_run(config: Config, plan: Plan, environment: Environment) -> Iterator[OpenCluster]:
     """The cluster that was started for a run, or a new one that ends with the body."""
     prestart = _current.get()
-    started = prestart and prestart.cluster(config)
-    if started:
-        yield started
+    if prestart is not None and prestart.opening is not None and prestart.config == config:
+        yield OpenCluster(prestart.opening.address(), prestart.opening.release)
         return
     with open_cluster(config.cluster, demand_of([config.execution], plan.accelerator), environment) as address:
         yield OpenCluster(address, lambda: None)

@@ -13,7 +13,7 @@ from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import WEIGHTS
 from paceline.tasks.records.data import ModelFacts, Pretrained
 
-SHAPE = ("name", "width", "depth")
+SHAPE = {"name", "width", "depth"}
 
 
 def check_weights(config: Config, listing: Listing, environment: Environment) -> Pretrained | None:
@@ -42,7 +42,7 @@ def check_weights(config: Config, listing: Listing, environment: Environment) ->
     try:
         reinitialized = check_fit(tensors, network, same_classes=same_classes, where=where)
     except InputError as error:
-        if facts is not None and _shape(facts.model) != _shape(config.model):
+        if facts is not None and facts.model.model_dump(include=SHAPE) != config.model.model_dump(include=SHAPE):
             raise InputError(_other_network(facts.model, where)) from error
         raise
     return Pretrained(
@@ -72,10 +72,8 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
     from paceline.tasks.predict.tiles import MAX_SIDE, grid_for
 
     if model.task == "classify":
-        raise InputError(
-            "--own-size applies to segmentation and denoising models, and this model classifies whole images",
-            hint="remove --own-size",
-        )
+        fault = "--own-size applies to segmentation and denoising models, and this model classifies whole images"
+        raise InputError(fault, hint="remove --own-size")
     looks = reach_and_stride(build_network(model, image_shape, *heads))
     if looks is None or looks[0] < 0 or looks[1] < 1:
         raise InputError(
@@ -109,12 +107,8 @@ def _place(reference: str, environment: Environment) -> tuple[Path, ModelFacts |
     return path, None
 
 
-def _shape(model: Model) -> dict[str, object]:
-    return {name: getattr(model, name) for name in SHAPE}
-
-
 def _other_network(model: Model, where: str) -> str:
-    settings = " ".join(f"model.{name}={value}" for name, value in _shape(model).items())
+    settings = " ".join(f"model.{name}={value}" for name, value in model.model_dump(include=SHAPE).items())
     return f"{where}: was trained with {settings}, and the network here is another one; set the same"
 
 

@@ -3,30 +3,28 @@
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from paceline.conf.environment import Environment
 
+Check = TypeVar("Check", bound=Callable[..., Any])
 Request = TypeVar("Request")
-Options = ParamSpec("Options")
 Result = TypeVar("Result")
 
 _latest: ContextVar[tuple[object, object, object, Any] | None] = ContextVar("latest", default=None)
 """The latest check that passed: its name, its request, its environment and its result."""
 
 
-def reusable(
-    check: Callable[Concatenate[Request, Environment, Options], Result],
-) -> Callable[Concatenate[Request, Environment, Options], Result]:
+def reusable(check: Check) -> Check:
     """Store the result of a check for the flow that starts next, see `result_of`."""
 
     @wraps(check)
-    def call(request: Request, environment: Environment, /, *more: Options.args, **options: Options.kwargs) -> Result:
-        result = check(request, environment, *more, **options)
+    def call(request: object, environment: Environment, /, **options: Any) -> Any:
+        result = check(request, environment, **options)
         _latest.set((check.__qualname__, request, environment, result))
         return result
 
-    return call
+    return cast(Check, call)
 
 
 def result_of(check: Callable[[Request, Environment], Result], request: Request, environment: Environment) -> Result:

@@ -4,31 +4,39 @@ from argparse import Namespace
 from typing import Any
 
 from paceline.conf.load import load, split_values
-from paceline.flows.commands.console import Command, argument, preset, run_location, say_pairs
+from paceline.flows.commands.console import argument, command, preset, run_location, say_pairs
 from paceline.flows.commands.prefect_session import start_flow
 from paceline.tasks.errors import InputError
 
 DEVICES = "2,4,8"
 
 
-def main(options: Namespace) -> None:
-    """Forecast."""
+@command(
+    ("paceline advise cifar10 data.root=DIR --devices 2,4,8", "paceline advise digits --link ethernet10"),
+    *preset(),
+    argument("--devices N,N", f"numbers of devices to forecast (default: {DEVICES})", default=DEVICES),
+    argument(
+        "--link LINK", "link between devices: measured (default), or nvlink, pcie4, ethernet10, ...", default="measured"
+    ),
+    argument("--latency S", "latency of your own link, seconds per message", type=float),
+    argument("--bandwidth GB/S", "bandwidth of your own link, gigabytes per second", type=float),
+    argument("--deadline S", "longest acceptable training time, seconds", type=float),
+)
+def advise(options: Namespace) -> None:
+    """Forecast the speedup on N devices, and rank what to do next."""
     from paceline.flows.forecast import AdviseRequest, check_advise, run_advise
 
     if (options.latency is None) != (options.bandwidth is None):
-        raise InputError(
-            "--latency and --bandwidth describe one link, and only one of them is given",
-            hint="give both, for example --latency 30e-6 --bandwidth 10",
-            setting="--latency" if options.latency is None else "--bandwidth",
-        )
+        fault = "--latency and --bandwidth describe one link, and only one of them is given"
+        missing = "--latency" if options.latency is None else "--bandwidth"
+        raise InputError(fault, hint="give both, for example --latency 30e-6 --bandwidth 10", setting=missing)
     if options.deadline is not None and options.deadline <= 0:
         raise InputError(f"--deadline must be above 0 seconds, got {options.deadline:g}; for example --deadline 3600")
     try:
         devices = [int(part) for part in split_values(options.devices)]
     except ValueError as error:
-        raise InputError(
-            f"--devices must be whole numbers, got {options.devices}; for example --devices 2,4,8"
-        ) from error
+        fault = f"--devices must be whole numbers, got {options.devices}"
+        raise InputError(f"{fault}; for example --devices 2,4,8") from error
     request = AdviseRequest(
         preset=options.preset,
         config=load(options.preset, options.overrides),
@@ -43,25 +51,4 @@ def main(options: Namespace) -> None:
 
 def _show(summary: dict[str, Any]) -> None:
     where = run_location(summary["run_id"], summary["experiment"])
-    say_pairs([*map(tuple, summary.pop("table")), ("prediction", where)])
-
-
-COMMAND = Command(
-    "forecast the speedup on N devices, and rank what to do next",
-    ("paceline advise cifar10 data.root=DIR --devices 2,4,8", "paceline advise digits --link ethernet10"),
-    (
-        *preset(),
-        argument(
-            "--devices", default=DEVICES, metavar="N,N", help=f"numbers of devices to forecast (default: {DEVICES})"
-        ),
-        argument(
-            "--link",
-            default="measured",
-            help="link between devices: measured (default), or nvlink, pcie4, ethernet10, ...",
-        ),
-        argument("--latency", type=float, metavar="S", help="latency of your own link, seconds per message"),
-        argument("--bandwidth", type=float, metavar="GB/S", help="bandwidth of your own link, gigabytes per second"),
-        argument("--deadline", type=float, metavar="S", help="longest acceptable training time, seconds"),
-    ),
-    main,
-)
+    say_pairs(*map(tuple, summary.pop("table")), ("prediction", where))

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TextIO
 
 from paceline.conf.environment import Environment
@@ -15,57 +16,67 @@ from paceline.conf.hints import fault_and_hint
 from paceline.tasks.errors import InputError
 from paceline.tasks.redact import redact, redact_tree
 
+Argument = tuple[tuple[str, ...], dict[str, Any]]  # names and options for `ArgumentParser.add_argument`
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
-
-
-class Argument(NamedTuple):
-    """The parameters of `ArgumentParser.add_argument`."""
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
 
 
 class Command(NamedTuple):
     """A command of the program."""
 
-    help: str
+    name: str
+    sentence: str
     examples: tuple[str, str]
     arguments: tuple[Argument, ...]
     execute: Callable[[Namespace], None]
-    settings: bool = False  # whether its help lists the most common settings
+    own_help: bool  # it has an option --help of its own
 
 
-class _Output:
-    quiet = False
-    """Print results and errors only where a program reads them, and errors."""
-    answered = False
-    """Whether the line of JSON has been written."""
+_output = SimpleNamespace(quiet=False, answered=False)  # answered: the line of JSON has been written
 
 
 def start_output(*, quiet: bool) -> None:
-    """Start the output of a call of the program."""
-    _Output.quiet, _Output.answered = quiet, False
+    """Start the output of a call of the program; a quiet one says nothing but errors on stderr."""
+    _output.quiet, _output.answered = quiet, False
 
 
-def argument(*names: str, **options: Any) -> Argument:
-    """Declare an argument of a command, as for `ArgumentParser.add_argument`."""
-    return Argument(names, options)
+def command(
+    examples: tuple[str, str], *arguments: Argument, own_help: bool = False
+) -> Callable[[Callable[[Namespace], None]], Command]:
+    """Make a function a command of its name, whose docstring is the help."""
+
+    def declare(execute: Callable[[Namespace], None]) -> Command:
+        name, sentence = execute.__name__.replace("_", "-"), execute.__doc__ or ""
+        return Command(name, sentence, examples, arguments, execute, own_help)
+
+    return declare
 
 
-def overrides(help_text: str) -> Argument:
-    """Declare the `key=value` arguments of a command."""
-    return argument("overrides", nargs="*", metavar="key=value", help=help_text)
+def argument(form: str, help_text: str, **options: Any) -> Argument:
+    """Declare an argument as a usage line has it: `-o --output FILE`, `--axis A,B ...` to repeat, `--ladder` to switch.
+
+    A positional one has its attribute and its name: `run RUN_ID`. `options` are those of `ArgumentParser.add_argument`.
+    """
+    names, options["help"] = form.split(), help_text
+    is_positional = not form.startswith("-")
+    if names[-1] == "...":
+        names.pop()
+        options |= {"nargs": "*"} if is_positional else {"action": "append", "default": []}
+    if len(names) > 1 and not names[-1].startswith("-"):
+        options["metavar"] = names.pop()
+    elif not is_positional and "choices" not in options:
+        options["action"] = "store_true"
+    return tuple(names), options
 
 
-JSON = argument("--json", action="store_true", help="end stdout with the outcome as one line of JSON")
+JSON = argument("--json", "end stdout with the outcome as one line of JSON")
 
 
 def preset(*, resume: str | None = None) -> tuple[Argument, ...]:
     """Declare the preset, its overrides and `--json`; with help on `resume` also `--resume`, instead of a preset."""
     return (
-        argument("preset", nargs="?" if resume else None, help="a preset (list them: paceline presets) or a YAML file"),
-        overrides("settings that differ from the preset's (list them: paceline settings)"),
-        *([argument("--resume", metavar="RUN_ID", help=resume)] if resume else []),
+        argument("preset", "a preset (list them: paceline presets) or a YAML file", nargs="?" if resume else None),
+        argument("overrides key=value ...", "settings that differ from the preset's (list them: paceline settings)"),
+        *([argument("--resume RUN_ID", resume)] if resume else []),
         JSON,
     )
 
@@ -74,16 +85,13 @@ def require(options: Namespace, *names: str) -> None:
     """Raise InputError for a missing argument, which `--resume` would make needless."""
     for name in names:
         if getattr(options, name.removeprefix("--")) is None:
-            raise InputError(
-                f"{options.parser.prog} needs {'a preset' if name == 'preset' else name}",
-                hint=f"for example: {options.parser.example}",
-                setting=name,
-            )
+            fault = f"{options.parser.prog} needs {'a preset' if name == 'preset' else name}"
+            raise InputError(fault, hint=f"for example: {options.parser.example}", setting=name)
 
 
 def say(line: str) -> None:
     """Print a line on stderr, unless `--quiet` was given."""
-    if not _Output.quiet:
+    if not _output.quiet:
         say_always(line)
 
 
@@ -98,12 +106,12 @@ def say_error(error: Exception, *, as_json: bool) -> None:
     say_always(f"error: {fault}")
     if hint:
         say_always(f"hint: {hint}")
-    if as_json and not _Output.answered:
+    if as_json and not _output.answered:
         with suppress(BrokenPipeError):
             write_json(sys.stdout, {"error": fault, "hint": hint, "setting": getattr(error, "setting", None)})
 
 
-def say_pairs(rows: Sequence[tuple[str, str]]) -> None:
+def say_pairs(*rows: tuple[str, str]) -> None:
     """Print names and values below each other."""
     width = max((len(name) for name, _ in rows), default=0)
     say("")
@@ -152,13 +160,12 @@ def write_page(path: Path, html: str) -> None:
     try:
         path.write_text(html, encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"--html {path} cannot be written ({error.strerror}); name a file in a directory that you own"
-        ) from error
+        fault = f"--html {path} cannot be written ({error.strerror})"
+        raise InputError(f"{fault}; name a file in a directory that you own") from error
 
 
 def write_json(stream: TextIO | None, outcome: dict[str, Any]) -> None:
     """Print the outcome on one line, if there is a stream for it."""
     if stream is not None:
         print(json.dumps(redact_tree(outcome)), file=stream, flush=True)
-        _Output.answered = True
+        _output.answered = True

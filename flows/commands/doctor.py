@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.commands.console import JSON, Command, argument, json_stream, overrides, say, write_json
+from paceline.flows.commands.console import JSON, argument, command, json_stream, say, write_json
 from paceline.tasks.errors import RunError
 
 if TYPE_CHECKING:
@@ -18,15 +18,24 @@ MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 WIDTH = 18
 
 
-def main(options: Namespace) -> None:
-    """Examine, report, and fail if something is wrong."""
+@command(
+    ("paceline doctor", "paceline doctor cluster.kind=address cluster.address=tls://host:8786"),
+    argument("overrides key=value ...", "the cluster and execution to look at, such as cluster.kind=ssh"),
+    argument("--measure", "also measure devices and their links; they must be free"),
+    JSON,
+)
+def doctor(options: Namespace) -> None:
+    """Check packages, devices, servers, certificates and the cluster's workers."""
     from paceline.flows.doctor import examine
 
     config = load("digits", options.overrides)
     with json_stream(options.json) as stream:
         measured: list[Measurements] = []
         note = measured.append if options.measure else None
-        findings = examine(config, Environment(), lambda finding: say(_line(finding)), note)
+        findings = []
+        for finding in examine(config, Environment(), note):
+            findings.append(finding)
+            say(_line(finding))
         counts = {status: sum(finding.status == status for finding in findings) for status in MARKS}
         outcome = {"findings": [finding.model_dump() for finding in findings], "counts": counts}
         write_json(stream, outcome | {"measurement": measured[0].model_dump() if measured else None})
@@ -40,15 +49,3 @@ def main(options: Namespace) -> None:
 def _line(finding: Finding) -> str:
     remedy = f"\n{'':9}{'':{WIDTH}}-> {finding.remedy}" if finding.remedy else ""
     return f"{MARKS[finding.status]}  {finding.check:<{WIDTH - 1}} {finding.found}{remedy}"
-
-
-COMMAND = Command(
-    "check packages, devices, servers, certificates and the cluster's workers",
-    ("paceline doctor", "paceline doctor cluster.kind=address cluster.address=tls://host:8786"),
-    (
-        overrides("the cluster and execution to look at, such as cluster.kind=ssh"),
-        argument("--measure", action="store_true", help="also measure devices and their links; they must be free"),
-        JSON,
-    ),
-    main,
-)

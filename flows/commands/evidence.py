@@ -5,13 +5,20 @@ from argparse import Namespace
 from pathlib import Path
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.console import JSON, Command, argument, json_stream, say, say_pairs, write_json
+from paceline.flows.commands.console import JSON, argument, command, json_stream, say, say_pairs, write_json
 from paceline.tasks.errors import InputError
 from paceline.tasks.names import Artifact
 
 
-def main(options: Namespace) -> None:
-    """Write the evidence of a run, or check a file of evidence."""
+@command(
+    ("paceline evidence RUN_ID -o run.tar", "paceline evidence --check run.tar"),
+    argument("run RUN_ID", "run whose evidence is written", nargs="?"),
+    argument("-o --output FILE", "archive to write (default: RUN_ID.tar)", type=Path),
+    argument("--check FILE", "recompute the figures of an archive, and print them", type=Path),
+    JSON,
+)
+def evidence(options: Namespace) -> None:
+    """Write the raw data behind a run's speedup, to recompute every figure without Paceline."""
     if (options.run is None) == (options.check is None):
         raise InputError(
             "paceline evidence needs RUN_ID, or --check FILE", hint=f"for example: {options.parser.example}"
@@ -31,7 +38,7 @@ def main(options: Namespace) -> None:
             raise InputError(f"{option} {file}: {error.strerror}", hint="name a file that you may use") from error
         digest = hashlib.sha256(content).hexdigest()
         if options.check:
-            say_pairs([(name, "null" if value is None else f"{value:.6g}") for name, value in figures.items()])
+            say_pairs(*((name, "null" if value is None else f"{value:.6g}") for name, value in figures.items()))
         say(f"{file}: {len(content):,} bytes, SHA-256 {digest}; all {len(figures)} figures follow from its step times")
         write_json(stream, {"file": str(file), "num_bytes": len(content), "sha256": digest, "figures": figures})
 
@@ -46,22 +53,6 @@ def find_evidence(site: Environment, run_id: str) -> bytes:
     get_runs(site.tracking_uri, [run_id])
     content = read_artifact(site.tracking_uri, run_id, Artifact.EVIDENCE)
     if content is None:
-        raise InputError(
-            f"run {run_id} has no evidence: it had no probe, or an older version recorded it",
-            hint="paceline run PRESET with speedup.baseline=probe",
-            setting="RUN_ID",
-        )
+        fault = f"run {run_id} has no evidence: it had no probe, or an older version recorded it"
+        raise InputError(fault, hint="paceline run PRESET with speedup.baseline=probe", setting="RUN_ID")
     return content
-
-
-COMMAND = Command(
-    "write the raw data behind a run's speedup, to recompute every figure without Paceline",
-    ("paceline evidence RUN_ID -o run.tar", "paceline evidence --check run.tar"),
-    (
-        argument("run", nargs="?", metavar="RUN_ID", help="run whose evidence is written"),
-        argument("-o", "--output", type=Path, metavar="FILE", help="archive to write (default: RUN_ID.tar)"),
-        argument("--check", type=Path, metavar="FILE", help="recompute the figures of an archive, and print them"),
-        JSON,
-    ),
-    main,
-)

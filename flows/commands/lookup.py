@@ -3,19 +3,15 @@
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel
-
 from paceline.conf import plugins
 from paceline.conf.config import Config
 from paceline.conf.hints import ALIASES, did_you_mean, suggest_setting, typed, yaml_text
-from paceline.conf.load import PRESETS as PRESET_DIRECTORY
-from paceline.conf.load import flatten, load, preset_names
-from paceline.flows.commands.console import JSON, Command, argument, write_json
+from paceline.conf.load import PRESETS, flatten, load, preset_names, walk
+from paceline.flows.commands.console import JSON, argument, command, write_json
 from paceline.tasks.errors import InputError
 
 COMMON = (
@@ -40,17 +36,10 @@ class Setting(NamedTuple):
 
 def all_settings() -> list[Setting]:
     """All settings, in the order of the schema."""
-    return list(_settings_of(Config(), ""))
-
-
-def _settings_of(section: BaseModel, prefix: str) -> Iterator[Setting]:
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield from _settings_of(value, f"{prefix}{name}.")
-        else:
-            text = " ".join((field.description or "").split())
-            yield Setting(prefix + name, type_text(field.annotation), value, text)
+    return [
+        Setting(name, type_text(field.annotation), value, " ".join((field.description or "").split()))
+        for name, field, value in walk(Config())
+    ]
 
 
 def type_text(kind: object) -> str:
@@ -67,12 +56,13 @@ def type_text(kind: object) -> str:
     return _WORDS[kind]
 
 
-def print_presets(options: Namespace) -> None:
-    """Print the shipped presets."""
+@command(("paceline presets", "paceline presets --json"), JSON)
+def presets(options: Namespace) -> None:
+    """List the presets: task, data, what they are."""
     rows = []
     for name in preset_names():
         config = load(name)
-        first = (PRESET_DIRECTORY / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+        first = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
         what = first.removeprefix("# What:").strip()
         needs_data = plugins.source_facts(config.data.source).needs_root
         rows.append({"name": name, "task": config.model.task, "needs_data": needs_data, "what": what})
@@ -87,13 +77,18 @@ def print_presets(options: Namespace) -> None:
     print("\nStart one with: paceline run PRESET; presets that need your data take data.root=DIR")
 
 
-def print_settings(options: Namespace) -> None:
-    """Print the settings that match, with type, default and help."""
-    settings = matching(options.pattern) if options.pattern else all_settings()
+@command(
+    ("paceline settings learning_rate", "paceline settings execution."),
+    argument("pattern PATTERN", 'part of a name, a word of the help, or a pattern such as "*.num_*"', nargs="?"),
+    JSON,
+)
+def settings(options: Namespace) -> None:
+    """List the settings: type, default, help."""
+    matches = matching(options.pattern) if options.pattern else all_settings()
     if options.json:
-        write_json(sys.stdout, {"settings": [setting._asdict() for setting in settings]})
+        write_json(sys.stdout, {"settings": [setting._asdict() for setting in matches]})
         return
-    for setting in settings:
+    for setting in matches:
         print(f"{setting.name}={yaml_text(setting.default)}   ({setting.type})")
         print(textwrap.fill(setting.help, WIDTH, initial_indent="    ", subsequent_indent="    "))
 
@@ -126,16 +121,17 @@ def print_common(preset: str, overrides: list[str]) -> None:
     print("\nAll settings: paceline settings. What `auto` becomes on this machine: paceline run PRESET --show.")
 
 
-def print_completion(options: Namespace) -> None:
-    """Print a script that completes commands, options, presets and settings."""
+@command(
+    ('eval "$(paceline completion bash)"', 'eval "$(paceline completion zsh)"'),
+    argument("shell", "shell that reads the script", choices=("bash", "zsh")),
+)
+def completion(options: Namespace) -> None:
+    """Print a script that completes commands and settings in a shell."""
     actions = options.root._subparsers._group_actions[0]
-    cases = []
-    takers = []
+    cases, takers = [], []
     for name, parser in actions.choices.items():
-        words = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-        words += [
-            str(choice) for action in parser._actions if not action.option_strings for choice in action.choices or ()
-        ]
+        words = [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
+        words += [word for action in parser._actions if not action.option_strings for word in action.choices or ()]
         cases.append(f'    {name}) words="{" ".join(words)}" ;;')
         if any(action.dest == "overrides" for action in parser._actions):
             takers.append(name)
@@ -173,29 +169,3 @@ _COMPLETION = """# Completion of paceline; put into ~/.{shell}rc:  eval "$(pacel
 }}
 complete -o default -F _paceline paceline
 """
-PRESETS = Command(
-    "list the presets: task, data, what they are",
-    ("paceline presets", "paceline presets --json"),
-    (JSON,),
-    print_presets,
-)
-SETTINGS = Command(
-    "list the settings: type, default, help",
-    ("paceline settings learning_rate", "paceline settings execution."),
-    (
-        argument(
-            "pattern",
-            nargs="?",
-            metavar="PATTERN",
-            help='part of a name, a word of the help, or a pattern such as "*.num_*"',
-        ),
-        JSON,
-    ),
-    print_settings,
-)
-COMPLETION = Command(
-    "print a script that completes commands and settings in a shell",
-    ('eval "$(paceline completion bash)"', 'eval "$(paceline completion zsh)"'),
-    (argument("shell", choices=("bash", "zsh"), help="shell that reads the script"),),
-    print_completion,
-)

@@ -4,48 +4,61 @@ from argparse import Namespace
 from typing import Any
 
 from paceline.conf.load import validate_as
-from paceline.flows.commands.console import JSON, Command, argument, overrides, run_location, say_pairs, say_table
+from paceline.flows.commands.console import JSON, argument, command, run_location, say_pairs, say_table
 from paceline.flows.commands.prefect_session import start_flow
 
 ARGUMENTS = (
-    argument("model", metavar="MODEL", help="a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, or a directory"),
+    argument("model MODEL", "a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, or a directory"),
+    argument("source SOURCE", "a folder or URL of images, signals or clips, or a preset (its test split)"),
+    argument("overrides key=value ...", "settings of execution, cluster and data"),
     argument(
-        "source", metavar="SOURCE", help="a folder or URL of images, signals or clips, or a preset (its test split)"
-    ),
-    overrides("settings of execution, cluster and data"),
-    argument(
-        "--out",
-        metavar="DIR",
-        help="where the Parquet files go (default: by content, under PACELINE_HOME); an interrupted call resumes there",
+        "--out DIR",
+        "where the Parquet files go (default: by content, under PACELINE_HOME); an interrupted call resumes there",
     ),
     JSON,
 )
 
 
-def main(options: Namespace) -> None:
-    """Write the predictions of a model, or the output of one of its layers."""
+@command(
+    ("paceline predict RUN_ID DIR", "paceline predict models:/NAME@champion DIR --out predictions"),
+    *ARGUMENTS,
+    argument(
+        "--own-size",
+        "each image as large as it is, not scaled to what the model was trained on; for models of pixels",
+    ),
+)
+def predict(options: Namespace) -> None:
+    """Predict a folder of images, or a preset's test split, with a trained model."""
+    _predict(options, own_size=options.own_size)
+
+
+@command(
+    ("paceline features RUN_ID DIR --layer pool", "paceline features RUN_ID digits --layer pool --out features"),
+    *ARGUMENTS,
+    argument("--layer NAME", "layer whose output is written, flattened; a wrong name lists all layers", required=True),
+)
+def features(options: Namespace) -> None:
+    """Write a layer's output for a folder of images, or a preset's test split."""
+    _predict(options, layer=options.layer)
+
+
+def _predict(options: Namespace, **more: Any) -> None:
     from paceline.flows.predict.flow import run_predict
     from paceline.flows.predict.request import PredictRequest, check_predict
 
-    fields = ("model", "source", "overrides", "out", "layer", "own_size")
-    values = {name: getattr(options, name) for name in fields if name in options}
-    start_flow(options, validate_as(PredictRequest, values), check_predict, run_predict, _show)
+    values = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")}
+    start_flow(options, validate_as(PredictRequest, values | more), check_predict, run_predict, _show)
 
 
 def _show(summary: dict[str, Any]) -> None:
-    rate = summary["samples_per_second"]
+    rate, done = summary["samples_per_second"], "predicted" if summary["layer"] is None else "written"
     say_pairs(
-        [
-            (
-                "predicted" if summary["layer"] is None else "written",
-                f"{summary['num_samples']:,} images, {summary['num_reused']:,} of them before",
-            ),
-            ("rejected", f"{summary['num_rejected']:,}"),
-            _quality(summary),
-            ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
-            ("files", summary["out"]),
-            ("run", run_location(summary["run_id"], summary["experiment"])),
-        ]
+        (done, f"{summary['num_samples']:,} images, {summary['num_reused']:,} of them before"),
+        ("rejected", f"{summary['num_rejected']:,}"),
+        _quality(summary),
+        ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
+        ("files", summary["out"]),
+        ("run", run_location(summary["run_id"], summary["experiment"])),
     )
 
 
@@ -61,8 +74,16 @@ def _quality(summary: dict[str, Any]) -> tuple[str, str]:
     return "accuracy", "the source has no classes" if accuracy is None else f"{accuracy:.4f}"
 
 
+@command(
+    ("paceline classify TRAIN_FEATURES TEST_FEATURES", "paceline classify TRAIN_FEATURES TEST_FEATURES --kind svm"),
+    argument("train TRAIN", "directory of features to fit on"),
+    argument("test TEST", "directory of other images' features, to score on"),
+    argument("overrides key=value ...", "settings of track, and the seed"),
+    argument("--kind KIND ...", "logistic (regression) or svm (linear); default: both"),
+    JSON,
+)
 def classify(options: Namespace) -> None:
-    """Fit classifiers on features."""
+    """Fit linear classifiers on features, and score them."""
     from paceline.flows.predict.classify import ClassifyRequest, check_classify, run_classify
 
     values = {name: getattr(options, name) for name in ("train", "test", "overrides")}
@@ -76,47 +97,4 @@ def _show_classifiers(summary: dict[str, Any]) -> None:
         for fit in summary["classifiers"]
     ]
     say_table(("classifier", "accuracy", "fitted in", "converged"), rows)
-    say_pairs([("run", run_location(summary["run_id"], summary["experiment"]))])
-
-
-COMMAND = Command(
-    "predict a folder of images, or a preset's test split, with a trained model",
-    ("paceline predict RUN_ID DIR", "paceline predict models:/NAME@champion DIR --out predictions"),
-    (
-        *ARGUMENTS,
-        argument(
-            "--own-size",
-            action="store_true",
-            help="each image as large as it is, not scaled to what the model was trained on; for models of pixels",
-        ),
-    ),
-    main,
-)
-FEATURES = Command(
-    "write a layer's output for a folder of images, or a preset's test split",
-    ("paceline features RUN_ID DIR --layer pool", "paceline features RUN_ID digits --layer pool --out features"),
-    (
-        *ARGUMENTS,
-        argument(
-            "--layer",
-            required=True,
-            metavar="NAME",
-            help="layer whose output is written, flattened; a wrong name lists all layers",
-        ),
-    ),
-    main,
-)
-CLASSIFY = Command(
-    "fit linear classifiers on features, and score them",
-    ("paceline classify TRAIN_FEATURES TEST_FEATURES", "paceline classify TRAIN_FEATURES TEST_FEATURES --kind svm"),
-    (
-        argument("train", metavar="TRAIN", help="directory of features to fit on"),
-        argument("test", metavar="TEST", help="directory of other images' features, to score on"),
-        overrides("settings of track, and the seed"),
-        argument(
-            "--kind", action="append", metavar="KIND", help="logistic (regression) or svm (linear); default: both"
-        ),
-        JSON,
-    ),
-    classify,
-)
+    say_pairs(("run", run_location(summary["run_id"], summary["experiment"])))

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
-from paceline.flows.checks.origin import SECTION, replace_cluster
+from paceline.conf.load import apply
 from paceline.flows.commands.console import json_stream, say, write_json
 from paceline.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from paceline.flows.lifecycle.request_artifact import Kind
+    from paceline.flows.lifecycle.mlflow_run import Kind
 
 Request = TypeVar("Request")
+SECTION = "cluster."
 NO_CHANGES = {"preset", "overrides", "resume", "json", "diagnose", "quiet", "verbose", "help"}
 """Arguments that do not change the request of a study or a sweep that is resumed."""
 
@@ -72,17 +74,30 @@ def start_flow(
 
 
 def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
-    """Replace all `cluster.*` settings of a stored configuration by those of the command line; warn of the others."""
-    given = [override for override in options.overrides if override.startswith(SECTION)]
-    not_taken = replace_cluster(tree, given, options.resume)
-    if not_taken:
-        names = ", ".join(SECTION + name for name in not_taken)
+    """Replace the cluster of a stored configuration by the `cluster.*` settings of the command line, if there are any.
+
+    Warns of the settings that are lost. Raises InputError if the run was on another kind of cluster than this host's,
+    and the command line names none: a store that anyone may write to names no scheduler, see `checks.origin`.
+    """
+    stored = tree.pop("cluster", None)
+    before = stored if isinstance(stored, dict) else {}
+    given = apply(tree, *(override for override in options.overrides if override.startswith(SECTION)))
+    named, default = given.setdefault("cluster", {}), Cluster().model_dump(mode="json")
+    kind = before.get("kind", default["kind"])
+    if "kind" not in named and kind != default["kind"]:
+        raise InputError(
+            f"--resume {options.resume}: the run was on cluster.kind={kind}, and no setting of a cluster is taken from "
+            f"the store; repeat its cluster.* settings, or give cluster.kind={default['kind']} for this host"
+        )
+    lost = [name for name in default if before.get(name, default[name]) != default[name] and name not in named]
+    if lost:
+        names = ", ".join(SECTION + name for name in lost)
         say(f"warning: not taken from the run: {names}; give again what you need")
 
 
 def stored_request(options: Namespace, role: Kind) -> dict[str, Any]:
     """Read the request of a study or a sweep to resume, which only settings of the cluster may change."""
-    from paceline.flows.lifecycle.request_artifact import load_request
+    from paceline.flows.lifecycle.mlflow_run import load_request
 
     if options.preset is not None:
         options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
@@ -92,9 +107,8 @@ def stored_request(options: Namespace, role: Kind) -> dict[str, Any]:
         if action.dest not in NO_CHANGES
     )
     if is_changed or not all(override.startswith(SECTION) for override in options.overrides):
-        raise InputError(
-            f"--resume {options.resume} resumes the {role} as it was asked for; give nothing else, except {SECTION}*"
-        )
+        fault = f"--resume {options.resume} resumes the {role} as it was asked for"
+        raise InputError(f"{fault}; give nothing else, except {SECTION}*")
     request = load_request(role, Environment(), options.resume)
     if isinstance(request.get("config"), dict):
         take_cluster(request["config"], options)

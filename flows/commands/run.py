@@ -9,7 +9,7 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import apply, load, validate
 from paceline.flows.commands import console
-from paceline.flows.commands.console import Command, argument, preset, write_json
+from paceline.flows.commands.console import argument, command, preset, write_json
 from paceline.flows.commands.lookup import print_common
 from paceline.flows.commands.prefect_session import quiet_flow, take_cluster
 from paceline.tasks.errors import InputError, RegressionError
@@ -18,8 +18,16 @@ RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
 """Settings that may change when an unfinished run resumes: how it is run, never what is learned."""
 
 
-def main(options: Namespace) -> None:
-    """Run, resume or show a run."""
+@command(
+    ("paceline run digits", "paceline run folder data.root=DIR recipe.num_epochs=5"),
+    *preset(resume="resume an unfinished run from its newest checkpoint"),
+    argument("--show", "print the configuration as YAML that can be saved as a preset, and stop"),
+    argument("--diagnose", "measure what limits the step (speedup.diagnose=true)"),
+    argument("-h --help", "print this help and the most common settings"),
+    own_help=True,
+)
+def run(options: Namespace) -> None:
+    """Train, evaluate, and measure the speed."""
     started = time.monotonic()
     if options.help:
         options.parser.print_help()
@@ -77,9 +85,7 @@ def _load_run(options: Namespace) -> Config:
             )
     before = validate({name: section for name, section in tree.items() if name != "cluster"})
     take_cluster(tree, options)
-    for override in options.overrides:
-        apply(tree, override)
-    config = validate(tree)
+    config = validate(apply(tree, *options.overrides))
     if config.global_batch_size != before.global_batch_size:
         raise InputError(
             f"--resume {options.resume}: the run has {before.global_batch_size} samples per step and would have "
@@ -92,22 +98,4 @@ def _show(summary: dict[str, Any]) -> None:
     from paceline.tasks.report.summary import summary_table
 
     where = console.run_location(summary["run_id"], summary["experiment"])
-    console.say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])
-
-
-COMMAND = Command(
-    "train, evaluate, and measure the speed",
-    ("paceline run digits", "paceline run folder data.root=DIR recipe.num_epochs=5"),
-    (
-        *preset(resume="resume an unfinished run from its newest checkpoint"),
-        argument(
-            "--show",
-            action="store_true",
-            help="print the configuration as YAML that can be saved as a preset, and stop",
-        ),
-        argument("--diagnose", action="store_true", help="measure what limits the step (speedup.diagnose=true)"),
-        argument("-h", "--help", action="store_true", help="print this help and the most common settings"),
-    ),
-    main,
-    settings=True,
-)
+    console.say_pairs(*summary_table(summary), ("run", where), ("view", summary["view"]))

@@ -1,26 +1,37 @@
-"""`paceline study`: measure what each factor is worth, on the same work."""
+"""`paceline study` and `paceline no-gpu`: measure what each factor, or each way without a GPU, is worth."""
 
 from argparse import Namespace
 from typing import Any
 
-from paceline.conf.load import load, validate_as
-from paceline.conf.study_plan import load_plan, plan_names
-from paceline.flows.commands import no_gpu
-from paceline.flows.commands.console import Command, argument, preset, require, run_location, say_pairs, say_table
+from paceline.conf.load import load, load_plan, plan_names, validate_as
+from paceline.flows.commands.console import argument, command, preset, require, run_location, say_pairs, say_table
 from paceline.flows.commands.prefect_session import start_flow, stored_request
 from paceline.tasks.errors import InputError
 
 REPEATS = 3
 
 
-def main(options: Namespace) -> None:
-    """Run or resume a study."""
+@command(
+    (
+        "paceline study digits --axis execution.precision=32-true,bf16-mixed",
+        "paceline study --plan scaling data.root=DIR",
+    ),
+    *preset(resume="resume an interrupted study"),
+    argument("--axis field=a,b ...", "a setting and its values, the baseline's value first; repeat for more"),
+    argument("--plan NAME", f"a prepared study: {', '.join(plan_names())}, or a YAML file"),
+    argument("--ladder", "add one factor at a time instead of the full grid"),
+    argument("--repeats K", f"trainings of each arm (default: {REPEATS})", type=int),
+    argument("--target A", "validation score to which the time is measured", type=float),
+    argument("--diagnose", "measure what limits each arm's step, once"),
+)
+def study(options: Namespace) -> None:
+    """Benchmark every combination of settings, trained several times."""
     from paceline.flows.study.flow import check_study, run_study
     from paceline.flows.study.request import StudyRequest
 
     tree = stored_request(options, "study") if options.resume else _request(options)
     request = validate_as(StudyRequest, tree)
-    start_flow(options, request, check_study, run_study, no_gpu.show if request.arms else _show)
+    start_flow(options, request, check_study, run_study, _show_ways if request.arms else _show_factors)
 
 
 def _request(options: Namespace) -> dict[str, Any]:
@@ -39,11 +50,9 @@ def _request(options: Namespace) -> dict[str, Any]:
         options.repeats = plan.repeats if options.repeats is None else options.repeats
         arms = plan.model_dump()["arms"]
         if arms and (axes or options.ladder):
-            raise InputError(
-                f"--plan {options.plan} has arms of its own, which neither --axis nor --ladder can change",
-                hint=f"paceline study --plan {options.plan} data.root=DIR model.pretrained=RUN_ID",
-                setting="--axis" if axes else "--ladder",
-            )
+            fault = f"--plan {options.plan} has arms of its own, which neither --axis nor --ladder can change"
+            hint = f"paceline study --plan {options.plan} data.root=DIR model.pretrained=RUN_ID"
+            raise InputError(fault, hint=hint, setting="--axis" if axes else "--ladder")
         if not arms:
             axes = parse_axes([f"{field}={','.join(values)}" for field, values in (plan.axes | axes).items()])
     require(options, "preset")
@@ -62,35 +71,64 @@ def _request(options: Namespace) -> dict[str, Any]:
     }
 
 
-def _show(summary: dict[str, Any]) -> None:
+def _show_factors(summary: dict[str, Any]) -> None:
     from paceline.tasks.report.study_report import study_notes, study_table
     from paceline.tasks.speedup.study.records import StudyResult
 
     result = StudyResult.model_validate(summary["result"])
     say_table(*study_table(result), study_notes(result))
-    say_pairs([("study", run_location(result.run_id, result.experiment)), ("view", summary["view"])])
+    say_pairs(("study", run_location(result.run_id, result.experiment)), ("view", summary["view"]))
 
 
-COMMAND = Command(
-    "benchmark every combination of settings, trained several times",
+@command(
     (
-        "paceline study digits --axis execution.precision=32-true,bf16-mixed",
-        "paceline study --plan scaling data.root=DIR",
+        "paceline no-gpu folder data.root=DIR --pretrained RUN_ID",
+        "paceline no-gpu folder data.root=DIR --pretrained resnet18.pt --repeats 3",
     ),
-    (
-        *preset(resume="resume an interrupted study"),
-        argument(
-            "--axis",
-            action="append",
-            default=[],
-            metavar="field=a,b",
-            help="a setting and its values, the baseline's value first; repeat for more",
-        ),
-        argument("--plan", metavar="NAME", help=f"a prepared study: {', '.join(plan_names())}, or a YAML file"),
-        argument("--ladder", action="store_true", help="add one factor at a time instead of the full grid"),
-        argument("--repeats", type=int, metavar="K", help=f"trainings of each arm (default: {REPEATS})"),
-        argument("--target", type=float, metavar="A", help="validation score to which the time is measured"),
-        argument("--diagnose", action="store_true", help="measure what limits each arm's step, once"),
-    ),
-    main,
+    *preset(resume="resume an interrupted study"),
+    argument("--pretrained WEIGHTS", "weights to start from: a file, RUN_ID, runs:/RUN_ID/model or models:/NAME@ALIAS"),
+    argument("--fine-tune key=value ...", "setting of the recipe for fine-tuning only; repeat for more"),
+    argument("--layer NAME", "layer whose output is the features (default: pool)"),
+    argument("--target A", "validation accuracy at which the time is taken", type=float),
+    argument("--repeats K", "number of repeats of each way (default: 3)", type=int),
+    argument("--gpu NAME", "GPU whose data sheet bounds what was not measured (default: L4)"),
 )
+def no_gpu(options: Namespace) -> None:
+    """Measure on CPUs what pays without a GPU: from scratch, fine-tuning or features."""
+    from paceline.flows.study.flow import check_study, run_study
+    from paceline.flows.study.request import StudyRequest
+
+    tree = stored_request(options, "no-gpu") if options.resume else no_gpu_request(options)
+    flow = run_study.with_options(name="paceline-no-gpu", flow_run_name="no GPU: {request.config.name}")
+    start_flow(options, validate_as(StudyRequest, tree), check_study, flow, _show_ways)
+
+
+def no_gpu_request(options: Namespace) -> dict[str, Any]:
+    """Fill in the plan `no-gpu`."""
+    from paceline.tasks.speedup.study.no_gpu import FEATURES, TUNED
+
+    require(options, "preset", "--pretrained")
+    if any(override.startswith("model.pretrained=") for override in options.overrides):
+        raise InputError("model.pretrained and --pretrained are given; use one", hint="remove model.pretrained")
+    wrong = [override for override in options.fine_tune or [] if not override.startswith("recipe.")]
+    if wrong:
+        fault = f"--fine-tune {wrong[0]} is not a setting of the recipe, and the ways share all other settings"
+        raise InputError(fault, hint="--fine-tune recipe.num_epochs=4")
+    plan = load_plan("no-gpu")
+    arms = plan.model_dump()["arms"]
+    arms[TUNED]["overrides"] += options.fine_tune or []
+    if options.layer is not None:
+        arms[FEATURES]["linear_eval"] = options.layer
+    given = {name: getattr(options, name) for name in ("target", "repeats", "gpu")}
+    config = load(options.preset, [*plan.overrides, *options.overrides, f"model.pretrained={options.pretrained}"])
+    request = {"preset": options.preset, "config": config, "arms": arms, "repeats": plan.repeats}
+    return request | {name: value for name, value in given.items() if value is not None}
+
+
+def _show_ways(summary: dict[str, Any]) -> None:
+    from paceline.tasks.report.no_gpu_report import no_gpu_table
+    from paceline.tasks.speedup.study.no_gpu import NoGpuResult
+
+    result = NoGpuResult.model_validate(summary["result"])
+    say_table(*no_gpu_table(result), [result.verdict, "", *result.notes])
+    say_pairs(("study", run_location(result.run_id, result.experiment)), ("view", summary["view"]))

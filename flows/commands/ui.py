@@ -6,14 +6,19 @@ import sys
 from argparse import Namespace
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.console import Command, argument
+from paceline.flows.commands.console import argument, command
 from paceline.tasks.errors import InputError
 from paceline.tasks.track.connectivity import check_tracking_uri
 from paceline.tasks.track.serve import STORE, TOKEN
 
 
-def main(options: Namespace) -> None:
-    """Print the address, and become the server."""
+@command(
+    ("paceline ui", "paceline ui RUN_ID"),
+    argument("run RUN_ID", "print the address of this run's page", nargs="?"),
+    argument("--port PORT", "TCP port on loopback (default: 5000)", type=int, default=5000),
+)
+def ui(options: Namespace) -> None:
+    """Serve the MLflow UI on the runs of this machine."""
     environment = Environment()
     check_tracking_uri(environment.tracking_uri)
     remote = environment.tracking_uri.startswith("http")
@@ -36,14 +41,3 @@ def main(options: Namespace) -> None:
     variables = os.environ | {TOKEN: token, STORE: environment.tracking_uri}
     arguments = ["--host", "127.0.0.1", "--port", str(options.port)]
     os.execve(sys.executable, [sys.executable, "-P", "-m", "paceline.tasks.track.serve", *arguments], variables)
-
-
-COMMAND = Command(
-    "serve the MLflow UI on the runs of this machine",
-    ("paceline ui", "paceline ui RUN_ID"),
-    (
-        argument("run", nargs="?", metavar="RUN_ID", help="print the address of this run's page"),
-        argument("--port", type=int, default=5000, help="TCP port on loopback (default: 5000)"),
-    ),
-    main,
-)

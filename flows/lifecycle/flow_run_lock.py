@@ -15,6 +15,7 @@ from prefect.logging import get_logger
 from prefect.states import Cancelled, Crashed
 
 from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.overlap import HOLDING
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
@@ -24,19 +25,14 @@ _held = ExitStack()
 _owned: set[Path] = set()
 
 
-def _directory(environment: Environment) -> Path:
+def _records(environment: Environment) -> Path:
     """Directory of this host's records: one for each flow run whose process runs or was lost."""
     return environment.root / "flow-runs" / socket.gethostname()
 
 
-def _records(environment: Environment) -> list[Path]:
-    directory = _directory(environment)
-    return list(directory.iterdir()) if directory.is_dir() else []
-
-
 def flow_run_lock(environment: Environment, flow_run_id: UUID) -> None:
     """Lock a flow run until this process ends; raise InputError if another process runs it."""
-    record = _directory(environment) / str(flow_run_id)
+    record = _records(environment) / str(flow_run_id)
     if record in _owned:
         return
     _held.enter_context(run_lock(record))
@@ -46,12 +42,12 @@ def flow_run_lock(environment: Environment, flow_run_id: UUID) -> None:
 
 def running_flow_runs(environment: Environment) -> frozenset[UUID]:
     """The flow runs that processes of this host run now."""
-    return frozenset(UUID(record.name) for record in _records(environment) if is_locked(record))
+    return frozenset(UUID(record.name) for record in _records(environment).glob("*") if is_locked(record))
 
 
 def has_lost_runs(environment: Environment) -> bool:
     """Return whether a flow run of this host has lost its process."""
-    return any(_lost_process(record) for record in _records(environment))
+    return any(_lost_process(record) for record in _records(environment).glob("*"))
 
 
 def _lost_process(record: Path) -> bool:
@@ -68,21 +64,16 @@ def end_lost_runs(environment: Environment, client: SyncPrefectClient) -> None:
     Locks of other hosts may be invisible here, so other hosts end their own runs. A run in CANCELLING becomes
     CANCELLED, its only end in Prefect.
     """
-    for record in _records(environment):
+    for record in _records(environment).glob("*"):
         if _lost_process(record):
             # Another process may have locked it just now, or it may be a run of another server.
             with suppress(InputError, ObjectNotFound), run_lock(record):
                 run = client.read_flow_run(UUID(record.name))
-                state = final_state(run.state, f"its process on {socket.gethostname()} is gone")
-                if state is not None:
+                if run.state is not None and run.state.type in HOLDING:
+                    message = f"its process on {socket.gethostname()} is gone"
+                    is_cancelling = run.state.type == StateType.CANCELLING
+                    state: State = Cancelled(message=message) if is_cancelling else Crashed(message=message)
                     client.set_flow_run_state(run.id, state)
                     log = get_logger("paceline")
                     log.warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
                 shutil.rmtree(record, ignore_errors=True)
-
-
-def final_state(state: State | None, message: str) -> State | None:
-    """The last state of a run without a process; None if the run has ended."""
-    if state is None or state.type not in (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING):
-        return None
-    return Cancelled(message=message) if state.type == StateType.CANCELLING else Crashed(message=message)

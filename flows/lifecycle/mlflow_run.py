@@ -1,25 +1,33 @@
-"""MLflow runs that end with their true status whatever happens to the flow."""
+"""MLflow runs that end with their true status whatever happens to the flow, and the requests that some carry."""
 
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Literal
 
 from prefect import get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
+from pydantic import BaseModel
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle.mlflow_views import deployment_tags
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError
-from paceline.tasks.names import Tag
+from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.metrics_upload import upload_left, upload_rest
-from paceline.tasks.track.queries import FoundRun, find_runs
+from paceline.tasks.track.queries import FoundRun, find_runs, read_document
 from paceline.tasks.track.run import Role, RunHandle
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
+
+Kind = Literal["study", "sweep", "no-gpu"]
+ARTIFACTS = {"study": Artifact.STUDY_REQUEST, "sweep": Artifact.SWEEP_REQUEST, "no-gpu": Artifact.NO_GPU_REQUEST}
+RESUMABLE = ("run", *ARTIFACTS)
+DEPLOYMENT_TAG = "prefect.deployment_id"
+DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
+MIN_AGE_SECONDS = 30.0  # younger runs may not have their lock yet
 
 
 @contextmanager
@@ -28,13 +36,14 @@ def new_run(
 ) -> Iterator[RunHandle]:
     """Create a run with its parameters; it is FINISHED, FAILED or KILLED at the end of the body."""
     close_abandoned_runs(environment, config.track.experiment)
-    tags = {Tag.ROLE: role, Tag.WORKLOAD: workload, **_process_tags(), **deployment_tags()}
+    tags = {Tag.ROLE: role, Tag.WORKLOAD: workload, **_process_tags()}
+    if deployed := deployment.get_id():
+        tags |= {DEPLOYMENT_TAG: deployed, DEPLOYMENT_NAME_TAG: deployment.get_name() or deployed}
     name = config.name if role == "run" else f"{role} {config.name}"
     with ExitStack() as stack:
         with defer_signals():
             handle = tracking.begin(environment.tracking_uri, experiment_id, config, tags, name=name)
-            resume_hint = f"paceline {role} --resume {handle.run_id}" if role in RESUMABLE else None
-            stack.enter_context(_own_run(handle, environment.root, resume_hint))
+            stack.enter_context(_own_run(handle, environment.root, _resume_hint(role, handle.run_id)))
         tracking.log_config(handle, config)
         yield handle
 
@@ -52,21 +61,20 @@ def nested_run(
             else:
                 handle = parent.model_copy(update={"run_id": run_id})
                 tracking.revive(handle, tags)
-            stack.enter_context(_ends_with_status(handle, None))
+            stack.enter_context(_ends_with_status(handle, ""))
         if run_id is None:
             tracking.log_config(handle, config)
         yield handle
 
 
 @contextmanager
-def resume_run(environment: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
+def _resume_run(environment: Environment, run_id: str, role: Role, workload: str) -> Iterator[RunHandle]:
     """Resume a run; raise InputError if it is finished, has another role, or its data have changed."""
     handle, _ = tracking.reopen(environment.tracking_uri, run_id)
     stored_role = tracking.tag(handle, Tag.ROLE)
     if stored_role != role:
-        raise InputError(
-            f"--resume {run_id}: that is a run of paceline {stored_role}; use paceline {stored_role} --resume {run_id}"
-        )
+        fault = f"--resume {run_id}: that is a run of paceline {stored_role}"
+        raise InputError(f"{fault}; use paceline {stored_role} --resume {run_id}")
     before = tracking.tag(handle, Tag.WORKLOAD)
     if workload and before and before != workload:  # a run whose preparation failed has none
         raise InputError(
@@ -74,9 +82,43 @@ def resume_run(environment: Environment, run_id: str, role: Role, workload: str 
             "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
         )
     close_abandoned_runs(environment, handle.experiment)
-    with _own_run(handle, environment.root, f"paceline {role} --resume {run_id}"):
+    with _own_run(handle, environment.root, _resume_hint(role, run_id)):
         tracking.revive(handle, _process_tags() | ({Tag.WORKLOAD: workload} if workload else {}))
         yield handle
+
+
+@contextmanager
+def open_run(
+    role: Role,
+    config: Config,
+    environment: Environment,
+    experiment_id: str,
+    workload: str,
+    resume: str | None,
+    request: BaseModel | None = None,
+) -> Iterator[RunHandle]:
+    """Create a run, with the request from which a resume reads what was asked for; or resume the run of an id."""
+    if resume is not None:
+        with _resume_run(environment, resume, role, workload) as handle:
+            yield handle
+        return
+    with new_run(config, environment, experiment_id, role, workload) as handle:
+        if request is not None:
+            tracking.log_document(handle, ARTIFACTS[role], request.model_dump(mode="json"))
+        yield handle
+
+
+def load_request(kind: Kind, environment: Environment, run_id: str) -> dict[str, Any]:
+    """Read the request of an unfinished run; raise InputError if it is finished or of another kind."""
+    tracking.reopen(environment.tracking_uri, run_id)
+    document: dict[str, Any] | None = read_document(environment.tracking_uri, run_id, ARTIFACTS[kind])
+    if document is None:
+        raise InputError(f"--resume {run_id}: that run is not a {kind}; use paceline run --resume")
+    return document
+
+
+def _resume_hint(role: str | None, run_id: str) -> str:
+    return f"; resume with: paceline {role} --resume {run_id}" if role in RESUMABLE else ""
 
 
 def _process_tags() -> dict[str, str]:
@@ -84,7 +126,7 @@ def _process_tags() -> dict[str, str]:
 
 
 @contextmanager
-def _own_run(handle: RunHandle, home: Path, resume_hint: str | None) -> Iterator[None]:
+def _own_run(handle: RunHandle, home: Path, resume_hint: str) -> Iterator[None]:
     """Lock the run for this process; a refusal changes nothing of the run."""
     get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
     with run_lock(home / "runs" / handle.run_id), _ends_with_status(handle, resume_hint):
@@ -92,14 +134,14 @@ def _own_run(handle: RunHandle, home: Path, resume_hint: str | None) -> Iterator
 
 
 @contextmanager
-def _ends_with_status(handle: RunHandle, resume_hint: str | None) -> Iterator[None]:
+def _ends_with_status(handle: RunHandle, resume_hint: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         stopped = isinstance(error, StoppedError)
         failed = isinstance(error, Exception) and not stopped and not is_interruption(error)
-        interrupted = "interrupted" + (f"; resume with: {resume_hint}" if resume_hint else "")  # or a cancelled flow
-        _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
+        reason = str(error) if failed or stopped else f"interrupted{resume_hint}"  # or a cancelled flow
+        _finish(handle, "FAILED" if failed else "KILLED", reason)
         raise
     upload_left(handle.tracking_uri, handle.run_id)
     with defer_signals():
@@ -115,31 +157,23 @@ def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
         get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
 
 
-RESUMABLE = ("run", "study", "sweep", "no-gpu")
-MIN_AGE_SECONDS = 30.0  # younger runs may not have their lock yet
-
-
 def close_abandoned_runs(environment: Environment, experiment: str) -> None:
     """End RUNNING runs of this host whose process is gone."""
     mine = f"attributes.status = 'RUNNING' and tags.`{Tag.HOST}` = '{socket.gethostname()}'"
     for run in find_runs(environment.tracking_uri, experiment, mine):
-        is_settled = time.time() - run.start_time > MIN_AGE_SECONDS
-        if is_settled and is_locked(_directory(environment, run)) is False:
-            _end(environment, experiment, run)
-
-
-def _end(environment: Environment, experiment: str, run: FoundRun) -> None:
-    handle = RunHandle(
-        tracking_uri=environment.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
-    )
-    with suppress(InputError), run_lock(_directory(environment, run)):  # another process may just have resumed it
-        if handle.client.get_run(run.run_id).info.status == "RUNNING":
-            role = run.tags.get(Tag.ROLE)
-            resume_hint = f"; resume with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
-            warn = get_run_logger().warning
-            upload_rest(environment.root / "runs" / run.run_id, environment.tracking_uri, run.run_id)
-            tracking.finish(handle, "KILLED", f"its process is gone{resume_hint}")
-            warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
+        directory = _directory(environment, run)
+        if time.time() - run.start_time <= MIN_AGE_SECONDS or is_locked(directory) is not False:
+            continue
+        handle = RunHandle(
+            tracking_uri=environment.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
+        )
+        with suppress(InputError), run_lock(directory):  # another process may just have resumed it
+            if handle.client.get_run(run.run_id).info.status == "RUNNING":
+                upload_rest(environment.root / "runs" / run.run_id, environment.tracking_uri, run.run_id)
+                hint = _resume_hint(run.tags.get(Tag.ROLE), run.run_id)
+                tracking.finish(handle, "KILLED", f"its process is gone{hint}")
+                warn = get_run_logger().warning
+                warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 
 
 def _directory(environment: Environment, run: FoundRun) -> Path:

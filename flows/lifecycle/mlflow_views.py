@@ -1,30 +1,42 @@
-"""Views of similar runs in the MLflow UI, linked from Prefect and from the run itself.
+"""The report and the machine of a run in the MLflow UI, and views of similar runs, linked from Prefect and the run."""
 
-Runs share that of their deployment or series; each study and each sweep has its own, which only its address opens.
-"""
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from collections.abc import Iterable
-
+from matplotlib.figure import Figure
 from prefect.artifacts import create_link_artifact
-from prefect.runtime import deployment
 
+from paceline.flows.lifecycle.mlflow_run import DEPLOYMENT_NAME_TAG, DEPLOYMENT_TAG
 from paceline.flows.lifecycle.outage import report
-from paceline.tasks.names import Tag
+from paceline.tasks.names import Artifact, Tag
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.training import ScoreName
+from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.track import run as tracking
+from paceline.tasks.track.environment import describe_environment
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study
 
-DEPLOYMENT_TAG = "prefect.deployment_id"
-DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
+
+def log_report(handle: RunHandle, page: str, figures: Mapping[str, Figure]) -> None:
+    """Log the page and its pictures."""
+    tracking.log_document(handle, Artifact.REPORT, page)
+    for name, figure in figures.items():
+        tracking.log_document(handle, Artifact.picture(name), png_bytes(figure))
 
 
-def deployment_tags() -> dict[str, str]:
-    """Tags of the deployment that started this run; none without a deployment."""
-    identifier = deployment.get_id()
-    if identifier is None:
-        return {}
-    return {DEPLOYMENT_TAG: identifier, DEPLOYMENT_NAME_TAG: deployment.get_name() or identifier}
+def describe_devices(hardware: Hardware) -> str:
+    """Describe the devices of a host."""
+    if hardware.gpus:
+        return f"{len(hardware.gpus)} x {hardware.gpus[0].name}"
+    return f"{hardware.num_cores} cores of {hardware.cpu_name}"
+
+
+def log_environment(handle: RunHandle, hardware: Hardware) -> dict[str, Any]:
+    """Log and return the packages, the host and the devices."""
+    environment = describe_environment((hardware.host,), (describe_devices(hardware),))
+    tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
+    return environment
 
 
 def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> str:
@@ -37,7 +49,7 @@ def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> st
 
 
 def share_study(parent: RunHandle, scores: Iterable[ScoreName | None]) -> str:
-    """Update the view of a study's trainings, and return its address."""
+    """Update the view of a study's trainings, and return its address, which alone opens it."""
     names = [name for name in dict.fromkeys(scores) if name is not None]
     return share(parent, view_of_study(parent.run_id, names or ACCURACY))
 

@@ -1,8 +1,7 @@
-"""Lets flows outlive an outage of Prefect's API, and repairs what lost runs have left in Prefect."""
+"""Guards flows against signals, failing stages and outages of Prefect's API; repairs what lost runs left in Prefect."""
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -11,51 +10,51 @@ from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import httpx
-from prefect import get_run_logger
+from prefect import Task, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.concurrency import _leases
 from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.logging import get_logger
 from prefect.runtime import deployment, flow_run
-from prefect.settings import get_current_settings
 
-from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import prefect_api
-from paceline.flows.lifecycle.concurrency_slots import set_slots_right
+from paceline.conf.config import Limits
+from paceline.conf.environment import Environment, quieten
 from paceline.flows.lifecycle.flow_run_lock import end_lost_runs, flow_run_lock, has_lost_runs, running_flow_runs
-from paceline.flows.lifecycle.signals import is_interruption
-from paceline.tasks.errors import InputError
-from paceline.tasks.http import ask
+from paceline.flows.lifecycle.overlap import set_slots_right
+from paceline.flows.lifecycle.prefect_api import wait_for_api
+from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
+from paceline.tasks.errors import InputError, is_transient
+from paceline.tasks.redact import redact_errors
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-AWAY_SECONDS = 1800.0  # longest wait of a flow for an API that does not answer
-POLL_SECONDS = 2.0
 LEASE_SECONDS = 1800.0  # duration of a renewed lease: a shorter outage loses no slot
 LEASE_RETRY_SECONDS = 10.0
 ENGINE = "prefect.engine"  # the program that a runner or a worker starts for one flow run
-_given_up: set[str] = set()  # addresses of APIs that were away for longer
 
 
-def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a flow lock its run, clean up after lost runs, and wait at its end until Prefect answers.
+def guard_flow(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Make a flow stop on signals, redact its errors, lock its run, clean up after lost runs, and outlive outages.
 
-    The decorator changes the renewal of leases and locks the run of this process at once: Prefect starts both before
-    it calls the function.
+    It waits at its end until Prefect answers. The decorator changes the renewal of leases and locks the run of this
+    process at once: Prefect starts both before it calls the function.
     """
+    redacted = redact_errors(function)
     _leases._lease_renewal_loop = _renew_while_running
     if ENGINE in sys.orig_argv:
         with suppress(InputError):  # raised again when the flow is called
             _own()
 
-    @wraps(function)
+    @stop_on_signal
+    @wraps(redacted)
     def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        quieten()
         _own()
         wait_for_api()
         set_right(Environment(), deployment.get_id())
         try:
-            result = function(*arguments, **options)
+            result = redacted(*arguments, **options)
         except Exception as error:
             if not is_interruption(error):
                 wait_for_api()
@@ -64,6 +63,15 @@ def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments
         return result
 
     return call
+
+
+def with_retries(stage: Task[Arguments, Result], limits: Limits) -> Task[Arguments, Result]:
+    """Give a stage the retries of `limits`, for transient errors only."""
+    return stage.with_options(
+        retries=limits.retries,
+        retry_delay_seconds=limits.retry_delay_seconds,
+        retry_condition_fn=lambda stage, run, state: is_transient(state.data),
+    )
 
 
 def _renew_while_running(lease_id: UUID, lease_duration: float, stop_event: threading.Event) -> None:
@@ -127,27 +135,3 @@ def report(create: Callable[..., object], **arguments: Any) -> None:
         create(**arguments)
     except httpx.HTTPError as error:
         get_run_logger().warning("Prefect has not taken %r (%s)", arguments["description"], error)
-
-
-def wait_for_api() -> None:
-    """Wait until Prefect's API answers, for half an hour at most; never for the temporary one."""
-    url = get_current_settings().api.url
-    if url is None or prefect_api.is_api_running() or url in _given_up or _answers(url):
-        return
-    log = get_run_logger()
-    log.warning("Prefect's API %s does not answer; waiting for it for up to %g min", url, AWAY_SECONDS / 60)
-    deadline = time.monotonic() + AWAY_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        if _answers(url):
-            log.info("Prefect's API answers again")
-            return
-    _given_up.add(url)
-    log.error("Prefect's API %s is away: Prefect does not learn how this run ends; see its run in MLflow", url)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return ask(f"{url.rstrip('/')}/health").strip() == b"true"
-    except (OSError, ValueError):
-        return False

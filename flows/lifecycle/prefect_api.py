@@ -11,6 +11,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import suppress
 from http import HTTPStatus
@@ -22,6 +23,8 @@ from paceline.tasks.http import ANSWER_SECONDS, ask, status
 from paceline.tasks.track.connectivity import check_address
 
 END_SECONDS = 5.0
+AWAY_SECONDS = 1800.0  # longest wait of a flow for an API that does not answer
+POLL_SECONDS = 2.0
 
 
 class TemporaryApi:
@@ -68,6 +71,7 @@ class TemporaryApi:
 
 
 _running: list[TemporaryApi] = []
+_given_up: set[str] = set()  # addresses of APIs that were away for longer than a flow waits
 
 
 def start_api() -> TemporaryApi:
@@ -75,11 +79,6 @@ def start_api() -> TemporaryApi:
     if not _running:
         _running.append(TemporaryApi())
     return _running[0]
-
-
-def is_api_running() -> bool:
-    """Return whether this process has a temporary API."""
-    return bool(_running)
 
 
 def stop_unused_api() -> None:
@@ -120,16 +119,13 @@ def check_prefect(environment: Environment) -> None:
         return
     check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
     try:
-        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
+        healthy = _is_healthy(url)
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
-            "start the server (prefect server start) or unset the variable"
-        ) from error
+        fault = f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error})"
+        raise InputError(f"{fault}; start the server (prefect server start) or unset the variable") from error
     if not healthy:
-        raise InputError(
-            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
-        )
+        fault = f"PREFECT_API_URL={url} answers, but is no Prefect API"
+        raise InputError(f"{fault}; it ends in /api, as in http://host:4200/api")
     user = environment.prefect_user
     if user is None and environment.prefect_api_url is None:  # Prefect's profile names the server and the user
         from prefect.settings import get_current_settings
@@ -139,6 +135,36 @@ def check_prefect(environment: Environment) -> None:
         answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
         if answer == HTTPStatus.UNAUTHORIZED:  # it reports its health to every user
             raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
+
+
+def wait_for_api() -> None:
+    """Wait until Prefect's API answers, for half an hour at most; never for the temporary one."""
+    from prefect import get_run_logger
+    from prefect.settings import get_current_settings
+
+    url = get_current_settings().api.url
+    if url is None or _running or url in _given_up or _answers(url):
+        return
+    log = get_run_logger()
+    log.warning("Prefect's API %s does not answer; waiting for it for up to %g min", url, AWAY_SECONDS / 60)
+    deadline = time.monotonic() + AWAY_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if _answers(url):
+            log.info("Prefect's API answers again")
+            return
+    _given_up.add(url)
+    log.error("Prefect's API %s is away: Prefect does not learn how this run ends; see its run in MLflow", url)
+
+
+def _answers(url: str) -> bool:
+    with suppress(OSError, ValueError):
+        return _is_healthy(url)
+    return False
+
+
+def _is_healthy(url: str) -> bool:
+    return ask(f"{url.rstrip('/')}/health").strip() == b"true"
 
 
 def prefect_server(environment: Environment) -> str | None:

@@ -7,14 +7,14 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from types import FrameType
+from typing import ParamSpec, TypeVar
 
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
+from paceline.tasks.errors import causes_of
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 AGAIN_SECONDS = 0.1  # delay before a lost signal is sent again
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
-_holding: list[_Hold] = []  # the outermost `defer_signals` that is entered, if any
+_deferring: list[bool] = []  # has an item inside of `defer_signals`
 
 
 class Terminated(SystemExit):
@@ -51,18 +51,12 @@ def is_interruption(error: BaseException) -> bool:
     return received_signal() is not None or _origin(error) is not None
 
 
-def _origin(error: BaseException) -> BaseException | None:
+def _origin(error: BaseException | None) -> BaseException | None:
     """The exception of a signal among the causes of an error; None if there is none."""
     from prefect.exceptions import TerminationSignal  # late: `paceline --help` does not import Prefect
 
-    cause: BaseException | None = error
-    visited: set[int] = set()
-    while cause is not None and id(cause) not in visited:
-        if isinstance(cause, KeyboardInterrupt | SystemExit | TerminationSignal):
-            return cause
-        visited.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
-    return None
+    ours = KeyboardInterrupt, SystemExit, TerminationSignal
+    return next((cause for cause in causes_of(error) if isinstance(cause, ours)), None)
 
 
 def stop_on_signal(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -70,7 +64,7 @@ def stop_on_signal(function: Callable[Arguments, Result]) -> Callable[Arguments,
 
     Python raises the exception wherever it is. A callback of the garbage collector prints and loses it: the signal is
     then sent again. If a library wraps it, the signal's own exception replaces the error, or Prefect would call the
-    run FAILED. Put this decorator around `redact_errors`, whose signature Prefect reads.
+    run FAILED.
     """
 
     @wraps(function)
@@ -96,8 +90,8 @@ def stop_on_signal(function: Callable[Arguments, Result]) -> Callable[Arguments,
 def _resend_lost_signals() -> Iterator[None]:
     before = sys.unraisablehook
 
-    def hook(lost: UnraisableHookArgs, /) -> None:
-        origin = _origin(lost.exc_value) if lost.exc_value is not None else None
+    def hook(lost: sys.UnraisableHookArgs, /) -> None:
+        origin = _origin(lost.exc_value)
         if origin is None:
             before(lost)
             return
@@ -108,8 +102,8 @@ def _resend_lost_signals() -> Iterator[None]:
         main = threading.main_thread().ident
         assert main is not None
         time.sleep(AGAIN_SECONDS)
-        while _runs(hook.__code__, sys._current_frames().get(main)):  # a signal raised in `hook` would be lost
-            time.sleep(0.001)
+        while any(frame.f_code is hook.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[main])):
+            time.sleep(0.001)  # a signal raised in `hook` would be lost
         signal.pthread_kill(main, number)  # interrupts a sleeping main thread
 
     sys.unraisablehook = hook
@@ -119,14 +113,6 @@ def _resend_lost_signals() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _runs(code: CodeType, frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
-
-
 @contextmanager
 def defer_signals() -> Iterator[None]:
     """Delay the first signal until the end of the body; a second signal is delivered at once.
@@ -134,49 +120,40 @@ def defer_signals() -> Iterator[None]:
     For steps that must not stop halfway, such as creating a run: once its server has it, a process must end it. The
     handlers in force, ours or Prefect's, get the signal at the end.
     """
-    if _holding or threading.current_thread() is not threading.main_thread():
+    if _deferring or threading.current_thread() is not threading.main_thread():
         yield
         return
-    hold = _Hold()
-    try:
-        _holding.append(hold)
-        yield
-    finally:
-        _holding.clear()
-        hold.end()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    deferred: list[int] = []
 
-
-class _Hold:
-    """Replaces the handlers of the signals for a while."""
-
-    def __init__(self) -> None:
-        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
-        self._received: list[int] = []
-        for number, handler in self._handlers.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, self._on_signal)
-
-    def end(self) -> None:
-        """Restore the handlers, and deliver a delayed signal."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if len(self._received) == 1:
-            self._deliver(self._received[0])
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(number)
-        if len(self._received) > 1:
-            self._deliver(number)
-        elif self._handlers[signal.Signals(number)] is _on_signal:
+    def defer(number: int, frame: FrameType | None) -> None:
+        deferred.append(number)
+        handler = handlers[signal.Signals(number)]
+        if len(deferred) > 1:
+            _deliver(number, handler)
+        elif handler is _on_signal:
             _received.append(number)
 
-    def _deliver(self, number: int) -> None:
-        handler = self._handlers[signal.Signals(number)]
-        if callable(handler):
-            handler(number, None)
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, defer)
+    try:
+        _deferring.append(True)
+        yield
+    finally:
+        _deferring.clear()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if len(deferred) == 1:
+            _deliver(deferred[0], handlers[signal.Signals(deferred[0])])
+
+
+def _deliver(number: int, handler: object) -> None:
+    if callable(handler):
+        handler(number, None)
+    else:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

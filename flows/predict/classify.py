@@ -9,21 +9,19 @@ from prefect import flow, get_run_logger
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.conf.section import Section
 from paceline.flows.checks import preflight
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
-from paceline.flows.lifecycle.outage import outlive_outages
-from paceline.flows.lifecycle.signals import stop_on_signal
+from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.predict.request import PREDICTIONS_FILE
 from paceline.tasks.errors import InputError
 from paceline.tasks.evaluate import linear_classifier
 from paceline.tasks.evaluate.linear_classifier import Features, Fitted, Kind
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.track import run as tracking
 
 SAME = ("model_digest", "layer")  # facts that both sets of features must share
@@ -76,16 +74,13 @@ def _read_facts(directory: Path, argument: str) -> dict[str, Any]:
 
 
 @flow(name="paceline-classify", flow_run_name="classify {request.train}", persist_result=False)
-@stop_on_signal
-@outlive_outages
-@redact_errors
+@guard_flow
 def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     """Fit classifiers on the features of some images, and score them on those of others.
 
     Args:
         request: Features, classifiers and settings.
     """
-    quieten()
     started = time.monotonic()
     environment = Environment()
     config, experiment_id, facts = result_of(check_classify, request, environment)

@@ -12,13 +12,11 @@ import numpy as np
 from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment
 from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle.mlflow_run import new_run
-from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.retries import with_retries
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.predict.request import PREDICTIONS_FILE, PredictionPlan, PredictRequest, check_predict
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
@@ -28,7 +26,6 @@ from paceline.tasks.files import write_durably
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.job import cut
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.models import has_recorded_digest
@@ -40,16 +37,13 @@ LARGE_BYTES = 2**20  # assumed size of a decoded image at its own size, so that 
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
-@stop_on_signal
-@outlive_outages
-@redact_errors
+@guard_flow
 def run_predict(request: PredictRequest) -> dict[str, Any]:
     """Predict every image of a source with a trained model.
 
     Args:
         request: Model, source and settings.
     """
-    quieten()
     started = time.monotonic()
     environment = Environment()
     checked = result_of(check_predict, request, environment)

@@ -1,7 +1,6 @@
 """The pipeline: prepare, train, evaluate, account. Each stage is a Prefect task, the flow is one MLflow run."""
 
 import time
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -9,19 +8,16 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
-from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.checks.prestart import cluster_for_run, cold_seconds
 from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle import mlflow_views
-from paceline.flows.lifecycle.mlflow_run import new_run, resume_run
-from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.mlflow_run import open_run
+from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.retries import with_retries
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run import history, registry
 from paceline.flows.run.baseline import speedup_over_others
 from paceline.flows.run.confirmation import confirm_regression
@@ -35,7 +31,6 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.names import Tag
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.evidence.archive import analysis_plan
@@ -47,9 +42,7 @@ from paceline.tasks.train.prefect_tasks import train
 
 
 @flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)
-@stop_on_signal
-@outlive_outages
-@redact_errors
+@guard_flow
 def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Prepare data, train, evaluate, and account for the speed of it.
 
@@ -57,7 +50,6 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
         config: All settings of the run; see the help of each field.
         resume: Id of an unfinished MLflow run, which continues from its newest checkpoint.
     """
-    quieten()
     started = time.monotonic()
     environment = Environment()
     checked = result_of(preflight.check, config, environment)
@@ -73,10 +65,10 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 config.stored_data, str(environment.root), cluster.address, config.limits.prepare_seconds
             )
         except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
-            with _mlflow_run(config, environment, checked, resume):
+            with open_run("run", config, environment, checked.experiment_id, "", resume):
                 raise
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
-        with _mlflow_run(config, environment, checked, resume, workload) as handle:
+        with open_run("run", config, environment, checked.experiment_id, workload, resume) as handle:
             log_dataset(handle, prepared, config.data.source)
             set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
             cache = AutotuneCache(environment.root, config, checked.hardware, prepared)
@@ -105,14 +97,6 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     mlflow_views.link(summary["view"], "This run among those like it")
     history.report_regression(outcome, summary)
     return summary
-
-
-def _mlflow_run(
-    config: Config, environment: Environment, checked: PreflightResult, resume: str | None, workload: str = ""
-) -> AbstractContextManager[RunHandle]:
-    if resume is not None:
-        return resume_run(environment, resume, "run", workload or None)
-    return new_run(config, environment, checked.experiment_id, "run", workload)
 
 
 def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:

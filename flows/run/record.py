@@ -6,7 +6,7 @@ from typing import Any
 from prefect import get_run_logger
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle.report_artifacts import log_report
+from paceline.flows.lifecycle.mlflow_views import log_report
 from paceline.flows.run.outcome import Outcome, Verdicts
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of

@@ -7,15 +7,14 @@ from typing import Any
 
 from prefect import flow
 
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle import mlflow_views
-from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.study.linear_eval import time_predictions
 from paceline.flows.study.no_gpu_checks import check_arms
 from paceline.flows.study.no_gpu_record import NoGpuOutcome, log_no_gpu
@@ -24,7 +23,6 @@ from paceline.flows.study.request import StudyRequest
 from paceline.flows.study.trainings import PlannedArm, StudyContext, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.study_report import study_notes
 from paceline.tasks.speedup.study.analysis import summarise_arms, winner
 from paceline.tasks.speedup.study.design import expand
@@ -61,9 +59,7 @@ def _check_axes(request: StudyRequest, environment: Environment) -> list[Planned
 
 
 @flow(name="paceline-study", flow_run_name="study {request.config.name}", persist_result=False)
-@stop_on_signal
-@outlive_outages
-@redact_errors
+@guard_flow
 def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
     """Train every arm several times in a balanced order, and report the speedup of each factor or way.
 
@@ -71,7 +67,6 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
         request: Arms, repeats and what they have in common.
         resume: Id of an unfinished study to resume.
     """
-    quieten()
     started = time.monotonic()
     environment = Environment()
     arms = result_of(check_study, request, environment)

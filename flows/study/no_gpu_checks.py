@@ -4,8 +4,7 @@ from functools import cache, partial
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.conf.load import ConfigError, make_config
-from paceline.conf.study_plan import PlanArm
+from paceline.conf.load import ConfigError, PlanArm, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_weights
 from paceline.flows.study.linear_eval import fit_features

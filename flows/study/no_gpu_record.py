@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.conf.environment import Environment
-from paceline.flows.hardware_table import trained_runs
-from paceline.flows.lifecycle.mlflow_views import share_study
-from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.compare import trained_runs
+from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report, share_study
 from paceline.flows.study.request import StudyRequest
 from paceline.flows.study.trainings import PlannedArm
 from paceline.tasks.names import Artifact, Metric, Tag

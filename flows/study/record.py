@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.flows.lifecycle.mlflow_views import share_study
-from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report, share_study
 from paceline.flows.study.request import StudyRequest
 from paceline.tasks.evaluate.metrics import discordant, score_difference
 from paceline.tasks.names import Artifact, Metric, Tag

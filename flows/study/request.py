@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
-from paceline.conf.study_plan import PlanArm
+from paceline.conf.load import PlanArm
 
 
 class StudyRequest(BaseModel):

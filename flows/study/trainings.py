@@ -16,9 +16,8 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.lifecycle.mlflow_run import nested_run
-from paceline.flows.lifecycle.request_artifact import open_parent_run
-from paceline.flows.lifecycle.retries import with_retries
+from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
+from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.metrics import arm_run, training_metrics
@@ -89,9 +88,7 @@ def open_study(
             arms = [_measure_arm(arm, prepared, environment, resume, address) for arm in arms]
             _check_conditions(resume, _ledger(environment, resume), request, arms, prepared)
         experiment_id = arms[0].checked.experiment_id
-        with open_parent_run(
-            request.kind, request.config, request, environment, experiment_id, workload, resume
-        ) as parent:
+        with open_run(request.kind, request.config, environment, experiment_id, workload, resume, request) as parent:
             if resume is None:
                 arms = [_measure_arm(arm, prepared, environment, parent.run_id, address) for arm in arms]
             ledger = _ledger(environment, parent.run_id)

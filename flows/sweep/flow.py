@@ -11,19 +11,17 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle import mlflow_views
-from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.mlflow_run import open_run
+from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.request_artifact import open_parent_run
-from paceline.flows.lifecycle.retries import with_retries
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.sweep.colocation import colocation_on
 from paceline.flows.sweep.record import SweepOutcome, log_sweep
 from paceline.flows.sweep.request import SweepRequest
@@ -33,7 +31,6 @@ from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import workload_fingerprint
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.sweep_report import sweep_notes, trial_line
 from paceline.tasks.scores import SCORE_OF_TASK, SCORE_WORDS
 from paceline.tasks.sweep.concurrency import TrialConcurrency, plan_concurrency
@@ -118,9 +115,7 @@ def _check_comparable(config: Config, changed: Config) -> None:
 
 
 @flow(name="paceline-sweep", flow_run_name="sweep {request.config.name}", persist_result=False)
-@stop_on_signal
-@outlive_outages
-@redact_errors
+@guard_flow
 def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any]:
     """Run trials of one recipe with other settings, several at once, and report the best.
 
@@ -128,7 +123,6 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         request: Parameters to vary, and settings that all trials share.
         resume: Id of an unfinished sweep to resume.
     """
-    quieten()
     started = time.monotonic()
     environment = Environment()
     planned = result_of(check_sweep, request, environment)
@@ -146,7 +140,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
             )
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         experiment_id = planned.checked.experiment_id
-        with open_parent_run("sweep", request.config, request, environment, experiment_id, workload, resume) as parent:
+        with open_run("sweep", request.config, environment, experiment_id, workload, resume, request) as parent:
             share = replace(checked, plan=preflight.plan_on(config, room.share, checked.num_train), hardware=room.share)
             plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
             log = get_run_logger()

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.flows.lifecycle.mlflow_views import share
-from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report, share
 from paceline.flows.sweep.request import SweepRequest
 from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.names import Artifact, Metric, Tag

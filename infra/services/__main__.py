@@ -40,7 +40,7 @@ def _up(options: argparse.Namespace, home: Home, site: Environment) -> None:
     servers = up(home, settings, site, lambda line: say(f"infra/up: {line}"))
     rows = [("postgres", f"127.0.0.1:{settings.ports['postgres']}")]
     rows += [(service.daemon.name, service.address) for service in servers.all()]
-    say_pairs([*rows, ("logs", str(home.logs)), ("to use them", f". {home.environment}")])
+    say_pairs(*rows, ("logs", str(home.logs)), ("to use them", f". {home.environment}"))
 
 
 def _down(options: argparse.Namespace, home: Home, site: Environment) -> None:

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from paceline.conf.data import MIN_CLASSES, Data
-from paceline.conf.signal import Signal
+from paceline.conf.data import MIN_CLASSES, Data, Signal
 from paceline.tasks.data.samples import Fit, Sample, Samples
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.record import Record

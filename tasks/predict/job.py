@@ -10,9 +10,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from paceline.conf.data import Data
+from paceline.conf.data import Data, Signal
 from paceline.conf.execution import Precision
-from paceline.conf.signal import Signal
 from paceline.tasks.data.listing import Origin
 from paceline.tasks.data.samples import Fit, Samples
 from paceline.tasks.data.sources import clips, folder, pairs, signals

@@ -8,10 +8,9 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, PositiveInt
 
-from paceline.conf.data import NUM_COLOURS
+from paceline.conf.data import NUM_COLOURS, Signal
 from paceline.conf.model import Model
 from paceline.conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
-from paceline.conf.signal import Signal
 from paceline.tasks.records.record import Record
 
 

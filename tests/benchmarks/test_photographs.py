@@ -25,8 +25,8 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from paceline.conf.augmentation import Vary
 from paceline.conf.data import Data
+from paceline.conf.recipe import Vary
 from paceline.tasks.data.decode import transform
 from paceline.tasks.data.decode.transform import scale_bytes
 from paceline.tasks.data.loading.loader import make_loader

@@ -7,9 +7,8 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from paceline.conf.augmentation import Vary
 from paceline.conf.model import Model
-from paceline.conf.recipe import Recipe
+from paceline.conf.recipe import Recipe, Vary
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification

@@ -14,8 +14,7 @@ from pydantic import TypeAdapter
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.config import Config
-from paceline.conf.load import apply, field_paths, load, preset_names
-from paceline.conf.study_plan import load_plan, plan_names
+from paceline.conf.load import apply, field_paths, load, load_plan, plan_names, preset_names
 from paceline.flows import cli
 from paceline.flows.commands import run
 from paceline.tasks.speedup.study.design import parse_axes

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import signal as scipy_signal
 
-from paceline.conf.signal import Signal
+from paceline.conf.data import Signal
 from paceline.tasks.data.decode.transform import DecodeError
 
 SINE_POWER = 0.5  # power of a sine of amplitude 1, which is 0 dB

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.conf.augmentation import COLOURS, Vary
-from paceline.conf.recipe import Recipe
+from paceline.conf.recipe import COLOURS, Recipe, Vary
 from paceline.tasks.data.loading.batch import Array, set_layout
 from paceline.tasks.data.loading.sampling import Int64s
 from paceline.tasks.model.batch import Batch

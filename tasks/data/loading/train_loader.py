@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paceline.conf.augmentation import Vary
-from paceline.conf.recipe import Augment
+from paceline.conf.recipe import Augment, Vary
 from paceline.tasks.data.loading import sampling
 from paceline.tasks.data.loading.augmentation import Variation, crops
 from paceline.tasks.data.loading.batch import Array, Normalise, PinnedRing, UInt8s

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.conf.data import NUM_COLOURS, Data
-from paceline.conf.signal import Signal
+from paceline.conf.data import NUM_COLOURS, Data, Signal
 from paceline.tasks.data.listing import Origin, SampleListing
 from paceline.tasks.data.samples import Item, Sample, Samples
 

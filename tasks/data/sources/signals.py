@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.conf.data import Data
-from paceline.conf.signal import Signal
+from paceline.conf.data import Data, Signal
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing
 from paceline.tasks.data.samples import Item, Samples

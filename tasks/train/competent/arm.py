@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from paceline.conf.augmentation import Vary
-from paceline.conf.recipe import FLIPPING
+from paceline.conf.recipe import FLIPPING, Vary
 from paceline.tasks.data.loading.sampling import padding
 from paceline.tasks.errors import one_line
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner

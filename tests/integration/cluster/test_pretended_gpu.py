@@ -200,7 +200,7 @@ import tempfile
 import numpy as np, torch, pretended_gpu
 from itertools import islice
 from pathlib import Path
-from paceline.conf.augmentation import Vary
+from paceline.conf.recipe import Vary
 from paceline.conf.data import Data
 from paceline.tasks.data.loading import resident
 from paceline.tasks.data.loading.loader import make_loader

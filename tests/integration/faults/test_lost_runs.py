@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending, Running
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import concurrency_slots, flow_run_lock
+from paceline.flows.lifecycle import flow_run_lock, overlap
 from paceline.flows.lifecycle.outage import set_right
 
 OWNER = """
@@ -158,7 +158,7 @@ def test_a_run_that_never_came_to_its_process_is_crashed_and_may_still_come(clie
     run = run_in(client, deployment, Pending())
     set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_pending()
-    monkeypatch.setattr(concurrency_slots, "PENDING_LIMIT", timedelta(0))
+    monkeypatch.setattr(overlap, "PENDING_LIMIT", timedelta(0))
     set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_crashed()
     assert held(client, deployment) == 0

@@ -16,7 +16,7 @@ from prefect import flow, settings
 from paceline.conf.config import Limits
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle.retries import with_retries
+from paceline.flows.lifecycle.outage import with_retries
 from paceline.tasks import deadline
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.data.prepare import chunks, store

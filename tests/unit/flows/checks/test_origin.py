@@ -9,13 +9,12 @@ from prefect.logging import disable_run_logger
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
-from paceline.conf.load import load
-from paceline.conf.study_plan import load_plan
+from paceline.conf.load import load, load_plan
 from paceline.flows.checks.origin import FLOW_RUN, allow, check_origin
 from paceline.flows.checks.preflight import training_host
 from paceline.flows.cli import main
 from paceline.flows.lifecycle import mlflow_run
-from paceline.flows.lifecycle.request_artifact import ARTIFACTS
+from paceline.flows.lifecycle.mlflow_run import ARTIFACTS
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.request import StudyRequest
 from paceline.tasks.names import Artifact

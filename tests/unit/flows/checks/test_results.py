@@ -3,8 +3,7 @@
 import pytest
 
 from paceline.conf.environment import Environment
-from paceline.conf.load import load, make_config
-from paceline.conf.study_plan import load_plan
+from paceline.conf.load import load, load_plan, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.study.flow import check_study

@@ -8,10 +8,9 @@ import torch
 import yaml
 
 from paceline.conf.environment import Environment
-from paceline.conf.load import load
-from paceline.conf.study_plan import PLANS
+from paceline.conf.load import PLANS, load
 from paceline.flows.cli import main
-from paceline.flows.commands.no_gpu import make_request
+from paceline.flows.commands.study import no_gpu_request
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.request import StudyRequest
 from paceline.tasks.model.networks.registry import build_network
@@ -32,7 +31,7 @@ def make(weights, *overrides, preset="digits", **fields):
     overrides = [*SMALL, *overrides] if preset == "digits" else list(overrides)
     unset = dict.fromkeys(("fine_tune", "layer", "target", "repeats", "gpu"))
     options = Namespace(**unset | {"preset": preset, "overrides": overrides, "pretrained": weights} | fields)
-    return StudyRequest.model_validate(make_request(options))
+    return StudyRequest.model_validate(no_gpu_request(options))
 
 
 def check(weights, *overrides, **fields):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.signal import chirp
 
-from paceline.conf.signal import Signal
+from paceline.conf.data import Signal
 from paceline.tasks.data.decode.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantise
 from tests.support.signals import RATE, sine
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from paceline.conf.signal import Signal
+from paceline.conf.data import Signal
 from paceline.tasks.data.decode import spectrogram, waveform
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.sources import signals

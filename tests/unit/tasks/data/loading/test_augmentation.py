@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paceline.conf.augmentation import Vary
 from paceline.conf.load import ConfigError, load
-from paceline.conf.recipe import Recipe
+from paceline.conf.recipe import Recipe, Vary
 from paceline.tasks.data.loading.augmentation import (
     Variation,
     beta,

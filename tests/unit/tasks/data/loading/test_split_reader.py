@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from paceline.conf.augmentation import Vary
 from paceline.conf.data import Data
+from paceline.conf.recipe import Vary
 from paceline.tasks.data.decode.transform import scale_bytes
 from paceline.tasks.data.loading.augmentation import crops
 from paceline.tasks.data.loading.loader import EvaluationLoader, make_loader

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.conf.data import Data
+from paceline.conf.data import Data, Signal
 from paceline.conf.load import ConfigError, load
-from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.sources import generated
