@@ -35,8 +35,7 @@ from paceline.tasks.sweep.records import Proposal, Status, Trial
 from paceline.tasks.sweep.space import Parameter
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
-from paceline.tasks.train.launch.coordinator import TrainJob
-from paceline.tasks.train.launch.progress_file import scores_so_far
+from paceline.tasks.train.launch.coordinator import TrainJob, scores_so_far
 from paceline.tasks.train.prefect_tasks import train_trial
 
 

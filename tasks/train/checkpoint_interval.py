@@ -28,20 +28,13 @@ class CheckpointInterval:
     """Decides when the next checkpoint is due; each answer is also the next step at which to ask.
 
     The pace is wall time per step, validation included, because that is what a failure loses. It is extrapolated over
-    as many steps as it was measured, so that a change is noticed.
-
-    Args:
-        course: steps of the training.
-        log_steps: between log points, where the host has waited for the device already.
-        step: at which training starts.
-        now: clock reading, seconds.
+    as many steps as it was measured, so that a change is noticed. At log points, every `log_steps`, the host has waited
+    for the device already. `step` is where training starts, `now` a clock's reading in seconds.
     """
 
     def __init__(self, course: StepSchedule, log_steps: int, step: int, now: float) -> None:
-        self._course = course
-        self._log_steps = log_steps
-        self._since = step
-        self._since_time = now
+        self._course, self._log_steps = course, log_steps
+        self._since, self._since_time = step, now
         self._costs: list[float] = []
         self.seconds = MIN_SECONDS
         """Current interval."""
@@ -68,7 +61,14 @@ class CheckpointInterval:
         self.seconds = max(MIN_SECONDS, cost / MAX_SHARE)
         self._since, self._since_time = step, now
         num_steps = max(1, round(self.seconds / pace))
-        self.choice = Choice(value=num_steps, reason=self._reason(cost, pace))
+        reason = (
+            f"a checkpoint takes {_brief(cost)}, a step {_brief(pace)}: {self.seconds:.0f} s apart, "
+            f"{cost / (self.seconds + cost):.2%} of the time; up to {self._longest:.0f} s of work can be lost"
+        )
+        if self.seconds > MAX_LOST_SECONDS:
+            closer = f"checkpoints no more than {MAX_LOST_SECONDS:.0f} s apart would take more than {MAX_SHARE:.0%}"
+            reason = f"{reason}, because {closer}"
+        self.choice = Choice(value=num_steps, reason=reason)
         return self._postpone(step + max(1, num_steps // 2), pace)
 
     @property
@@ -81,16 +81,6 @@ class CheckpointInterval:
         latest = self._since + self._longest / pace
         log_point = min(math.ceil(step / self._log_steps) * self._log_steps, self._course.epoch_end(step))
         return next((candidate for candidate in (*better, log_point) if candidate <= latest), step)
-
-    def _reason(self, cost: float, pace: float) -> str:
-        share = cost / (self.seconds + cost)
-        times = f"a checkpoint takes {_brief(cost)}, a step {_brief(pace)}"
-        apart = f"{times}: {self.seconds:.0f} s apart, {share:.2%} of the time"
-        lost = f"{apart}; up to {self._longest:.0f} s of work can be lost"
-        if self.seconds <= MAX_LOST_SECONDS:
-            return lost
-        closer = f"checkpoints no more than {MAX_LOST_SECONDS:.0f} s apart would take more than {MAX_SHARE:.0%}"
-        return f"{lost}, because {closer}"
 
 
 def rule() -> Choice:

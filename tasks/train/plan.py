@@ -1,7 +1,4 @@
-"""Resolves every `auto` of an execution into a value and a reason, from a record of the hardware.
-
-Each rule states the measurement that supports it.
-"""
+"""Resolves every `auto` of an execution into a value and a reason, from a record of the hardware."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -27,8 +24,7 @@ BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 and TF32 tens
 def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
     """Resolve the execution for `hardware` of the first training host; the others must be equal.
 
-    Raises:
-        InputError: the hardware cannot execute what the configuration demands.
+    Raises InputError: the hardware cannot execute what the configuration demands.
     """
     execution, reasons = config.execution, dict[str, Choice]()
 
@@ -40,7 +36,11 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         reasons[name] = rule()
         return reasons[name].value
 
-    accelerator = pick("accelerator", lambda: _accelerator(hardware))
+    cores, ranks = hardware.num_cores, execution.num_devices
+    threads = Choice(value=max(1, cores // ranks), reason=f"{cores} cores over {ranks} ranks of a host")
+    gpus = f"{len(hardware.gpus)} GPUs" if hardware.gpus else "no GPU"
+    device = Choice(value="gpu" if hardware.gpus else "cpu", reason=f"{gpus} on {hardware.host}")
+    accelerator = pick("accelerator", lambda: device)
     _check_devices(config, hardware, accelerator)
     is_old = _check_precision(config, hardware, accelerator)
     precision = pick("precision", lambda: _precision(hardware, accelerator, is_old))
@@ -50,7 +50,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         accelerator=accelerator,
         device_name=hardware.gpus[0].name if accelerator == "gpu" else hardware.cpu_name,
         world_size=execution.world_size,
-        num_threads=pick("num_threads", lambda: _num_threads(config, hardware)),
+        num_threads=pick("num_threads", lambda: threads),
         precision=precision,
         compile=pick("compile", lambda: EAGER),
         memory_format=pick("memory_format", lambda: _memory_format(accelerator, precision)),
@@ -61,7 +61,14 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         activation_checkpointing=execution.activation_checkpointing == "on",
         reasons=reasons,
     )
-    _check_graph(plan, hardware)
+    if plan.compile in CAPTURED and not can_capture(plan):
+        gloo = " whose gradients gloo exchanges outside of any CUDA graph," if plan.accelerator == "cpu" else ""
+        raise InputError(
+            f"execution.compile={plan.compile} is for GPUs in 32-true, 64-true, tf32 or bf16-mixed, which exchange "
+            f"gradients by NCCL without compression, and this is {plan.world_size} {plan.accelerator.upper()} of "
+            f"{hardware.host},{gloo} in {plan.precision} with gradient_compression={plan.gradient_compression}; "
+            "use step, off or auto"
+        )
     return plan
 
 
@@ -88,19 +95,17 @@ def can_capture(plan: Plan) -> bool:
     return plan.failed_capture is None and plan.accelerator == "gpu" and can_exchange and is_free
 
 
+def with_changes(plan: Plan, changes: dict[str, Any], reason: str) -> Plan:
+    """The plan with other values, all for one reason."""
+    reasons = plan.reasons | {name: Choice(value=value, reason=reason) for name, value in changes.items()}
+    return plan.model_copy(update=changes | {"reasons": reasons})
+
+
 def without_graph(plan: Plan, reason: str) -> Plan:
     """The plan without CUDA graphs, after recording one has failed for a reason."""
-    chosen = "off" if plan.compile in CAPTURED else plan.compile
-    choice = Choice(value=chosen, reason=f"no CUDA graph, because {reason}")
-    return plan.model_copy(
-        update={"compile": chosen, "failed_capture": reason, "reasons": plan.reasons | {"compile": choice}}
-    )
-
-
-def _accelerator(hardware: Hardware) -> Choice:
-    if hardware.gpus:
-        return Choice(value="gpu", reason=f"{len(hardware.gpus)} GPUs on {hardware.host}")
-    return Choice(value="cpu", reason=f"no GPU on {hardware.host}")
+    changes = {"compile": "off" if plan.compile in CAPTURED else plan.compile}
+    failed = plan.model_copy(update={"failed_capture": reason})
+    return with_changes(failed, changes, f"no CUDA graph, because {reason}")
 
 
 def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> None:
@@ -109,18 +114,14 @@ def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu
             f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees and torch is built for; "
             "use cpu or auto, install a CUDA build of torch, or fix the driver"
         )
-    available = len(hardware.gpus) if accelerator == "gpu" else hardware.num_cores
-    unit = "GPUs" if accelerator == "gpu" else "CPU cores"
+    available, unit = (len(hardware.gpus), "GPUs") if accelerator == "gpu" else (hardware.num_cores, "CPU cores")
+    asked = f"execution.num_devices={config.execution.num_devices}"
     if config.execution.num_devices > available:
-        raise InputError(
-            f"execution.num_devices={config.execution.num_devices} exceeds the {available} {unit} of {hardware.host}; "
-            f"use at most {available}"
-        )
+        raise InputError(f"{asked} exceeds the {available} {unit} of {hardware.host}; use at most {available}")
     if accelerator == "gpu" and config.execution.world_size > 1 and hardware.gpus[0].board is not None:
         raise InputError(
-            f"execution.num_devices={config.execution.num_devices} on {config.execution.num_nodes} hosts, and "
-            f"{hardware.host} has slices of divided GPUs (MIG), which NCCL cannot connect; use one device, or whole "
-            "GPUs"
+            f"{asked} on {config.execution.num_nodes} hosts, and {hardware.host} has slices of divided GPUs (MIG), "
+            "which NCCL cannot connect; use one device, or whole GPUs"
         )
 
 
@@ -128,23 +129,19 @@ def _check_precision(config: Config, hardware: Hardware, accelerator: Literal["c
     """Refuse a precision that the devices do not have; return whether one of the GPUs has no bf16."""
     configured = config.execution.precision
     if configured in ("16-mixed", "tf32") and accelerator == "cpu":
-        raise InputError(
-            f"execution.precision={configured} is for GPUs, and {hardware.host} trains on its CPU; "
-            "use bf16-mixed or 32-true"
-        )
+        place = f"{hardware.host} trains on its CPU"
+        raise InputError(f"execution.precision={configured} is for GPUs, and {place}; use bf16-mixed or 32-true")
     old = [gpu.name for gpu in hardware.gpus if gpu.compute_capability < BF16_CAPABILITY]
     if configured in ("bf16-mixed", "tf32") and accelerator == "gpu" and old:
-        kind = configured.removesuffix("-mixed")
-        raise InputError(
-            f"execution.precision={configured}: {old[0]} has no {kind} arithmetic; use 16-mixed or 32-true"
-        )
+        lacks = f"{old[0]} has no {configured.removesuffix('-mixed')} arithmetic"
+        raise InputError(f"execution.precision={configured}: {lacks}; use 16-mixed or 32-true")
     return bool(old)
 
 
 def _precision(hardware: Hardware, accelerator: Literal["cpu", "gpu"], is_old: bool) -> Choice:
+    if accelerator == "gpu" and is_old:
+        return Choice(value="16-mixed", reason="a GPU before compute capability 8.0: fp16 tensor cores, no bf16")
     if accelerator == "gpu":
-        if is_old:
-            return Choice(value="16-mixed", reason="a GPU before compute capability 8.0: fp16 tensor cores, no bf16")
         return Choice(value="bf16-mixed", reason="the GPU multiplies bf16 on tensor cores")
     if hardware.cpu_bf16:
         return Choice(value="bf16-mixed", reason="the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)")
@@ -176,18 +173,6 @@ def _memory_format(accelerator: Literal["cpu", "gpu"], precision: Precision) -> 
     return Choice(value="channels_last", reason="convolutions read pixels with all channels together")
 
 
-def _check_graph(plan: Plan, hardware: Hardware) -> None:
-    if plan.compile not in CAPTURED or can_capture(plan):
-        return
-    gloo = " whose gradients gloo exchanges outside of any CUDA graph," if plan.accelerator == "cpu" else ""
-    raise InputError(
-        f"execution.compile={plan.compile} is for GPUs in 32-true, 64-true, tf32 or bf16-mixed, which exchange "
-        f"gradients by NCCL without compression, and this is {plan.world_size} {plan.accelerator.upper()} of "
-        f"{hardware.host},{gloo} in {plan.precision} with gradient_compression={plan.gradient_compression}; "
-        "use step, off or auto"
-    )
-
-
 def _loading(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], num_train: int) -> Choice:
     if config.recipe.vary.crop_scale is not None and config.stored_size[0] > config.data.image_size:
         reason = "random crops are cut out of stored photographs, on all cores of the host"
@@ -196,23 +181,13 @@ def _loading(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gp
     if accelerator == "gpu":  # ranks take free GPUs first: the fullest of those that they would take
         free = sorted(gpu.memory_bytes if gpu.free_bytes is None else gpu.free_bytes for gpu in hardware.gpus)
         memory, place, ranks = free[-config.execution.num_devices], "free device memory", 1
-    need = resident_bytes(config, num_train) * ranks  # ranks of a host share its memory
+    # uint8, padded for shifts, twice with prepared flips; ranks of a host share its memory.
+    augment = config.recipe.augment
+    side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
+    copies = 2 if augment in FLIPPING else 1
+    need = num_train * side * side * config.data.num_channels * copies * ranks
     limit = int(memory * RESIDENT_MEMORY_FRACTION)
     return Choice(
         value="resident" if need <= limit else "streaming",
         reason=f"the set takes {need / 2**20:,.0f} MiB of the {limit / 2**20:,.0f} MiB it may use in {place}",
     )
-
-
-def resident_bytes(config: Config, num_train: int) -> int:
-    """Bytes of the training split in device memory: uint8, padded for shifts, twice with prepared flips."""
-    augment = config.recipe.augment
-    side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
-    copies = 2 if augment in FLIPPING else 1
-    return num_train * side * side * config.data.num_channels * copies
-
-
-def _num_threads(config: Config, hardware: Hardware) -> Choice:
-    ranks = config.execution.num_devices
-    threads = max(1, hardware.num_cores // ranks)
-    return Choice(value=threads, reason=f"{hardware.num_cores} cores over {ranks} ranks of a host")

@@ -1,7 +1,4 @@
-"""Prefect tasks of the training stage.
-
-They run in the process of the flow: a task on a Dask worker would occupy one of the devices that it asks for.
-"""
+"""Prefect tasks of the training stage, in the flow's process: on a Dask worker they would occupy one of its devices."""
 
 import logging
 from collections.abc import Mapping
@@ -45,15 +42,9 @@ def train(job: TrainJob, address: str) -> TrainResult:
 @task(name="trial", cache_policy=NO_CACHE)
 @redact_errors
 def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
-    """Train as `train` does, for a caller that may stop it (`paceline.tasks.deadline.stoppable`).
+    """Train, and raise, as `train` does, for a caller that may stop it (`paceline.tasks.deadline.stoppable`).
 
-    Returns:
-        The result; for a stopped training, its Prefect state with the reason.
-
-    Raises:
-        RankError: A rank failed and would fail again; no process of the run is left.
-        LostError: A worker, a host or the scheduler was lost and did not come back.
-        TimeLimitError: It took longer than its limit.
+    A stopped training returns its Prefect state with the reason.
     """
     try:
         return _train_once(job, address)
@@ -70,23 +61,19 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
         return done
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)
-    files = (result.weights, *result.predictions)
-    save_result(job.result_path, result, [file for file in files if file])
+    save_result(job.result_path, result, [file for file in (result.weights, *result.predictions) if file])
     return result
 
 
 def _train(job: TrainJob, address: str) -> TrainResult:
-    logger = get_run_logger()
+    logger, last_epoch = get_run_logger(), -1
     choices = _log_choices(logger, job.plan.reasons, {})
-    last_epoch = -1
     if job.pretrained is not None:
         logger.info("Initial weights: %s", job.pretrained.summary)
-    if job.resume:
-        checkpoint = newest_valid_checkpoint(job.directory / "checkpoints")
-        if checkpoint is None:
-            logger.warning("No checkpoint in %s; training starts from step 0", job.directory / "checkpoints")
-        else:
-            logger.info("Resuming from %s", checkpoint)
+    if job.resume and (checkpoint := newest_valid_checkpoint(job.checkpoints)) is not None:
+        logger.info("Resuming from %s", checkpoint)
+    elif job.resume:
+        logger.warning("No checkpoint in %s; training starts from step 0", job.checkpoints)
 
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch, choices
@@ -103,27 +90,17 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     with progress_bar("train") as advance:
         result = train_group(job, address, on_progress)
     if result.search is not None and result.search.validity.contaminated:
-        logger.warning(
-            "Autotuning result used for precision and memory format of this run only: the machine was busy (%s)",
-            "; ".join(result.search.validity.reasons),
-        )
+        busy = f"the machine was busy ({'; '.join(result.search.validity.reasons)})"
+        logger.warning("Autotuning result used for precision and memory format of this run only: %s", busy)
     _log_choices(logger, (result.plan or job.plan).reasons, choices)
-    logger.info(
-        "Trained %d steps on %d ranks in %.1f s (%.0f samples/s), final loss %.4f",
-        result.num_steps - result.first_step,
-        result.world_size,
-        result.seconds,
-        result.samples_per_second or 0.0,
-        result.final_loss,
-    )
+    num_steps, speed = result.num_steps - result.first_step, result.samples_per_second or 0.0
+    trained = f"{num_steps} steps on {result.world_size} ranks in {result.seconds:.1f} s ({speed:.0f} samples/s)"
+    logger.info("Trained %s, final loss %.4f", trained, result.final_loss)
     return result
 
 
 def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str, Choice]) -> Mapping[str, Choice]:
-    """Log the choices that differ from those logged before, and return all of them.
-
-    The checkpoint interval changes with each checkpoint's cost: only its first number is logged.
-    """
+    """Log the choices that differ from those before, and return all; of each checkpoint interval, only the first."""
     for name, choice in choices.items():
         logged = before.get(name)
         is_refined = name == "checkpoint_steps" and logged is not None and isinstance(logged.value, int)

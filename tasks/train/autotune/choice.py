@@ -15,6 +15,7 @@ from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
+from paceline.tasks.train.plan import with_changes
 
 COPY_SD = 0.02  # relative time that a copy of an arm has as its own: assumed, as in simulate_intervals.py (equal_arms)
 FALSE_DEPARTURES = 0.015  # of a probe: a search has several
@@ -80,11 +81,9 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
         changes.pop("num_threads", None)  # the baseline has those of the training
         changes = {name: value for name, value in changes.items() if name != "loading"} or changes
         if changes and changes.keys() <= plan.reasons.keys():
-            reason = (
-                f"switched before the first step: the probe timed {arms[role].label} at {gain.value:.2f} x "
-                f"[{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[planned].label}"
-            )
-            return _with_changes(plan, changes, reason)
+            speed = f"{gain.value:.2f} x [{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[planned].label}"
+            reason = f"switched before the first step: the probe timed {arms[role].label} at {speed}"
+            return with_changes(plan, changes, reason)
     return None
 
 
@@ -92,12 +91,7 @@ def plan_of_probe(plan: Plan, arm: Arm, probe: ProbeResult) -> Plan:
     """The plan with the execution of an earlier attempt's probe, for a restart; `arm` is the plan's."""
     changes = changes_between(arm, probe.candidate)
     changes = {name: value for name, value in changes.items() if name in plan.reasons and value is not None}
-    return _with_changes(plan, changes, "measured by the attempt before the restart") if changes else plan
-
-
-def _with_changes(plan: Plan, changes: dict[str, Any], reason: str) -> Plan:
-    reasons = plan.reasons | {name: Choice(value=value, reason=reason) for name, value in changes.items()}
-    return plan.model_copy(update=changes | {"reasons": reasons})
+    return with_changes(plan, changes, "measured by the attempt before the restart")
 
 
 def best_role(probe: ProbeResult, compile_seconds: float, num_steps: int) -> str | None:
@@ -108,28 +102,22 @@ def best_role(probe: ProbeResult, compile_seconds: float, num_steps: int) -> str
 
 def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) -> dict[str, Interval]:
     """Roles of arms that are faster than the candidate with confidence and win back their compile time, with gains."""
-    gains = {role: arm_ratio(probe.rounds, "candidate", role) for role in roles_of(probe)}
-    return {
-        role: gain
-        for role, gain in gains.items()
-        if gain is not None
-        and role not in probe.diverged
-        and _beats_chance(gain, len(gains))
-        and _pays(probe, role, compile_seconds, num_steps)
-    }
+    arms = roles_of(probe)
+    winners: dict[str, Interval] = {}
+    for role, arm in arms.items():
+        gain = arm_ratio(probe.rounds, "candidate", role)
+        if gain is None or role in probe.diverged or not _beats_chance(gain, len(arms)):
+            continue
+        saved = num_steps * (step_seconds(probe, "candidate") - step_seconds(probe, role))
+        if arm.compile in ("off", probe.candidate.compile) or saved > compile_seconds:
+            winners[role] = gain
+    return winners
 
 
 def _beats_chance(gain: Interval, num_arms: int) -> bool:
     """Whether a gain is more than noise of rounds and copies gives the best of so many equal arms."""
     copies = stats.norm.ppf(1 - FALSE_DEPARTURES / num_arms) * np.sqrt(2) * COPY_SD
     return gain.low is not None and bool(np.log(gain.value) > np.hypot(copies, np.log(gain.value / gain.low)))
-
-
-def _pays(probe: ProbeResult, role: str, compile_seconds: float, num_steps: int) -> bool:
-    if roles_of(probe)[role].compile in ("off", probe.candidate.compile):
-        return True
-    saved = step_seconds(probe, "candidate") - step_seconds(probe, role)
-    return num_steps * saved > compile_seconds
 
 
 def roles_of(probe: ProbeResult) -> dict[str, Arm]:
@@ -139,10 +127,9 @@ def roles_of(probe: ProbeResult) -> dict[str, Arm]:
 
 def combine_roles(probe: ProbeResult, roles: Iterable[str]) -> Arm:
     """The candidate with the changes of all these roles."""
-    arms = roles_of(probe)
     changes: dict[str, Any] = {}
     for role in roles:
-        changes |= changes_between(probe.candidate, arms[role])
+        changes |= changes_between(probe.candidate, roles_of(probe)[role])
     return probe.candidate.model_copy(update=changes)
 
 

@@ -30,17 +30,8 @@ from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, SlowArm, Validity
-from paceline.tasks.train.autotune.choice import (
-    ARITHMETIC,
-    LAYER_SETTINGS,
-    best_role,
-    changes_between,
-    chosen_arm,
-    combine_roles,
-    roles_of,
-    step_seconds,
-    winning_roles,
-)
+from paceline.tasks.train.autotune import choice
+from paceline.tasks.train.autotune.choice import ARITHMETIC, LAYER_SETTINGS, changes_between
 from paceline.tasks.train.plan import arm_of, can_capture
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, ArmBenchmark
@@ -86,12 +77,9 @@ def alternatives(plan: Plan) -> dict[str, Arm]:
     changes["memory_format"] = "contiguous" if plan.memory_format == "channels_last" else "channels_last"
     if plan.accelerator == "cpu" and plan.num_threads > 1:
         changes["num_threads"] = plan.num_threads // 2
-    arms = {
-        name: arm_of(plan).model_copy(update={name: value}) for name, value in changes.items() if name in plan.reasons
-    }
-    return arms | {
-        f"precision {value}": arm_of(plan).model_copy(update={"precision": value}) for value in other_precisions(plan)
-    }
+    change = arm_of(plan).model_copy
+    arms = {name: change(update={name: value}) for name, value in changes.items() if name in plan.reasons}
+    return arms | {f"precision {value}": change(update={"precision": value}) for value in other_precisions(plan)}
 
 
 def layer_arms(plan: Plan) -> list[Arm]:
@@ -100,17 +88,15 @@ def layer_arms(plan: Plan) -> list[Arm]:
     formats = [plan.memory_format]
     if "memory_format" in plan.reasons:
         formats.append(alternatives(plan)["memory_format"].memory_format)
-    return [
-        rules.model_copy(update={"precision": precision, "memory_format": memory_format})
-        for precision, memory_format in itertools.product((plan.precision, *other_precisions(plan)), formats)
-    ]
+    precisions = (plan.precision, *other_precisions(plan))
+    pairs = itertools.product(precisions, formats)
+    return [rules.model_copy(update=dict(zip(ARITHMETIC, pair, strict=True))) for pair in pairs]
 
 
 def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneResult | None) -> AutotuneResult | None:
     """Time the layers, and the settings if the training is long enough for that; the same on every rank.
 
-    Returns:
-        None if no setting is open, or the time does not allow more than the `earlier` search.
+    Returns None if no setting is open, or the time does not allow more than the `earlier` search.
     """
     num_affordable = int(SHARE * num_steps / STEPS_OF_AN_ARM) - 1  # one is for the rules' arm
     is_open = bool(alternatives(plan)) or "compile" in plan.reasons
@@ -176,7 +162,7 @@ class _AutotuneSession:
             per_sample = group.broadcast(min(first.run(2))) / size
         planned = per_sample * full_size * self.num_steps
         seconds = min(MAX_LAYER_SECONDS, max(LAYER_SECONDS, LAYER_SHARE * planned))
-        self._start_part(seconds)
+        self.budget, self.part_started = seconds, time.monotonic()
         affordable = int(seconds / (LAYER_STEPS * max(2, len(arms))) / per_sample)
         if affordable >= full_size:
             return arms
@@ -192,19 +178,17 @@ class _AutotuneSession:
 
     def time_settings(self, plan: Plan, num_affordable: int) -> None:
         """Compare the best arm so far with each open setting, then with all winners, then with the compiled step."""
-        best = chosen_arm(tuple(self.probes), arm_of(plan), self.num_steps, self.compile_seconds)
+        best = choice.chosen_arm(self.probes, arm_of(plan), self.num_steps, self.compile_seconds)
         layers = {name: getattr(best, name) or getattr(plan, name) for name in LAYER_SETTINGS}
         fastest = plan.model_copy(update=layers)
-        candidates = {
-            name: best.model_copy(update=changes_between(arm_of(fastest), arm))
-            for name, arm in alternatives(fastest).items()
-        }
-        self._start_part(self.budget_for_settings(best))
+        changes = {name: changes_between(arm_of(fastest), arm) for name, arm in alternatives(fastest).items()}
+        candidates = {name: best.model_copy(update=change) for name, change in changes.items()}
+        self.budget, self.part_started = self.budget_for_settings(best), time.monotonic()
         num_before = len(self.probes)
         best = self.again(best, dict(list(candidates.items())[:num_affordable]))
         singly = self.probes[num_before:]
-        if singly and len(winners := winning_roles(singly[0], 0.0, self.num_steps)) > 1:
-            best = self.again(best, {"together": combine_roles(singly[0], winners)})
+        if singly and len(winners := choice.winning_roles(singly[0], 0.0, self.num_steps)) > 1:
+            best = self.again(best, {"together": choice.combine_roles(singly[0], winners)})
         if best.compile in CAPTURED:  # eager layers of small networks have shown the host's pace, not the device's
             layers_again = [
                 best.model_copy(update={name: getattr(arm, name) for name in ARITHMETIC})
@@ -213,8 +197,10 @@ class _AutotuneSession:
             ]
             eager = {arm.label: arm for arm in layers_again if arm != best}
             best = self.again(best, dict(list(eager.items())[:num_affordable]))
-        if "compile" in plan.reasons and not plan.activation_checkpointing and self.can_compile():
-            self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
+        if "compile" in plan.reasons and not plan.activation_checkpointing:
+            all_have_compilers = min(group.all_gather(float(has_compiler()))) > 0
+            if all_have_compilers and self._seconds_left() > COLD_COMPILE_SECONDS:
+                self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
         """Do `against` with a new runner for the best arm."""
@@ -231,22 +217,20 @@ class _AutotuneSession:
                     ready[name if ready else "baseline"] = runner
             if not ready or self._seconds_left() <= 0:
                 return best.arm
-            settings = Speedup(
-                max_seconds=PROBE_SHARE * self._seconds_left(), num_blocks=MAX_ROUNDS, target_half_width=HALF_WIDTH
-            )
+            seconds = PROBE_SHARE * self._seconds_left()
+            settings = Speedup(max_seconds=seconds, num_blocks=MAX_ROUNDS, target_half_width=HALF_WIDTH)
             probe = run_probe({"candidate": best} | ready, settings, group.broadcast)
         self.probes.append(probe)
-        winner = best_role(probe, self.compile_seconds, self.num_steps)
+        winner = choice.best_role(probe, self.compile_seconds, self.num_steps)
         if winner is None:
             return best.arm
         if best.arm.variant == "full":
-            self.budget = min(self.budget, SHARE * self.num_steps * step_seconds(probe, winner))
-        return roles_of(probe)[winner]
+            self.budget = min(self.budget, SHARE * self.num_steps * choice.step_seconds(probe, winner))
+        return choice.roles_of(probe)[winner]
 
     def _start_arm(self, stack: ExitStack, arm: Arm, candidate: Arm, *, compiles: bool) -> ArmRunner | None:
         """Run the first steps of an arm; None if they fail, or are much slower than the candidate's."""
-        started = self._run_first_step(stack, arm)
-        if started is None:
+        if (started := self._run_first_step(stack, arm)) is None:
             return None
         runner, seconds = started
         if compiles:
@@ -293,10 +277,6 @@ class _AutotuneSession:
             self.part_started += uncounted
         return seconds
 
-    def can_compile(self) -> bool:
-        """Whether all ranks have a compiler, and the time suffices."""
-        return min(group.all_gather(float(has_compiler()))) > 0 and self._seconds_left() > COLD_COMPILE_SECONDS
-
     def result(self, validity: Validity) -> AutotuneResult:
         """The result; contaminated on all ranks if it is on rank 0's host."""
         contaminated = bool(group.broadcast(float(validity.contaminated or False)))
@@ -309,9 +289,6 @@ class _AutotuneSession:
             seconds=group.broadcast(time.monotonic() - self.started),
             validity=validity.model_copy(update={"contaminated": contaminated}),
         )
-
-    def _start_part(self, budget: float) -> None:
-        self.budget, self.part_started = budget, time.monotonic()
 
     def _seconds_left(self) -> float:
         return group.broadcast(self.budget - (time.monotonic() - self.part_started))

@@ -1,10 +1,8 @@
-"""Coordinator of a training: places ranks on the cluster, and restarts the group from the newest checkpoint.
-
-Runs in the process of the flow.
-"""
+"""Coordinator of a training, in the process of the flow: places ranks on the cluster, and restarts a failed group."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -25,19 +23,12 @@ from paceline.tasks.measure.energy import merge as merge_energy
 from paceline.tasks.measure.paired_ratio import joules_per_sample
 from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import FILE, attempts
-from paceline.tasks.records.data import PreparedSet, Pretrained
-from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.track.metrics_upload import upload_metrics
-from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
-from paceline.tasks.train.launch.out_of_memory import (
-    restore_micro_batch,
-    save_micro_batch,
-    with_smaller_micro_batch,
-    with_streaming,
-)
+from paceline.tasks.train.launch import out_of_memory
+from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, gpus_on_host
 from paceline.tasks.train.launch.placement import can_add_ranks, find_placements, has_free_devices, reserve
 from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup
 from paceline.tasks.train.launch.rank_process import interface_of
@@ -45,7 +36,7 @@ from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
 from paceline.tasks.train.plan import without_graph
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
-from paceline.tasks.train.rank_spec import RankSpec
+from paceline.tasks.train.rank_spec import RankSpec, Work
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -58,32 +49,13 @@ Progress = Callable[[dict[str, Any]], None]
 R = TypeVar("R", bound=Record)
 
 
-class TrainJob(Record):
+class TrainJob(Work):
     """One training."""
 
-    config: Config
-    plan: Plan
-    prepared: PreparedSet
-    pretrained: Pretrained | None = None
-    """Initial weights; None to initialise by the seed."""
-    run_id: str
     tracking_uri: str
-    home: str
     resume: bool = False
-    measurement: Measurement | None = None
-    """Measure this instead of training."""
-    search: AutotuneResult | None = None
-    """Earlier timings of the executions that `auto` can choose from."""
-    may_search: bool = False
-    """Whether the ranks may time executions before they train."""
-    may_measure_limit: bool = True
-    """Whether to measure the limit of the device if it is not known."""
     cold_compile: bool = False
     """Compile with an empty cache."""
-    python_path: str = ""
-    """Folder of other packages than those of the workers, which the ranks import first."""
-    packages: tuple[str, ...] = ()
-    """User packages that the ranks find there; empty for those of this process."""
 
     @property
     def directory(self) -> Path:
@@ -102,7 +74,7 @@ class TrainJob(Record):
 
 
 def train_group(job: TrainJob, address: str, on_progress: Progress | None = None) -> TrainResult:
-    """Train on the cluster at `address` and return rank 0's result.
+    """Train on the cluster at `address` and return the result.
 
     After a failure all ranks restart from the newest valid checkpoint, as long as the training makes progress.
 
@@ -115,6 +87,15 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
     with upload_metrics(job.directory, job.tracking_uri, job.run_id):
         outcomes, recovery = _train_attempts(job, address, on_progress)
     return _merge(outcomes, recovery)
+
+
+def scores_so_far(directory: Path) -> tuple[float, ...]:
+    """Validation scores of all finished epochs of a run, earlier attempts included; rank 0 writes them as it trains."""
+    for number in reversed(attempts(directory)):
+        with suppress(FileNotFoundError):  # this attempt has not written one yet
+            facts = json.loads((directory / f"attempt-{number}/rank-0/progress.json").read_text(encoding="utf-8"))
+            return tuple(facts["validation_scores"])
+    return ()
 
 
 def measure_group(job: TrainJob, address: str) -> MeasureResult:
@@ -132,20 +113,20 @@ def time_layers(job: TrainJob, address: str) -> AutotuneResult:
 
 def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -> tuple[list[RankOutcome], Recovery]:
     recovery = Recovery(job.checkpoints, job.config.execution.max_restarts)
-    attempts = _Attempts(job, recovery)
+    attempts = _Attempts(job, recovery, on_progress)
     while True:
         try:
             with ExitStack() as stack:
                 client, placements = recovery.wait_for_cluster(partial(attempts.connect, stack, address))
-                stack.enter_context(_progress(client, job.run_id, attempts.note_progress, on_progress))
+                stack.enter_context(_subscribe(client, progress_topic(job.run_id), attempts.note_progress))
                 return attempts.next(client, placements), recovery
         except (RankError, LostError) as error:
             if attempts.adapt(error):
-                recovery.restart_with_new_group(str(error), attempts.num_ranks, attempts.steps_done)
+                recovery.restart(error, attempts.num_ranks, attempts.steps_done)
             else:
                 recovery.judge(error, attempts.num_ranks, attempts.steps_done)
         except _RegroupError as reason:
-            recovery.restart_with_new_group(str(reason), attempts.num_ranks, attempts.steps_done)
+            recovery.restart(reason, attempts.num_ranks, attempts.steps_done)
         except _ReplaceError:
             logger.warning("Another device is free now; using that one")
 
@@ -159,13 +140,12 @@ class _ReplaceError(Exception):
 
 
 class _Attempts:
-    def __init__(self, job: TrainJob, recovery: Recovery) -> None:
-        self._job = job.model_copy(update={"plan": restore_micro_batch(job.directory, job.plan, job.config)})
-        self._config = job.config
-        self._recovery = recovery
+    def __init__(self, job: TrainJob, recovery: Recovery, on_progress: Progress | None = None) -> None:
+        plan = out_of_memory.restore_micro_batch(job.directory, job.plan, job.config)
+        self._job = job.model_copy(update={"plan": plan})
+        self._config, self._recovery, self._on_progress = job.config, recovery, on_progress
         self._resume = job.resume
-        self._first = 1 + max(attempts(job.directory), default=-1)
-        self._number = self._first
+        self._first = self._number = 1 + max(attempts(job.directory), default=-1)
         self._next_look = 0.0
         self._searches_again = False
         self._left_out: dict[str, str] = {}
@@ -200,20 +180,20 @@ class _Attempts:
         try:
             resume_from = newest_valid_checkpoint(job.checkpoints) if self._resume else None
             group.claim(partial(self._check_free_devices, client, placements))
-            specs = _specs(client, job, placements, self._number, resume_from)
             earlier = {
                 "probe": self._read_earlier(ProbeResult, PROBE_FILE),
                 "search": self._read_earlier(AutotuneResult, SEARCH_FILE) or job.search,
                 "may_search": job.may_search and (self._number == self._first or self._searches_again),
                 "left_out": self._left_out,
             }
+            specs = _specs(client, job, placements, self._number, resume_from, earlier)
             self._resume = True
             self._number += 1
             metrics = Path(specs[0].directory) / FILE  # a file of another host may become visible here much later
             with suppress(OSError):  # the rank reports the error
                 metrics.parent.mkdir(parents=True, exist_ok=True)
                 metrics.touch()
-            group.start([spec.model_copy(update=earlier) for spec in specs])
+            group.start(specs)
             self._recovery.record_start(step_of(resume_from) if resume_from else 0)
             return group.watch(lambda: self._regroup_with_more(client))
         finally:
@@ -221,23 +201,16 @@ class _Attempts:
             group.end()
 
     def adapt(self, error: RankError | LostError) -> bool:
-        """Change the next attempt where the last one ran out of memory or failed to record a CUDA graph.
-
-        Returns:
-            Whether it did.
-
-        Raises:
-            RankError: it did, and what was asked for leaves nothing to change.
-        """
+        """Adapt the next attempt to want of memory or a failed graph; whether it did. Raises RankError: it cannot."""
         if not isinstance(error, RankError):
             return False
         return self._halve_micro_batch(error) or self._leave_out(error) or self._exclude_graphs(error)
 
     def _halve_micro_batch(self, error: RankError) -> bool:
-        plan = with_smaller_micro_batch(self._job.plan, self._job.config, error)
+        plan = out_of_memory.with_smaller_micro_batch(self._job.plan, self._job.config, error)
         if plan is None:
             return False
-        save_micro_batch(self._job.directory, plan)
+        out_of_memory.save_micro_batch(self._job.directory, plan)
         self._job = self._job.model_copy(update={"plan": plan, "config": self._config})
         choice = plan.reasons["micro_batch"]
         logger.warning("%s; continuing with micro-batches of %s, on the same batches", choice.reason, choice.value)
@@ -249,12 +222,12 @@ class _Attempts:
         if stage is None:
             return False
         if stage == "loading":
-            self._job = job.model_copy(update={"plan": with_streaming(job.plan, error)})
+            self._job = job.model_copy(update={"plan": out_of_memory.with_streaming(job.plan, error)})
             logger.warning("Not enough memory for the set; streaming it")
             return True
         is_new = arm is not None and arm not in self._left_out
         if job.measurement is not None and not (is_new and job.measurement.is_optional(arm)):
-            raise RankError(f"{error}; use a smaller recipe.batch_size", error.rank, error.rank_traceback, final=True)
+            raise out_of_memory.with_advice(error, "use a smaller recipe.batch_size")
         self._searches_again = is_new and stage == "search"
         if arm is not None and is_new:
             self._left_out[arm] = f"{arm} needs more memory than {job.plan.device_name} has next to the training"
@@ -273,16 +246,17 @@ class _Attempts:
             return False
         is_demanded = job.measurement is not None and not job.measurement.can_leave_out
         if is_demanded or job.config.execution.compile in CAPTURED:
-            advice = "use execution.compile=auto, step or off"
-            raise RankError(f"{error}; {advice}", error.rank, error.rank_traceback, final=True) from error
+            raise out_of_memory.with_advice(error, "use execution.compile=auto, step or off") from error
         self._job = job.model_copy(update={"plan": without_graph(job.plan, reason), "search": None})
         self._first = self._number
         logger.warning("%s; training without CUDA graphs", reason)
         return True
 
-    def note_progress(self, facts: dict[str, Any]) -> None:
-        """Take rank 0's progress."""
-        self._saved_epochs = facts["epochs_kept"]
+    def note_progress(self, event: tuple[float, dict[str, Any]]) -> None:
+        """Take rank 0's progress, a Dask event, and pass it on."""
+        self._saved_epochs = event[1]["epochs_kept"]
+        if self._on_progress is not None:
+            self._on_progress(event[1])
 
     def _check_free_devices(self, client: Client, placements: list[Placement], held: list[Placement]) -> None:
         """Stop waiting for a device when enough others are free, as after a lost worker has come back."""
@@ -293,18 +267,17 @@ class _Attempts:
 
     def _regroup_with_more(self, client: Client) -> None:
         """Stop a group that is smaller than configured when more workers are available and an epoch has ended since."""
-        is_complete = self.num_ranks == self._job.config.execution.world_size
-        if is_complete or self._saved_epochs is None or time.monotonic() < self._next_look:
+        config, saved, before = self._job.config, self._saved_epochs, self._saved_epochs_before
+        is_complete = self.num_ranks == config.execution.world_size
+        if is_complete or saved is None or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        if self._saved_epochs >= self._job.config.recipe.num_epochs:
+        if saved >= config.recipe.num_epochs:
             return
-        if self._saved_epochs_before is not None and self._saved_epochs > self._saved_epochs_before:
+        if before is not None and saved > before:
             raise _RegroupError("more workers are available")
-        if self._saved_epochs_before is None and can_add_ranks(
-            client, self._job.config, self._job.plan.accelerator, self.num_ranks
-        ):
-            self._saved_epochs_before = self._saved_epochs
+        if before is None and can_add_ranks(client, config, self._job.plan.accelerator, self.num_ranks):
+            self._saved_epochs_before = saved
 
     def _read_earlier(self, kind: type[R], name: str) -> R | None:
         """A measurement of an earlier attempt, so that a restart does not repeat it."""
@@ -316,18 +289,20 @@ class _Attempts:
 
 
 def _describe_smaller_group(config: Config, num_ranks: int) -> str:
-    world_size = config.execution.world_size
-    message = f"Training with {num_ranks} of {world_size} ranks until more workers join"
-    if config.recipe.batch_scaling == "strong":
-        return f"{message}, on the same batches"
-    return (
-        f"{message}, on batches of {config.batch_size_over(num_ranks)} samples instead of "
-        f"{config.batch_size_over(world_size)}, at {num_ranks}/{world_size} of the learning rate"
-    )
+    world_size, batches = config.execution.world_size, "the same batches"
+    if config.recipe.batch_scaling != "strong":
+        size, before = config.batch_size_over(num_ranks), config.batch_size_over(world_size)
+        batches = f"batches of {size} samples instead of {before}, at {num_ranks}/{world_size} of the learning rate"
+    return f"Training with {num_ranks} of {world_size} ranks until more workers join, on {batches}"
 
 
 def _specs(
-    client: Client, job: TrainJob, placements: list[Placement], attempt: int, resume_from: Path | None
+    client: Client,
+    job: TrainJob,
+    placements: list[Placement],
+    attempt: int,
+    resume_from: Path | None,
+    earlier: dict[str, Any],
 ) -> list[RankSpec]:
     requests: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [(placements[0].worker, free_port, ())]
     requests += [(placement.worker, interface_of, (placement.host,)) for placement in placements]
@@ -337,14 +312,13 @@ def _specs(
         raise LostError(f"a worker does not answer: {lost}")
     directories = [job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" for placement in placements]
     strategy = "single" if len(placements) == 1 else job.plan.strategy
-    plan = job.plan.model_copy(update={"world_size": len(placements), "strategy": strategy})
+    shared: dict[str, Any] = {name: getattr(job, name) for name in Work.model_fields} | earlier
+    shared["plan"] = job.plan.model_copy(update={"world_size": len(placements), "strategy": strategy})
+    shared["prepared"] = job.prepared.normalised_for(model_facts(job.config.model.name))
+    shared["packages"] = job.packages or tuple(package.identity for package in job.config.packages)
     return [
         RankSpec(
-            config=job.config,
-            plan=plan,
-            prepared=job.prepared.normalised_for(model_facts(job.config.model.name)),
-            pretrained=job.pretrained,
-            run_id=job.run_id,
+            **shared,
             directory=str(directory),
             checkpoint_directory=str(job.checkpoints),
             resume_from=str(resume_from) if resume_from else None,
@@ -357,14 +331,9 @@ def _specs(
             master_address=placements[0].host,
             master_port=port,
             interface=interface,
-            devices=devices_on_host(placement, placements) if job.plan.accelerator == "gpu" else (),
-            measurement=job.measurement,
-            home=job.home,
-            may_measure_limit=job.may_measure_limit,
+            devices=gpus_on_host(placement, placements, job.plan.accelerator),
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
-            packages=job.packages or tuple(package.identity for package in job.config.packages),
-            python_path=job.python_path,
             compile_cache=str((directory if job.cold_compile else Path(job.home)) / "compiled"),
         )
         for placement, interface, directory in zip(placements, interfaces, directories, strict=True)
@@ -372,14 +341,8 @@ def _specs(
 
 
 @contextmanager
-def _progress(client: Client, run_id: str, *listeners: Progress | None) -> Iterator[None]:
-    def forward(event: tuple[float, dict[str, Any]]) -> None:
-        for listener in listeners:
-            if listener is not None:
-                listener(event[1])
-
-    topic = progress_topic(run_id)
-    client.subscribe_topic(topic, forward)
+def _subscribe(client: Client, topic: str, listener: Callable[[tuple[float, dict[str, Any]]], None]) -> Iterator[None]:
+    client.subscribe_topic(topic, listener)
     try:
         yield
     finally:

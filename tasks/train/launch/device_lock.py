@@ -41,22 +41,35 @@ class DeviceLock:
     """The lock of one device."""
 
     def __init__(self, directory: Path, device: str) -> None:
-        _create_shared_directory(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir()
+            directory.chmod(0o1777)  # all users can create lock files in it, and none can remove another's
+        except FileExistsError:
+            if directory.is_symlink() or not directory.is_dir():
+                raise RunError(
+                    f"PACELINE_LEASES={directory} is a link or not a directory; remove it or use another path, the "
+                    "same for all users of the devices"
+                ) from None
         self._path = directory / (re.sub(r"[^\w.-]", "_", device) + ".lease")
         self._file: int | None = None
 
     def take(self, run_id: str, rank: int) -> bool:
         """Lock the device if it is free; return whether it was."""
-        try:
-            file = self._open_or_create()
-        except FileExistsError:  # another process was faster
-            return False
+        if (file := self._open_existing()) is None:
+            try:
+                file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            except FileExistsError:  # another process was faster
+                return False
+            except PermissionError as error:
+                raise self._unusable(error.strerror) from error
+            os.fchmod(file, 0o666)  # whatever the umask: trainings of other users must read it
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.fstat(file).st_nlink > 0  # else its holder has removed it since it was opened
         except BlockingIOError:
-            os.close(file)
-            return False
-        if os.fstat(file).st_nlink == 0:  # its holder has removed it since it was opened
+            is_ours = False
+        if not is_ours:
             os.close(file)
             return False
         self._file = file
@@ -90,17 +103,15 @@ class DeviceLock:
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
         except BlockingIOError:
             with contextlib.suppress(ValidationError):  # it is being written
                 return LockHolder.model_validate_json(os.pread(file, 4096, 0))
             return LockHolder(run_id="unknown", rank=0, host=socket.gethostname(), pid=0, since=time.time())
-        else:
-            return None
         finally:
             os.close(file)
 
     def _open_existing(self) -> int | None:
-        """Open the lock file; None if there is none."""
         try:
             # Without O_CREAT: in a directory for all, kernels refuse it for another user's file (fs.protected_regular).
             file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -114,33 +125,7 @@ class DeviceLock:
             raise self._unusable("it is a link or not a regular file")
         return file
 
-    def _open_or_create(self) -> int:
-        existing = self._open_existing()
-        if existing is not None:
-            return existing
-        try:
-            file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
-        except PermissionError as error:
-            raise self._unusable(error.strerror) from error
-        os.fchmod(file, 0o666)  # whatever the umask: trainings of other users must read it
-        return file
-
     def _unusable(self, reason: str | None) -> RunError:
         return RunError(
             f"{self._path} cannot be locked by this user ({reason}); ask its owner or an administrator to remove it"
         )
-
-
-def _create_shared_directory(directory: Path) -> None:
-    """Create the directory in which all users can create lock files, and none can remove another's."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        directory.mkdir()
-    except FileExistsError:
-        if directory.is_symlink() or not directory.is_dir():
-            raise RunError(
-                f"PACELINE_LEASES={directory} is a link or not a directory; remove it or use another path, the same "
-                "for all users of the devices"
-            ) from None
-    else:
-        directory.chmod(0o1777)

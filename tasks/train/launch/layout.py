@@ -1,9 +1,9 @@
-"""Layout of a group of ranks as data: placements on workers, environments, commands. Pure functions."""
+"""Layout of a group of ranks as data: placements on workers, and environments. Pure functions."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 
+from paceline.conf.execution import Execution
 from paceline.tasks.errors import InputError
 from paceline.tasks.host import keep_memory
 from paceline.tasks.records.record import Record
@@ -34,14 +34,10 @@ class WorkerSlot(Record):
     """The device is in use; a rank would wait for it."""
 
 
-class Placement(Record):
+class Placement(WorkerSlot):
     """Worker and device of one rank."""
 
     rank: int
-    worker: str
-    """Address of the Dask worker that supervises the rank."""
-    host: str
-    device: str
     node_rank: int
     local_rank: int
 
@@ -49,17 +45,16 @@ class Placement(Record):
 def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) -> list[Placement]:
     """Choose `num_devices` workers on each of `num_nodes` hosts, ranks of a host being neighbours; free ones first.
 
-    Raises:
-        InputError: there are not enough hosts with enough workers.
+    Raises InputError: there are not enough hosts with enough workers.
     """
     by_host: dict[str, list[WorkerSlot]] = {}
     for candidate in candidates:
         by_host.setdefault(candidate.host, []).append(candidate)
-    usable: dict[str, list[WorkerSlot]] = {}
-    for host, slots in by_host.items():
+    usable = []
+    for slots in by_host.values():
         if len(slots) >= num_devices:  # free ones before busy ones, then in the host's own order
             chosen = sorted(slots, key=lambda slot: slot.busy)[:num_devices]
-            usable[host] = [slot for slot in slots if slot in chosen]
+            usable.append([slot for slot in slots if slot in chosen])
     if len(usable) < num_nodes:
         counts = ", ".join(f"{host}: {len(slots)}" for host, slots in by_host.items()) or "none"
         raise InputError(
@@ -67,24 +62,29 @@ def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) 
             "start more workers or ask for fewer devices",
             setting="execution.num_devices",
         )
-    hosts = sorted(usable.values(), key=lambda slots: sum(slot.busy for slot in slots))[:num_nodes]
+    hosts = sorted(usable, key=lambda slots: sum(slot.busy for slot in slots))[:num_nodes]
     return [
-        Placement(
-            rank=node * num_devices + local,
-            worker=candidate.worker,
-            host=candidate.host,
-            device=candidate.device,
-            node_rank=node,
-            local_rank=local,
-        )
+        Placement(**dict(slot), rank=node * num_devices + local, node_rank=node, local_rank=local)
         for node, slots in enumerate(hosts)
-        for local, candidate in enumerate(slots)
+        for local, slot in enumerate(slots)
     ]
 
 
-def devices_on_host(placement: Placement, placements: Sequence[Placement]) -> tuple[str, ...]:
-    """The devices of a placement's host, in one order for all its ranks."""
-    return tuple(other.device for other in placements if other.host == placement.host)
+def choose(candidates: list[WorkerSlot], execution: Execution, fewest: int | None) -> list[Placement]:
+    """Place the configured number of ranks, or as many as possible but at least `fewest`; raises as `place_ranks`."""
+    configured, *smaller = layouts(execution.num_nodes, execution.num_devices, fewest)
+    try:
+        return place_ranks(candidates, *configured)
+    except InputError:
+        for layout in smaller:
+            with suppress(InputError):
+                return place_ranks(candidates, *layout)
+        raise
+
+
+def gpus_on_host(placement: Placement, placements: Sequence[Placement], accelerator: str) -> tuple[str, ...]:
+    """UUIDs of a group's GPUs on a placement's host, in one order for all its ranks; none on CPUs."""
+    return tuple(each.device for each in placements if each.host == placement.host) if accelerator == "gpu" else ()
 
 
 def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[int, int]]:
@@ -97,13 +97,10 @@ def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[
 
 
 def gpus_of_workers(workers: Sequence[tuple[Sequence[str], str | None]]) -> list[str | None]:
-    """The GPU of each Dask worker of one host; None for a worker without one.
+    """The GPU of each Dask worker of one host, by the GPUs it sees and its CUDA_VISIBLE_DEVICES; None without one.
 
     A dask-cuda worker's CUDA_VISIBLE_DEVICES names all GPUs, its own first. Workers started in another way may all see
-    the same list: then they get its GPUs in turn.
-
-    Args:
-        workers: (UUIDs of the GPUs that it sees, in the host's order; its CUDA_VISIBLE_DEVICES).
+    the same list: then they get its GPUs in turn. The UUIDs that a worker sees are in the host's order.
     """
     first_gpus = [_first_visible(gpus, setting) for gpus, setting in workers]
     if None not in first_gpus and len(set(first_gpus)) == len(first_gpus):
@@ -126,22 +123,12 @@ def rank_environment(
     inherited: Mapping[str, str], num_threads: int, interface: str | None, devices: tuple[str, ...]
 ) -> dict[str, str]:
     """Environment of a rank: the worker's, without variables of other groups, with threads, network and GPUs set."""
-    environment = {
-        name: value
-        for name, value in inherited.items()
-        if name not in SCRUBBED and not name.startswith(SCRUBBED_PREFIXES)
-    }
-    environment["OMP_NUM_THREADS"] = str(num_threads)
-    environment["MKL_NUM_THREADS"] = str(num_threads)
+    scrubbed = {name for name in inherited if name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES)}
+    environment = {name: value for name, value in inherited.items() if name not in scrubbed} | keep_memory()
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(num_threads)
     environment["PYTHONUNBUFFERED"] = "1"
-    environment |= keep_memory()
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if interface is not None:  # a site's own choice stays, such as the interfaces of a faster network
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without "=" eth1 stands for eth10 too
     return environment
-
-
-def rank_command(spec_path: Path) -> list[str]:
-    """The command that runs, or replays, a rank."""
-    return [sys.executable, "-m", "paceline.tasks.train.rank.main", str(spec_path)]

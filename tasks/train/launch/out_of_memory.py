@@ -14,50 +14,41 @@ from paceline.tasks.errors import RankError
 from paceline.tasks.files import write_durably
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.record import Choice
+from paceline.tasks.train.plan import with_changes
 
 FITTING_FILE = "micro_batch.json"  # file in the run's directory
 
 
-def with_smaller_micro_batch(plan: Plan, config: Config, error: RankError) -> Plan | None:
-    """The plan with half of the micro-batch that did not fit; None where `error` has another cause.
+def with_advice(error: RankError, advice: str) -> RankError:
+    """The error as one that restarts cannot help, with advice for the user."""
+    return RankError(f"{error}; {advice}", error.rank, error.rank_traceback, final=True)
 
-    Raises:
-        RankError: `error` with advice, where the micro-batch cannot become smaller.
-    """
-    num = error.too_many
+
+def with_smaller_micro_batch(plan: Plan, config: Config, error: RankError) -> Plan | None:
+    """The plan with half of the micro-batch that failed; None for other errors. Raises RankError: it has no half."""
+    num, micro_batch = error.too_many, config.execution.micro_batch
     if num is None:
         return None
-    advice = _advice(config, num)
-    if advice is not None:
-        raise RankError(f"{error}; {advice}", error.rank, error.rank_traceback, final=True) from error
-    fitting = -(-num // 2)
-    reason = f"{num} samples at once did not fit into the memory of {plan.device_name}"
-    return _with(plan, Choice(value=fitting, reason=reason))
-
-
-def _advice(config: Config, num: int) -> str | None:
-    """Advice for the user when the micro-batch cannot be halved automatically; None if it can."""
-    micro_batch = config.execution.micro_batch
+    half = -(-num // 2)
+    advice = None
     if num == 1:
-        return "one sample alone does not fit; use a smaller data.image_size, model.width or model.depth, or bf16-mixed"
-    if config.execution.strategy == "fsdp":
-        return "use a smaller recipe.batch_size or more devices; execution.strategy=fsdp takes no micro-batches"
-    if micro_batch != "auto":
-        return f"execution.micro_batch={micro_batch} is fixed; use execution.micro_batch=auto, or {-(-num // 2)}"
-    return None
+        smaller = "use a smaller data.image_size, model.width or model.depth, or bf16-mixed"
+        advice = f"one sample alone does not fit; {smaller}"
+    elif config.execution.strategy == "fsdp":
+        advice = "use a smaller recipe.batch_size or more devices; execution.strategy=fsdp takes no micro-batches"
+    elif micro_batch != "auto":
+        advice = f"execution.micro_batch={micro_batch} is fixed; use execution.micro_batch=auto, or {half}"
+    if advice is not None:
+        raise with_advice(error, advice) from error
+    reason = f"{num} samples at once did not fit into the memory of {plan.device_name}"
+    return with_changes(plan, {"micro_batch": half}, reason)
 
 
 def with_streaming(plan: Plan, error: RankError) -> Plan:
-    """The plan that streams the set, whose resident copy did not fit.
-
-    Raises:
-        RankError: `error` with advice, where the loading is fixed or streams already.
-    """
+    """The plan that streams the set, which did not fit. Raises RankError: the loading is fixed, or streams already."""
     if plan.loading != "resident" or "loading" not in plan.reasons:
-        advice = "use execution.loading=streaming, or a smaller recipe.batch_size"
-        raise RankError(f"{error}; {advice}", error.rank, error.rank_traceback, final=True) from error
-    choice = Choice(value="streaming", reason=f"the set did not fit into the memory of {plan.device_name}")
-    return plan.model_copy(update={"loading": "streaming", "reasons": plan.reasons | {"loading": choice}})
+        raise with_advice(error, "use execution.loading=streaming, or a smaller recipe.batch_size") from error
+    return with_changes(plan, {"loading": "streaming"}, f"the set did not fit into the memory of {plan.device_name}")
 
 
 def save_micro_batch(directory: Path, plan: Plan) -> None:
@@ -69,10 +60,6 @@ def restore_micro_batch(directory: Path, plan: Plan, config: Config) -> Plan:
     """The plan with the micro-batch of an earlier attempt, where the configuration leaves it open."""
     if config.execution.micro_batch == "auto":
         with suppress(OSError, ValidationError):
-            return _with(plan, Choice.model_validate_json((directory / FITTING_FILE).read_bytes()))
+            choice = Choice.model_validate_json((directory / FITTING_FILE).read_bytes())
+            return with_changes(plan, {"micro_batch": int(choice.value)}, choice.reason)
     return plan
-
-
-def _with(plan: Plan, choice: Choice) -> Plan:
-    update = {"micro_batch": int(choice.value), "reasons": plan.reasons | {"micro_batch": choice}}
-    return plan.model_copy(update=update)

@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
-from urllib.parse import urlparse
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.tasks.cluster.client import call_workers, connect, workers
+from paceline.tasks.cluster.client import call_workers, connect, host_of, workers
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.fingerprint import code_fingerprint
@@ -20,14 +19,7 @@ from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.competent import process
 from paceline.tasks.train.launch.device_lock import DeviceLock
-from paceline.tasks.train.launch.layout import (
-    Placement,
-    WorkerSlot,
-    devices_on_host,
-    gpus_of_workers,
-    layouts,
-    place_ranks,
-)
+from paceline.tasks.train.launch.layout import Placement, WorkerSlot, choose, gpus_of_workers, gpus_on_host
 from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS
 from paceline.tasks.train.launch.rank_process import keep_ready
 
@@ -50,13 +42,11 @@ class WorkerFacts(Record):
 def inspect(config: Config, address: str) -> Hardware:
     """Hardware of the first host that would train on the cluster at `address`.
 
-    Raises:
-        InputError: no scheduler answers, the cluster cannot place the group, or other code runs there.
+    Raises InputError: no scheduler answers, the cluster cannot place the group, or other code runs there.
     """
     with connect(address) as client:
-        facts, silent = _facts(client, FIRST_ANSWER_SECONDS)
-        with _name_silent_workers(silent):
-            placements = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
+        fewest, seconds = config.cluster.min_workers, FIRST_ANSWER_SECONDS
+        placements, facts = _place(client, config, "cpu", fewest, seconds=seconds)
         return facts[placements[0].worker].hardware
 
 
@@ -65,19 +55,32 @@ def find_placements(
 ) -> list[Placement]:
     """Place the configured number of ranks, or at least `fewest`; on free and unreserved devices where possible.
 
-    Raises:
-        InputError: the cluster has too few workers, or other code runs on one of them.
+    Raises InputError: the cluster has too few workers, or other code runs on one of them.
     """
-    facts, silent = _facts(client)
-    with _name_silent_workers(silent):
-        return _choose(_candidates(client, facts, accelerator, reserved), config, fewest)
+    return _place(client, config, accelerator, fewest, reserved)[0]
+
+
+def _place(
+    client: Client,
+    config: Config,
+    accelerator: str,
+    fewest: int | None,
+    reserved: Collection[Device] = (),
+    seconds: float = ANSWER_SECONDS,
+) -> tuple[list[Placement], dict[str, WorkerFacts]]:
+    facts, silent = _facts(client, seconds)
+    try:
+        return choose(_candidates(client, facts, accelerator, reserved), config.execution, fewest), facts
+    except InputError as error:
+        if not silent:
+            raise
+        raise type(error)(f"{len(silent)} workers do not answer, first {silent[0]}; {error}") from error
 
 
 def find_seats(client: Client, accelerator: str) -> list[tuple[WorkerSlot, Hardware]]:
     """All devices of the workers that answer, with their hosts; `auto` takes GPUs where a worker sees one.
 
-    Raises:
-        InputError: other code runs on a worker.
+    Raises InputError: other code runs on a worker.
     """
     facts, _ = _facts(client, FIRST_ANSWER_SECONDS)
     if accelerator == "auto":
@@ -88,10 +91,9 @@ def find_seats(client: Client, accelerator: str) -> list[tuple[WorkerSlot, Hardw
 def has_free_devices(client: Client, config: Config, accelerator: str, held: Collection[Device]) -> bool:
     """Whether enough devices are free for a group that waits for one; `held` are those that it has already."""
     try:
-        facts, _ = _facts(client)
-        candidates = _candidates(client, facts, accelerator, reserved_devices())
+        candidates = _candidates(client, _facts(client)[0], accelerator, reserved_devices())
         free = [slot for slot in candidates if not slot.busy or (slot.host, slot.device) in held]
-        return bool(_choose(free, config, None))
+        return bool(choose(free, config.execution, None))
     except (PacelineError, OSError, TimeoutError):  # a check must not stop a training that works
         return False
 
@@ -100,45 +102,22 @@ def prepare_seats(address: str, config: Config, plan: Plan) -> None:
     """Start a standby process on each worker that will probably have a rank; the training reports what fails."""
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
         placements = find_placements(client, config, plan.accelerator, None)
-        requests = []
         before = (process.__name__,) if process.is_wanted(config.speedup) else ()
-        for placement in placements:
-            devices = devices_on_host(placement, placements) if plan.accelerator == "gpu" else ()
-            requests.append((placement.worker, keep_ready, (plan.num_threads, placement.host, devices, before)))
+        requests = []
+        for each in placements:
+            devices = gpus_on_host(each, placements, plan.accelerator)
+            requests.append((each.worker, keep_ready, (plan.num_threads, each.host, devices, before)))
         call_workers(client, requests, ANSWER_SECONDS)
 
 
 def can_add_ranks(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:
     """Whether free workers would allow a group more ranks than it has."""
     try:
-        facts, _ = _facts(client)
-        candidates = _candidates(client, facts, accelerator)
-        more = len(_choose(candidates, config, num_ranks)) - num_ranks
+        candidates = _candidates(client, _facts(client)[0], accelerator)
+        more = len(choose(candidates, config.execution, num_ranks)) - num_ranks
     except (PacelineError, OSError, TimeoutError):  # a check must not stop a training that works
         return False
     return 0 < more <= sum(not candidate.busy for candidate in candidates)
-
-
-def _choose(candidates: list[WorkerSlot], config: Config, fewest: int | None) -> list[Placement]:
-    configured, *smaller = layouts(config.execution.num_nodes, config.execution.num_devices, fewest)
-    try:
-        return place_ranks(candidates, *configured)
-    except InputError:
-        for layout in smaller:
-            with suppress(InputError):
-                return place_ranks(candidates, *layout)
-        raise
-
-
-@contextmanager
-def _name_silent_workers(silent: list[str]) -> Iterator[None]:
-    """Add workers that did not answer in time to the error of a cluster with too few."""
-    try:
-        yield
-    except InputError as error:
-        if not silent:
-            raise
-        raise type(error)(f"{len(silent)} workers do not answer, first {silent[0]}; {error}") from error
 
 
 def _candidates(
@@ -146,35 +125,24 @@ def _candidates(
 ) -> list[WorkerSlot]:
     by_host: dict[str, list[str]] = {}
     for worker in facts:
-        by_host.setdefault(urlparse(worker).hostname or worker, []).append(worker)
+        by_host.setdefault(host_of(worker), []).append(worker)
     devices: dict[str, str] = {}
-    order: dict[str, int] = {}
     for host_workers in by_host.values():
-        if accelerator == "gpu":
-            hardware = [facts[worker] for worker in host_workers]
-            visible = [([gpu.uuid for gpu in each.hardware.gpus], each.visible_devices) for each in hardware]
-            gpus = gpus_of_workers(visible)
-            devices |= {worker: gpu for worker, gpu in zip(host_workers, gpus, strict=True) if gpu is not None}
-            order |= {
-                uuid: position
-                for worker, (uuids, _) in zip(host_workers, visible, strict=True)
-                if worker in devices
-                for position, uuid in enumerate(uuids)
-            }
-        else:
+        if accelerator != "gpu":
             devices |= {worker: f"cpu {worker}" for worker in host_workers}
+            continue
+        uuids = {worker: [gpu.uuid for gpu in facts[worker].hardware.gpus] for worker in host_workers}
+        gpus = gpus_of_workers([(uuids[worker], facts[worker].visible_devices) for worker in host_workers])
+        given = {worker: gpu for worker, gpu in zip(host_workers, gpus, strict=True) if gpu is not None}
+        order = {uuid: position for worker in given for position, uuid in enumerate(uuids[worker])}
+        devices |= dict(sorted(given.items(), key=lambda item: order.get(item[1], 0)))
     requests = [(worker, is_device_in_use, (device,)) for worker, device in devices.items()]
-    busy = dict(zip(devices, call_workers(client, requests, ANSWER_SECONDS), strict=True))
-    return [
-        WorkerSlot(
-            worker=worker,
-            host=host,
-            device=devices[worker],
-            busy=busy[worker] is True or (host, devices[worker]) in reserved,
-        )
-        for host, host_workers in by_host.items()
-        for worker in sorted(filter(devices.__contains__, host_workers), key=lambda each: order.get(devices[each], 0))
-    ]
+    answers = call_workers(client, requests, ANSWER_SECONDS)
+    slots = []
+    for (worker, device), answer in zip(devices.items(), answers, strict=True):
+        busy = answer is True or (host_of(worker), device) in reserved
+        slots.append(WorkerSlot(worker=worker, host=host_of(worker), device=device, busy=busy))
+    return slots
 
 
 def is_device_in_use(device: str) -> bool:
@@ -184,22 +152,19 @@ def is_device_in_use(device: str) -> bool:
 
 def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> tuple[dict[str, WorkerFacts], list[str]]:
     """Facts of the workers that answer in time, and addresses of those that do not."""
-    addresses = workers(client)
+    addresses, facts = workers(client), dict[str, WorkerFacts]()
     answers = call_workers(client, [(worker, worker_facts, ()) for worker in addresses], seconds)
-    import_errors = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]
-    if import_errors:  # its code lacks the function
-        raise InputError(
-            f"a worker runs other code than this process ({import_errors[0]}); install the same on every host"
-        )
-    facts = {
-        worker: answer for worker, answer in zip(addresses, answers, strict=True) if isinstance(answer, WorkerFacts)
-    }
-    for worker, answer in facts.items():
-        if answer.code != code_fingerprint():
-            raise InputError(
-                f"worker {worker} runs other code ({answer.code}) than this process ({code_fingerprint()}); "
-                "install the same version on every host and restart its workers"
-            )
+    for answer in answers:
+        if isinstance(answer, ImportError | AttributeError):  # its code lacks the function
+            raise InputError(f"a worker runs other code than this process ({answer}); install the same on every host")
+    for worker, answer in zip(addresses, answers, strict=True):
+        if isinstance(answer, WorkerFacts):
+            facts[worker] = answer
+            if answer.code != code_fingerprint():
+                raise InputError(
+                    f"worker {worker} runs other code ({answer.code}) than this process ({code_fingerprint()}); "
+                    "install the same version on every host and restart its workers"
+                )
     return facts, [worker for worker in addresses if worker not in facts]
 
 
@@ -223,10 +188,10 @@ def reserved_devices() -> frozenset[Device]:
 
 
 @contextmanager
-def reserve(choose: Callable[[frozenset[Device]], list[Placement]]) -> Iterator[list[Placement]]:
+def reserve(find: Callable[[frozenset[Device]], list[Placement]]) -> Iterator[list[Placement]]:
     """Choose placements, and reserve their devices until the end of the body."""
     with _reservation_lock:
-        placements = choose(frozenset(_reserved))
+        placements = find(frozenset(_reserved))
         chosen = {(placement.host, placement.device) for placement in placements}
         mine = chosen - _reserved  # a shared device stays reserved by the first group
         _reserved.update(mine)

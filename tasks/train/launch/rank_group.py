@@ -16,14 +16,7 @@ from paceline.tasks.cluster.client import call_workers, workers
 from paceline.tasks.errors import LostError, RankError
 from paceline.tasks.train.launch.layout import Placement
 from paceline.tasks.train.launch.rank_process import running_ranks
-from paceline.tasks.train.launch.supervisor import (
-    ClaimStatus,
-    DeviceClaim,
-    RankOutcome,
-    claim_status,
-    send_spec,
-    supervise,
-)
+from paceline.tasks.train.launch.supervisor import ClaimStatus, RankOutcome, claim_status, send_spec, supervise
 from paceline.tasks.train.rank_spec import RankSpec
 
 if TYPE_CHECKING:
@@ -51,9 +44,7 @@ class RankGroup:
     """The ranks of one attempt."""
 
     def __init__(self, client: Client, run_id: str, placements: list[Placement]) -> None:
-        self._client = client
-        self._run_id = run_id
-        self._placements = placements
+        self._client, self._run_id, self._placements = client, run_id, placements
         stamp = time.time_ns()
         self._keys = [f"rank-{placement.rank}-{run_id}-{stamp}" for placement in placements]
         self._futures: dict[int, Future[RankOutcome]] = {}
@@ -66,19 +57,11 @@ class RankGroup:
         """Step that the furthest rank has reached."""
 
     def claim(self, waiting: Callable[[list[Placement]], None] = lambda held: None) -> None:
-        """Claim all devices, waiting for those in use.
-
-        Raises:
-            LostError: a worker is gone.
-            TimeLimitError: limits.train_seconds is over.
-        """
+        """Claim all devices, waiting for those in use. Raises LostError, TimeLimitError: as `watch`."""
         held: list[Placement] = []
         next_look = time.monotonic() + ASK_SECONDS
         for placement in sorted(self._placements, key=lambda placement: (placement.host, placement.device)):
-            claim = DeviceClaim(
-                key=self._keys[placement.rank], run_id=self._run_id, rank=placement.rank, device=placement.device
-            )
-            self._futures[placement.rank] = self._submit(claim, placement.worker)
+            self._futures[placement.rank] = self._submit(placement)
             self._last_answer[placement.rank] = time.monotonic()
             while (status := self._claim_statuses()[placement.rank]).state != "held":
                 deadline.check()
@@ -90,10 +73,11 @@ class RankGroup:
                 time.sleep(POLL_SECONDS / 5)
             held.append(placement)
 
-    def _submit(self, claim: DeviceClaim, worker: str) -> Future[RankOutcome]:
-        where: dict[str, Any] = {"workers": [worker], "allow_other_workers": False, "pure": False, "retries": 0}
+    def _submit(self, placement: Placement) -> Future[RankOutcome]:
+        claim = (self._keys[placement.rank], self._run_id, placement.rank, placement.device)
+        how: dict[str, Any] = {"key": claim[0], "allow_other_workers": False, "pure": False, "retries": 0}
         try:
-            return self._client.submit(supervise, claim.model_dump_json(), key=claim.key, **where)
+            return self._client.submit(supervise, *claim, workers=[placement.worker], **how)
         except Exception as error:
             raise LostError(f"the connection to the Dask scheduler is closed: {_describe(error)}") from error
 
@@ -148,8 +132,6 @@ class RankGroup:
             hosts = {host: worker for host, worker in hosts.items() if isinstance(ranks[host], list) and ranks[host]}
             time.sleep(POLL_SECONDS)
 
-    # Watching
-
     def _claim_statuses(self) -> list[ClaimStatus]:
         """The status of each claim; `queued` for those that are not made yet or do not answer."""
         self._check_workers()
@@ -162,22 +144,18 @@ class RankGroup:
         for placement, answer in zip(made, answers, strict=True):
             if isinstance(answer, ClaimStatus):
                 statuses[placement.rank] = answer
-                self._log_waiting(placement, answer)
+                if answer.state in ("queued", "waiting") and (owner := answer.owner) is not None:
+                    user = f"rank {owner.rank} of run {owner.run_id}"
+                    line = f"Waiting for {placement.device} on {placement.host}: {user} uses it"
+                    if line != self._last_wait:
+                        logger.warning(line)
+                    self._last_wait = line
             if isinstance(answer, ClaimStatus) and answer.state in expected:
                 self._last_answer[placement.rank] = time.monotonic()
             elif time.monotonic() - self._last_answer[placement.rank] > SILENT_SECONDS:
-                raise LostError(
-                    f"{_describe_worker(placement)} has not answered for {SILENT_SECONDS:.0f} s: {answer!r}"
-                )
+                worker = _describe_worker(placement)
+                raise LostError(f"{worker} has not answered for {SILENT_SECONDS:.0f} s: {answer!r}")
         return statuses
-
-    def _log_waiting(self, placement: Placement, answer: ClaimStatus) -> None:
-        if answer.state in ("queued", "waiting") and answer.owner is not None:
-            owner = f"rank {answer.owner.rank} of run {answer.owner.run_id}"
-            line = f"Waiting for {placement.device} on {placement.host}: {owner} uses it"
-            if line != self._last_wait:
-                self._last_wait = line
-                logger.warning(line)
 
     def _check_statuses(self, statuses: list[ClaimStatus]) -> None:
         for placement, status in zip(self._placements, statuses, strict=True):
@@ -207,7 +185,7 @@ class RankGroup:
         give_up = time.monotonic() + ECHO_SECONDS
         while True:
             failed = [outcome for outcome in self._collect_outcomes() if outcome.error is not None]
-            causes = [each for each in failed if not any(echo in (each.error or "").lower() for echo in ECHOES)]
+            causes = [each for each in failed if not any(echo in str(each.error).lower() for echo in ECHOES)]
             if causes or time.monotonic() > give_up:
                 break
             self._next_look = 0.0

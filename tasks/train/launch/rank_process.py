@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from paceline.tasks.cluster.hardware import cpu_kind
 from paceline.tasks.files import private_directory
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.heartbeat import VARIABLE, HeartbeatReader
-from paceline.tasks.train.launch.layout import rank_command, rank_environment
+from paceline.tasks.train.launch.layout import rank_environment
 from paceline.tasks.train.launch.standby import PARENT, Standby, standby_command, take
 from paceline.tasks.train.rank_spec import RankSpec
 
@@ -45,13 +46,12 @@ def start_rank(
     }
     try:
         with (spec_path.parent / "log.txt").open("ab") as log:
-            standby = take(_ready, environment)
-            if standby is not None:
+            if (standby := take(_ready, environment)) is not None:
                 process = standby.start(spec_path, variables, log.fileno(), heartbeat.writing, device_lock.fileno())
                 if process is not None:
                     return process
             return subprocess.Popen(
-                rank_command(spec_path),
+                [sys.executable, "-m", RANK_MODULE, str(spec_path)],
                 env=environment | variables | {VARIABLE: str(heartbeat.writing)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -109,7 +109,5 @@ def log_of(pid: int) -> str:
 
 def interface_of(address: str) -> str | None:
     """This host's network interface with that address, so that gloo does not offer 127.0.0.1 to other hosts."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return name
-    return None
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, entries in interfaces if address in [entry.address for entry in entries]), None)

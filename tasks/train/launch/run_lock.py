@@ -16,44 +16,27 @@ TRY_SECONDS = 0.05  # `is_locked` holds the lock for an instant
 def is_locked(directory: Path) -> bool | None:
     """Whether a process holds the run now; None where none ever did, or the file is another user's."""
     try:
-        lock = os.open(directory / "lock", os.O_RDONLY)
+        with (directory / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, PermissionError):
         return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    else:
-        return False
-    finally:
-        os.close(lock)
-
-
-def _take(lock: int, name: str) -> None:
-    for patience in (*[TRY_SECONDS] * NUM_TRIES, None):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if patience is None:
-                raise InputError(
-                    f"run {name} is being trained by another process; wait for its end or stop it first"
-                ) from error
-            time.sleep(patience)
-        else:
-            return
+    return False
 
 
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
-    """Hold the lock during the body; the kernel releases it when this process dies.
-
-    Raises:
-        InputError: another process trains this run.
-    """
+    """Hold the lock during the body, at most until this process dies. Raises InputError: another one trains the run."""
     directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        _take(lock, directory.name)
+    with os.fdopen(os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o644), "rb") as lock:
+        for num_tries_left in range(NUM_TRIES, -1, -1):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if not num_tries_left:
+                    advice = "wait for its end or stop it first"
+                    raise InputError(f"run {directory.name} is being trained by another process; {advice}") from error
+                time.sleep(TRY_SECONDS)
         yield
-    finally:
-        os.close(lock)

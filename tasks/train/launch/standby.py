@@ -53,24 +53,18 @@ class Standby:
 
 def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None:
     """Remove a standby with this environment from the list; None without one."""
-    for standby in ready:
-        if standby.environment == environment:
-            ready.remove(standby)
-            return standby
-    return None
+    standby = next((each for each in ready if each.environment == environment), None)
+    if standby is not None:
+        ready.remove(standby)
+    return standby
 
 
 def standby_command(run: str, *before: str) -> list[str]:
-    """Command of a process that imports a module, and calls its `main` with the path of the spec that it receives.
+    """Command of a process that imports the module `run`, and calls its `main` with the path of the spec it receives.
 
-    Args:
-        run: The module.
-        before: A module whose `start_early` is called first.
+    Of modules to be imported `before` it calls `start_early` first.
     """
     return [sys.executable, "-m", __name__, run, *before]
-
-
-# The process
 
 
 def die_with_supervisor() -> None:
@@ -105,8 +99,7 @@ def main(run: str, *before: str) -> int:
         importlib.import_module(name).start_early()
     gc.disable()  # until the rank starts: searching the imported modules for garbage takes a quarter of the time
     program = importlib.import_module(run)
-    status: int = program.main(_receive_order())
-    return status
+    return int(program.main(_receive_order()))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """Supervisor of a rank: a Dask task that holds a device, starts the rank as a fresh process and waits for its end.
 
-A rank never runs in the worker's own thread: torch's process group, signal handlers and DataLoader workers need a
-process of their own, and a fresh process can be killed without losing the worker.
-
-The coordinator calls functions on the worker's event loop (`claim_status`, `send_spec`) at least every few seconds.
-After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is gone, and the supervisor stops the
-rank.
+A fresh process, because torch's process group, signal handlers and DataLoader workers need one, and because it can be
+killed without losing the worker. The coordinator calls `claim_status` and `send_spec` on the worker's event loop every
+few seconds. After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is gone, and the supervisor
+stops the rank.
 """
 
 import contextlib
@@ -16,6 +14,7 @@ import signal
 import socket
 import subprocess
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,7 +43,6 @@ class RankOutcome(Record):
     rank: int
     is_first: bool
     """The first rank on its host, which measures for all of them."""
-    returncode: int
     result: dict[str, Any] | None
     """Content of result.json; None if the rank failed."""
     error: str | None
@@ -60,17 +58,8 @@ class RankOutcome(Record):
     """Power of the host's GPUs and processors before its ranks started; None after a resume or without a counter."""
 
 
-class DeviceClaim(Record):
-    """A rank's claim to a device, before there is anything to run."""
-
-    key: str
-    run_id: str
-    rank: int
-    device: str
-
-
 class ClaimStatus(Record):
-    """Status of a claim."""
+    """Status of a claim to a device."""
 
     state: Literal["queued", "waiting", "held", "running"]
     """`queued`: the task has not started; `waiting`: the device is in use; `held`: ready for a spec."""
@@ -86,18 +75,18 @@ class ClaimStatus(Record):
     """The rank has sent a first heartbeat."""
 
 
+@dataclass
 class _Watch:
     """State of a task, which `claim_status` and `send_spec` read and change in the event loop's thread."""
 
-    def __init__(self, claim: DeviceClaim) -> None:
-        self.claim = claim
-        self.last_call = time.monotonic()
-        self.owner: LockHolder | None = None
-        self.held = False
-        self.spec_json: str | None = None
-        self.started: float | None = None
-        self.heartbeat: HeartbeatReader | None = None
-        self.pid: int | None = None
+    rank: int
+    last_call: float = field(default_factory=time.monotonic)
+    owner: LockHolder | None = None
+    held: bool = False
+    spec_json: str | None = None
+    started: float | None = None
+    heartbeat: HeartbeatReader | None = None
+    pid: int | None = None
 
     def report(self) -> ClaimStatus:
         self.last_call = time.monotonic()
@@ -122,12 +111,10 @@ class _Watch:
 
         task = get_worker().state.tasks.get(thread_state.key)
         if task is None or task.state != "executing":
-            raise LostError(f"the supervisor of rank {self.claim.rank} was {task.state if task else 'released'}")
+            raise LostError(f"the supervisor of rank {self.rank} was {task.state if task else 'released'}")
         silent = time.monotonic() - self.last_call
         if silent > ORPHAN_SECONDS:
-            raise LostError(
-                f"rank {self.claim.rank}: no heartbeat from the coordinator for {silent:.0f} s; stopping it"
-            )
+            raise LostError(f"rank {self.rank}: no heartbeat from the coordinator for {silent:.0f} s; stopping it")
 
 
 _watches: dict[str, _Watch] = {}
@@ -151,32 +138,26 @@ def send_spec(key: str, spec_json: str) -> None:
     _watches[key].spec_json = spec_json
 
 
-def supervise(claim_json: str) -> RankOutcome:
+def supervise(key: str, run_id: str, rank: int, device: str) -> RankOutcome:
     """Hold a device, start the rank of the spec that arrives, forward its progress, and return its outcome.
 
     Stops the rank when this task is cancelled or the coordinator is gone; the rank stops itself when this worker dies.
 
-    Raises:
-        LostError: the task was cancelled, or the coordinator is gone.
+    Raises LostError: the task was cancelled, or the coordinator is gone.
     """
-    claim = DeviceClaim.model_validate_json(claim_json)
-    watch = _watches[claim.key] = _Watch(claim)
-    device_lock = DeviceLock(Environment().leases, claim.device)
+    watch = _watches[key] = _Watch(rank)
+    device_lock = DeviceLock(Environment().leases, device)
     try:
-        return _run(_wait_for_spec(watch, device_lock), device_lock, watch)
+        while watch.spec_json is None:
+            watch.check_coordinator()
+            if not watch.held:
+                watch.held = device_lock.take(run_id, rank)
+                watch.owner = None if watch.held else device_lock.owner()
+            time.sleep(POLL_SECONDS / 5)
+        return _run(watch.spec_json, device_lock, watch)
     finally:
         device_lock.release()
-        del _watches[claim.key]
-
-
-def _wait_for_spec(watch: _Watch, device_lock: DeviceLock) -> str:
-    while watch.spec_json is None:
-        watch.check_coordinator()
-        if not watch.held:
-            watch.held = device_lock.take(watch.claim.run_id, watch.claim.rank)
-            watch.owner = None if watch.held else device_lock.owner()
-        time.sleep(POLL_SECONDS / 5)
-    return watch.spec_json
+        del _watches[key]
 
 
 def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
@@ -200,14 +181,15 @@ def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
     finally:
         watch.started = watch.heartbeat = None
         heartbeat.close()
-    outcome = _outcome(spec, process.returncode, heartbeat.final_error or {}, time.monotonic() - started)
-    return outcome.model_copy(update={"idle_watts": watts})
+    return _outcome(spec, process.returncode, heartbeat.final_error or {}, time.monotonic() - started, watts)
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock: DeviceLock, watch: _Watch) -> None:
-    """Wait for the end of the rank, asleep in the kernel: ranks need the processor."""
+    """Wait for the end of the rank, asleep in the kernel: ranks need the processor. Forward rank 0's progress."""
+    from distributed import get_worker
+
     assert watch.heartbeat is not None
-    progress = _Progress(spec)
+    progress, last_text = Path(spec.directory) / "progress.json", ""
     ended = os.pidfd_open(process.pid)
     try:
         events = select.poll()
@@ -217,7 +199,9 @@ def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock:
             watch.check_coordinator()
             events.poll(POLL_SECONDS * 1000)
             watch.heartbeat.read()
-            progress.forward()
+            if spec.rank == 0 and progress.exists() and (text := progress.read_text(encoding="utf-8")) != last_text:
+                last_text = text
+                get_worker().log_event(progress_topic(spec.run_id), json.loads(text))
             if time.monotonic() > next_beat:
                 next_beat = time.monotonic() + LOCK_UPDATE_SECONDS
                 device_lock.beat()
@@ -225,63 +209,40 @@ def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock:
         os.close(ended)
 
 
-class _Progress:
-    """Forwards rank 0's progress file to the coordinator as Dask events."""
-
-    def __init__(self, spec: RankSpec) -> None:
-        self._path = Path(spec.directory) / "progress.json" if spec.rank == 0 else None
-        self._topic = progress_topic(spec.run_id)
-        self._last_text = ""
-
-    def forward(self) -> None:
-        from distributed import get_worker
-
-        if self._path is None or not self._path.exists():
-            return
-        text = self._path.read_text(encoding="utf-8")
-        if text != self._last_text:
-            self._last_text = text
-            get_worker().log_event(self._topic, json.loads(text))
-
-
 def progress_topic(run_id: str) -> str:
     """Dask event topic on which rank 0's progress travels to the coordinator."""
     return f"paceline-progress-{run_id}"
 
 
-def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_seconds: float) -> RankOutcome:
-    directory = Path(spec.directory)
-    result_path = directory / "result.json"
+def _outcome(
+    spec: RankSpec, returncode: int, error: dict[str, Any], wall_seconds: float, watts: float | None
+) -> RankOutcome:
+    result_path = Path(spec.directory) / "result.json"
     result = json.loads(result_path.read_text(encoding="utf-8")) if returncode == 0 and result_path.exists() else None
-    log = (directory / "log.txt").read_text(encoding="utf-8", errors="replace")
+    log = (result_path.parent / "log.txt").read_text(encoding="utf-8", errors="replace")
     message = error.get("message")
     if result is None and message is None:
         message = f"ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exit status {returncode}"
-        message += _crash_line(log)
+        # The first line of glibc or faulthandler about a crash.
+        crashes = ("free()", "malloc")
+        lines = (line for line in log.splitlines() if "Fatal Python error" in line or line.startswith(crashes))
+        if crash := next(lines, ""):
+            message += f" ({crash[:200]})"
     return RankOutcome(
         rank=spec.rank,
         is_first=spec.local_rank == 0,
-        returncode=returncode,
         result=result,
         error=None if result is not None else message,
         causes=error.get("causes", {}),
         traceback=error.get("traceback") or log[-LOG_TAIL_CHARACTERS:],
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,
+        idle_watts=watts,
     )
-
-
-def _crash_line(log: str) -> str:
-    """The first line of glibc or faulthandler about a crash."""
-    crashes = (
-        line for line in log.splitlines() if "Fatal Python error" in line or line.startswith(("free()", "malloc"))
-    )
-    return f" ({line[:200]})" if (line := next(crashes, "")) else ""
 
 
 def free_port() -> int:
     """Find a free TCP port of this host."""
     with socket.socket() as probe:
         probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])

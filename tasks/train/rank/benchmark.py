@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 
 import torch
 from torch import distributed
@@ -36,36 +37,26 @@ from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 NUM_WARM_UP = 3
 MAX_SWITCHES = 2  # times that a probe may switch the execution: to another arithmetic, then to another loading
 GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}  # bytes per parameter in an exchange of gradients
-LOAD_SECONDS = 1.0
-MIN_LOAD_STEPS = 5
+LOAD_SECONDS, MIN_LOAD_STEPS = 1.0, 5  # least of a measurement of a rank's speed
 NUM_LOAD_ROUNDS = 2
 """The part of a step that does not grow with its samples makes a rank's speed depend on its share: even shares first,
 then those that the speeds found on even shares lead to."""
 MAX_LOAD_DIFFERENCE = 0.05
 """Ranks whose speeds differ by less get even shares: noise must not make the steps of equal devices unequal."""
-MIN_ALL_REDUCES = 10
-MAX_ALL_REDUCES = 60
+MIN_ALL_REDUCES, MAX_ALL_REDUCES = 10, 60
 BYTES_PER_WEIGHT = 16  # of a copy of the network with gradients and the state of Adam
 LADDER_MEMORY_SHARE = 0.1  # largest share of the free memory for the copies of a ladder that nobody asked for
 ALL_REDUCE_SHARE = 0.5  # largest part of the probe's time limit for all messages together
 
 
-class OneBatch:
+class OneBatch(list[Batch]):
     """Input without cost: the same batch, already on the device, in every step."""
 
     def __init__(self, loader: BatchSource) -> None:
-        self._num_steps = len(loader)
         loader.seek(0)
         batches = iter(loader)
-        self._batch = next(batches)
+        super().__init__([next(batches)] * len(loader))
         batches.close()  # type: ignore[attr-defined]
-
-    def __len__(self) -> int:
-        return self._num_steps
-
-    def __iter__(self) -> Iterator[Batch]:
-        for _ in range(self._num_steps):
-            yield self._batch
 
     def seek(self, step: int) -> None:
         """Do nothing: all steps are the same."""
@@ -110,13 +101,12 @@ class ArmBenchmark:
 
     def left_out(self, arms: Mapping[str, Arm]) -> dict[str, str]:
         """Arms that cannot be executed, as an earlier attempt has found, by role, and why."""
-        spec = self._context.spec
-        no_graph = spec.plan.failed_capture
-        reasons = {
-            role: spec.left_out.get(arm.label, no_graph if arm.compile in CAPTURED else None)
-            for role, arm in arms.items()
-        }
-        return {role: reason for role, reason in reasons.items() if reason is not None}
+        spec, found = self._context.spec, dict[str, str]()
+        for role, arm in arms.items():
+            no_graph = spec.plan.failed_capture if arm.compile in CAPTURED else None
+            if (reason := spec.left_out.get(arm.label, no_graph)) is not None:
+                found[role] = reason
+        return found
 
     def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:
         """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours."""
@@ -147,7 +137,8 @@ class ArmBenchmark:
     def watch(self) -> ValidityWatch:
         """Watch this host for contamination from now on."""
         context = self._context
-        return ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids(), data_files=context.data_files())
+        shards = sorted((Path(context.spec.prepared.path) / "train").glob("*.npy"))  # that the training reads
+        return ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids(), data_files=shards)
 
     def runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None = None) -> ArmRunner:
         """An arm that can be measured."""
@@ -158,42 +149,45 @@ class ArmBenchmark:
         samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
         if arm.num_devices == 1 and not context.writes:
             return ArmRunner(arm, lambda num_steps: [], samples)  # this rank takes no part in the arm
-        with _name_arm(self._guest or arm):
+        with name_oom((self._guest or arm).label):
             source = ready if ready is not None else self._source(stack, arm, plan)
             step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
-        run = self._on_threads(arm, stack.enter_context(closing(step)).run)
+        stack.enter_context(closing(step))
+
+        def run(number: int) -> Sequence[float]:
+            torch.set_num_threads(arm.num_threads or context.num_threads)
+            try:
+                with name_oom((self._guest or arm).label):
+                    return step.run(number)
+            finally:
+                torch.set_num_threads(context.spec.plan.num_threads)
+
         arithmetic = arithmetic_of(arm.precision, context.spec.plan.accelerator)
         gather = group.all_gather if arm.variant == "no_sync" and arm.num_devices > 1 else None
         return ArmRunner(arm, run, samples, step.has_diverged, arithmetic, gather, self._joules)
 
-    def _on_threads(self, arm: Arm, run: StepRunner) -> StepRunner:
-        def steps(number: int) -> Sequence[float]:
-            torch.set_num_threads(arm.num_threads or self._context.num_threads)
-            try:
-                with _name_arm(self._guest or arm):
-                    return run(number)
-            finally:
-                torch.set_num_threads(self._context.spec.plan.num_threads)
-
-        return steps
-
     def _source(self, stack: ExitStack, arm: Arm, plan: BatchPlan) -> BatchSource:
-        rank = self._context.spec.rank if arm.num_devices > 1 else 0
-        if arm.variant == "synthetic_input":
-            with closing(self._context.loader(arm, plan, rank)) as loader:
-                return OneBatch(loader)
-        return stack.enter_context(closing(self._context.loader(arm, plan, rank)))
+        loader = self._context.loader(arm, plan, self._context.spec.rank if arm.num_devices > 1 else 0)
+        if arm.variant != "synthetic_input":
+            return stack.enter_context(closing(loader))
+        with closing(loader):
+            return OneBatch(loader)
 
 
 @contextmanager
-def _name_arm(arm: Arm) -> Iterator[None]:
-    """Name the arm in an out-of-memory error, so that the next attempt leaves it out."""
+def name_oom(what: str, stage: str | None = None) -> Iterator[None]:
+    """Raise an out-of-memory error as MeasureMemoryError, so that the next attempt leaves out what did not fit.
+
+    Without a stage, `what` is the label of an arm.
+    """
     try:
         yield
     except Exception as error:
-        if not is_out_of_memory(error):
+        known = error if isinstance(error, MeasureMemoryError) else None
+        if not is_out_of_memory(error) or (known is not None and known.stage is not None):
             raise
-        raise MeasureMemoryError(f"{arm.label}: {error}", arm=arm.label) from error
+        label = what if stage is None else None
+        raise MeasureMemoryError(f"{what}: {error}", stage, known.arm if known else label) from error
 
 
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
@@ -224,8 +218,7 @@ def measure_rank_loads(context: RankContext) -> tuple[float, ...] | None:
 def probe_execution(context: RankContext) -> tuple[TrainLoader, ProbeResult | None]:
     """Probe the plan's execution against the baseline; switch to another where the probe finds that one faster.
 
-    Returns:
-        The training's loader, and the probe; None where the configuration asks for none.
+    Returns the training's loader, and the probe; None where the configuration asks for none.
     """
     spec = context.spec
     if spec.probe is not None:
@@ -246,12 +239,8 @@ def probe_execution(context: RankContext) -> tuple[TrainLoader, ProbeResult | No
 
 def _training_loader(context: RankContext) -> TrainLoader:
     arm = context.candidate_arm()
-    try:
+    with name_oom(f"{arm.loading} loading", "loading"):
         return context.loader(arm, context.batches, context.spec.rank)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise MeasureMemoryError(f"{arm.loading} loading: {error}", "loading") from error
 
 
 def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
@@ -301,13 +290,11 @@ def measure(context: RankContext) -> MeasureResult:
     spec = context.spec
     assert spec.measurement is not None
     bench = ArmBenchmark(context)
-    probe = bench.probe(spec.measurement.arms, {})
-    compression = spec.plan.gradient_compression
-    parameters = [parameter for parameter in context.network.parameters() if parameter.requires_grad]
+    num_trained = sum(weights.numel() for weights in context.network.parameters() if weights.requires_grad)
     return MeasureResult(
-        probe=probe,
+        probe=bench.probe(spec.measurement.arms, {}),
         all_reduces=bench.all_reduces(spec.measurement.arms["candidate"], spec.measurement.all_reduce_bytes),
-        gradient_bytes=sum(parameter.numel() for parameter in parameters) * GRADIENT_BYTES[compression],
+        gradient_bytes=num_trained * GRADIENT_BYTES[spec.plan.gradient_compression],
         host=socket.gethostname(),
     )
 

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,9 +43,7 @@ class StepLoader:
     """
 
     def __init__(self, loader: BatchSource, stopwatch: Stopwatch, first_step: int) -> None:
-        self._loader = loader
-        self._stopwatch = stopwatch
-        self.next_step = first_step
+        self._loader, self._stopwatch, self.next_step = loader, stopwatch, first_step
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -61,6 +60,7 @@ class StepLoader:
             yield batch
 
 
+@dataclass(eq=False)
 class BudgetCallback(Callback):
     """Accounts the start and the end of the fit to the time budget. Must be the first callback.
 
@@ -68,54 +68,47 @@ class BudgetCallback(Callback):
     that a launch must wait: then in the item that launches.
     """
 
-    def __init__(self, stopwatch: Stopwatch) -> None:
-        self._stopwatch = stopwatch
-        self.fit_seconds = 0.0
-        self.startup_seconds = 0.0
-        """Process start to the first step, probe excluded."""
-        self.communication_fraction: float | None = None
-        """Share of the steps in which ranks exchanged gradients without computing."""
-        self._started = 0.0
+    stopwatch: Stopwatch
+    fit_seconds: float = 0.0
+    startup_seconds: float = 0.0
+    """Process start to the first step, probe excluded."""
+    communication_fraction: float | None = None
+    """Share of the steps in which ranks exchanged gradients without computing."""
+    _started: float = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._started = time.monotonic()
-        self._stopwatch.switch("loop")
-        self.startup_seconds = self._stopwatch.seconds_without("probe")
+        self.stopwatch.switch("loop")
+        self.startup_seconds = self.stopwatch.seconds_without("probe")
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.fit_seconds = time.monotonic() - self._started
         loop = trainer.fit_loop.epoch_loop
         passes_per_step = loop.passes_per_step if isinstance(loop, StepLoop) else 1.0
         self.communication_fraction = communication_fraction(trainer.strategy.model, passes_per_step)  # unwrapped after
-        self._stopwatch.switch("teardown")
+        self.stopwatch.switch("teardown")
 
 
+@dataclass(eq=False)
 class ProgressCallback(Callback):
     """Reads the losses from the device in windows, and reports their means."""
 
-    def __init__(
-        self,
-        stopwatch: Stopwatch,
-        log_metrics: LogMetrics | None,
-        progress_path: Path | None,
-        choices: Mapping[str, Choice],
-    ) -> None:
-        self._stopwatch = stopwatch
-        self.choices = dict(choices)
-        """The values of `auto` with reasons, including the checkpoint interval once it is known."""
-        self._log_metrics = log_metrics
-        self._progress_path = progress_path
-        self._newest: dict[str, float] = {}
-        self.windows: list[Window] = []
-        """Without those in which a CUDA graph was warmed up or captured."""
-        self._num_warm_up_steps = 0
-        self.num_saved_epochs = 0
-        """Number of epochs in a checkpoint."""
-        self._window_started = time.monotonic()
+    stopwatch: Stopwatch
+    log_metrics: LogMetrics | None
+    progress_path: Path | None
+    choices: dict[str, Choice]
+    """The values of `auto` with reasons, including the checkpoint interval once it is known."""
+    windows: list[Window] = field(default_factory=list)
+    """Without those in which a CUDA graph was warmed up or captured."""
+    num_saved_epochs: int = 0
+    """Number of epochs in a checkpoint."""
+    _newest: dict[str, float] = field(default_factory=dict)
+    _num_warm_up_steps: int = 0
+    _window_started: float = field(default_factory=time.monotonic)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.num_saved_epochs = len(pl_module.epoch_ends)
-        self._window_started = time.monotonic()
+        self.restart_window()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.restart_window()
@@ -128,21 +121,21 @@ class ProgressCallback(Callback):
         """Close a window every `log_steps` steps and at an epoch's end; the same steps on all ranks."""
         step, course = trainer.global_step, pl_module.course
         if step % log_steps(course.steps_per_epoch) == 0 or course.ends_epoch(step):
-            with self._stopwatch.during("logging"):
+            with self.stopwatch.during("logging"):
                 self.close_window(trainer, pl_module)
 
     def close_window(self, trainer: Trainer, learner: Learner) -> None:
         """Copy the pending losses to the host and report their mean. Raises RunError: the loss is no longer finite."""
         if not learner.pending:
             return
-        with wait_for_device(self._stopwatch, learner.pending[-1].device):
+        with wait_for_device(self.stopwatch, learner.pending[-1].device):
             window = all_reduce(torch.stack(learner.pending).double(), "mean").tolist()
         learner.pending.clear()
-        bad = [index for index, loss in enumerate(window) if not math.isfinite(loss)]
-        if bad:
-            step = trainer.global_step - len(window) + bad[0] + 1
+        bad = next((index for index, loss in enumerate(window) if not math.isfinite(loss)), None)
+        if bad is not None:
+            step = trainer.global_step - len(window) + bad + 1
             raise RunError(
-                f"train/loss is {window[bad[0]]} at step {step} (learning rate {_learning_rate(trainer):g}): "
+                f"train/loss is {window[bad]} at step {step} (learning rate {_learning_rate(trainer):g}): "
                 "training diverged; use a lower recipe.learning_rate, more recipe.warmup_epochs or bf16 instead of fp16"
             )
         learner.losses.extend(window)
@@ -156,110 +149,93 @@ class ProgressCallback(Callback):
         if num_warm_up_steps == self._num_warm_up_steps:
             self.windows.append((first_step, len(window), seconds))
         self._num_warm_up_steps = num_warm_up_steps
-        metrics = {
+        self._newest = {
             Metric.TRAIN_LOSS: sum(window) / len(window),
             Metric.TRAIN_THROUGHPUT: (learner.course.samples(step) - learner.course.samples(first_step)) / seconds,
             Metric.TRAIN_LEARNING_RATE: _learning_rate(trainer),
             Metric.TRAIN_NUM_RANKS: trainer.world_size,
         }
-        if self._log_metrics is not None:
-            self._log_metrics(metrics, step)
-        self._newest = metrics
+        if self.log_metrics is not None:
+            self.log_metrics(self._newest, step)
         self.write_progress(trainer, learner)
         self.restart_window()
 
     def write_progress(self, trainer: Trainer, learner: Learner) -> None:
         """Replace the progress file."""
-        if self._progress_path is None:
+        if self.progress_path is None:
             return
-        score = learner.validation_scores[-1] if learner.validation_scores else None
         facts = {
             "step": trainer.global_step,
             "num_steps": learner.course.num_steps(learner.recipe.num_epochs),
             "epoch": trainer.current_epoch,
             "num_epochs": learner.recipe.num_epochs,
             "epochs_kept": self.num_saved_epochs,
-            "validation_score": score,
+            "validation_score": learner.validation_scores[-1] if learner.validation_scores else None,
             "validation_scores": learner.validation_scores,
             "score_name": learner.task.score_name,
             "choices": {name: choice.model_dump(mode="json") for name, choice in self.choices.items()},
             **self._newest,
         }
         with suppress(OSError):  # a progress file must not stop a training
-            write_atomically(self._progress_path, json.dumps(facts))
+            write_atomically(self.progress_path, json.dumps(facts))
 
 
+@dataclass(eq=False)
 class ValidationCallback(Callback):
     """Measures the validation score at the end of each epoch, with every sample once on any number of ranks."""
 
-    def __init__(
-        self, stopwatch: Stopwatch, count: Callable[[], list[float]], task: Task, log_metrics: LogMetrics | None
-    ) -> None:
-        self._stopwatch = stopwatch
-        self._count = count
-        self._task = task
-        self._log_metrics = log_metrics
+    stopwatch: Stopwatch
+    count: Callable[[], list[float]]
+    task: Task
+    log_metrics: LogMetrics | None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        with self._stopwatch.during("validation"):
-            counts = self._count()
+        with self.stopwatch.during("validation"):
+            counts = self.count()
         if not counts:
             return
         num_samples, *totals = counts
-        score = self._task.score(totals, num_samples)
+        score = self.task.score(totals, num_samples)
         pl_module.validation_scores.append(score)
-        if self._log_metrics is not None:
-            metrics = {Metric.validation(self._task.score_name): score, Metric.VALIDATION_LOSS: totals[0] / num_samples}
-            self._log_metrics(metrics, trainer.global_step)
+        if self.log_metrics is not None:
+            metrics = {Metric.validation(self.task.score_name): score, Metric.VALIDATION_LOSS: totals[0] / num_samples}
+            self.log_metrics(metrics, trainer.global_step)
 
 
+@dataclass(eq=False)
 class CheckpointCallback(Callback):
     """Saves after the last step, at the end of each epoch, and every `every_steps` inside an epoch.
 
     With `auto`, rank 0 decides at a few steps for all ranks whether a checkpoint is due, also at the end of an epoch.
-
-    Args:
-        stopwatch: for the item `checkpoint`.
-        directory: of the run's checkpoints.
-        every_steps: None for the end of epochs only; `auto` for a `CheckpointInterval`.
-        progress: closes the loss window first, so that the saved curve is complete.
     """
 
-    def __init__(
-        self,
-        stopwatch: Stopwatch,
-        directory: Path,
-        every_steps: int | Literal["auto"] | None,
-        progress: ProgressCallback,
-    ) -> None:
-        self._stopwatch = stopwatch
-        self._directory = directory
-        self._every_steps = every_steps
-        self._progress = progress
-        self._interval: CheckpointInterval | None = None
-        self._next_step = 0
-        """Next step at which a checkpoint may be due; the same on all ranks."""
-        self.last: Path | None = None
-        self.epoch_ends: list[float] = []
-        """Seconds from process start to the end of each epoch, probe excluded."""
+    stopwatch: Stopwatch
+    directory: Path
+    every_steps: int | Literal["auto"] | None
+    """None for the end of epochs only; `auto` for a `CheckpointInterval`."""
+    progress: ProgressCallback
+    """Closes the loss window before a checkpoint, so that the saved curve is complete."""
+    last: Path | None = None
+    epoch_ends: list[float] = field(default_factory=list)
+    """Seconds from process start to the end of each epoch, probe excluded."""
+    _interval: CheckpointInterval | None = None
+    _next_step: int = 0
+    """Next step at which a checkpoint may be due; the same on all ranks."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if self._every_steps != "auto":
+        if self.every_steps != "auto":
             return
         course, step = pl_module.course, trainer.global_step
         self._interval = CheckpointInterval(course, log_steps(course.steps_per_epoch), step, time.monotonic())
         self._next_step = step + 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step
-        if self._every_steps == "auto":
-            may_save = step >= self._next_step
-        else:
-            may_save = self._every_steps is not None and step % self._every_steps == 0
+        step, every = trainer.global_step, self.every_steps
+        may_save = every == "auto" or (isinstance(every, int) and step % every == 0)
         if may_save and not pl_module.course.ends_epoch(step) and self._is_due(step, pl_module):
             self._save(trainer, pl_module)
             if self._interval is not None:
-                self._progress.write_progress(trainer, pl_module)
+                self.progress.write_progress(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         step = trainer.global_step
@@ -267,8 +243,8 @@ class CheckpointCallback(Callback):
         is_last = step == pl_module.course.num_steps(pl_module.recipe.num_epochs)
         if is_last or self._is_due(step, pl_module):
             self._save(trainer, pl_module)
-        self._progress.write_progress(trainer, pl_module)  # the coordinator acts on saved epochs
-        self.epoch_ends.append(self._stopwatch.seconds_without("probe"))
+        self.progress.write_progress(trainer, pl_module)  # the coordinator acts on saved epochs
+        self.epoch_ends.append(self.stopwatch.seconds_without("probe"))
 
     def _is_due(self, step: int, learner: Learner) -> bool:
         """Whether the interval is over; always true without one."""
@@ -277,28 +253,28 @@ class CheckpointCallback(Callback):
         if step < self._next_step:
             return False
         if learner.pending:
-            with wait_for_device(self._stopwatch, learner.pending[-1].device):
+            with wait_for_device(self.stopwatch, learner.pending[-1].device):
                 learner.pending[-1].item()  # the device's pace counts
         self._next_step = int(broadcast(self._interval.next_step(step, time.monotonic())))
         return self._next_step <= step
 
     def _save(self, trainer: Trainer, learner: Learner) -> None:
         step = trainer.global_step
-        with self._stopwatch.during("checkpoint"):
-            self._progress.close_window(trainer, learner)
+        with self.stopwatch.during("checkpoint"):
+            self.progress.close_window(trainer, learner)
             started = time.monotonic()  # the device has finished its steps
             average = learner.average
             # A checkpoint holds one rank's buffers, for all.
             average_buffers(learner.network, average.buffers if average else ())
-            self.last = checkpoint_path(self._directory, step)
+            self.last = checkpoint_path(self.directory, step)
             trainer.save_checkpoint(self.last)
-            self._progress.num_saved_epochs = len(learner.epoch_ends)
+            self.progress.num_saved_epochs = len(learner.epoch_ends)
             if self._interval is not None and step < learner.course.num_steps(learner.recipe.num_epochs):
                 now = time.monotonic()
                 self._next_step = int(broadcast(self._interval.record_checkpoint(step, now - started, now)))
                 if self._interval.choice is not None:
-                    self._progress.choices["checkpoint_steps"] = self._interval.choice
-            self._progress.restart_window()
+                    self.progress.choices["checkpoint_steps"] = self._interval.choice
+            self.progress.restart_window()
 
 
 def log_steps(steps_per_epoch: int) -> int:

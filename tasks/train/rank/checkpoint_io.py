@@ -1,19 +1,29 @@
-"""Checkpoints written atomically by Lightning, and loaded without executing code."""
+"""Checkpoints written atomically by Lightning, and loaded without executing code.
+
+Of a sharded network, each rank writes its part of weights and optimizer state in a thread, while training continues. A
+checkpoint is then a directory `step-0000000352.ckpt` of files `part-K-of-N.pt` with their digests (see `checkpoint`). A
+part holds rows of the sharded tensors, part 0 all else. Any number of ranks joins the rows that it needs. The reader of
+`torch.distributed.checkpoint` executes pickled code (torch 2.13); this one reads tensors and plain types only.
+"""
 
 import hashlib
 import io
 import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import write_durably
-from paceline.tasks.train.rank.checkpoint import digest_path, parts_of
+from paceline.tasks.train.rank.checkpoint import digest_path, part_path, parts_of
 
 NUM_CHECKPOINTS = 2
 Place = tuple[Any, ...]
@@ -23,11 +33,7 @@ Rows = dict[Place, tuple[int, int, torch.Tensor]]
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to the CPU.
-
-    Raises:
-        RunError: the file holds other things than tensors and plain types. None of them was executed.
-    """
+    """Read a checkpoint to the CPU. Raises RunError: it holds more than tensors and plain types; none is executed."""
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError, KeyError, ValueError):
@@ -42,8 +48,7 @@ def load(path: Path) -> dict[str, Any]:
 def join(path: Path, wrap: Callable[[Callable[[int, int], torch.Tensor], int], torch.Tensor]) -> dict[str, Any]:
     """Read a sharded checkpoint; `wrap` makes each tensor from a function of (first row, stop) and its number of rows.
 
-    Raises:
-        RunError: a part holds other things than tensors and plain types.
+    Raises as `load` does.
     """
     parts = [load(part) for part in parts_of(path)]
     checkpoint: dict[str, Any] = parts[0]["rest"]
@@ -118,3 +123,83 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
     digest_path(path).unlink(missing_ok=True)
+
+
+def split_off_rows(value: Any, place: Place, rows: Rows) -> Any:
+    """Copy a checkpoint to the host without its sharded tensors, whose rows of this rank are added to `rows`."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            if isinstance(entry, DTensor):
+                _, offset = compute_local_shape_and_global_offset(entry.shape, entry.device_mesh, entry.placements)
+                rows[*place, key] = offset[0], entry.shape[0], entry.to_local().detach().to("cpu", copy=True)
+        return {
+            key: split_off_rows(entry, (*place, key), rows)
+            for key, entry in value.items()
+            if not isinstance(entry, DTensor)
+        }
+    if isinstance(value, list):
+        return [split_off_rows(entry, (*place, index), rows) for index, entry in enumerate(value)]
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Data parallelism without tensor parallelism, with asynchronous checkpoints of one part per rank."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__(data_parallel_size=world_size, tensor_parallel_size=1)
+        self._executor = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """This rank's rows of the weights."""
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """This rank's rows of the optimizer state."""
+        return optimizer.state_dict()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Copy this rank's part to the host, and write it in a thread. Raises OSError: the part before was lost."""
+        path, rank = Path(filepath), self.global_rank
+        self._wait()
+        self.barrier()  # all ranks have written their parts of the checkpoint before
+        if rank == 0:
+            prune(path.parent)
+            shutil.rmtree(path, ignore_errors=True)
+        self.barrier()
+        path.mkdir(parents=True, exist_ok=True)
+        rows: Rows = {}
+        unsharded = split_off_rows(checkpoint, (), rows)
+        part = {"rows": rows, "rest": unsharded if rank == 0 else {}}
+        self._written = self._executor.submit(write_with_digest, part_path(path, rank, self.world_size), part)
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read this rank's rows of weights and optimizer state."""
+        path = Path(checkpoint_path)
+        if not path.is_dir():  # of an older version
+            return super().load_checkpoint(path, weights_only)
+        assert self.model is not None
+        mesh, device = self.device_mesh["data_parallel"], self.root_device
+
+        def shard(read: Callable[[int, int], torch.Tensor], num_rows: int) -> torch.Tensor:
+            shape = torch.Size((num_rows, *read(0, 0).shape[1:]))
+            (num_own, *_), (start, *_) = compute_local_shape_and_global_offset(shape, mesh, (Shard(0),))
+            rows, stride = read(start, start + num_own).to(device), torch.empty(shape, device="meta").stride()
+            return DTensor.from_local(rows, mesh, (Shard(0),), run_check=False, shape=shape, stride=stride)
+
+        checkpoint = join(path, shard)
+        self.model.load_state_dict(checkpoint["state_dict"])
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+        return checkpoint
+
+    def teardown(self) -> None:
+        """Wait for the last part, then do what Lightning does."""
+        self._wait()
+        self._executor.shutdown()
+        super().teardown()
+
+    def _wait(self) -> None:
+        if self._written is not None:
+            self._written.result()

@@ -1,7 +1,8 @@
-"""Context of a rank: its device, its group, its share of the data and its initial network."""
+"""Context of a rank: its cores and its device, its group, its share of the data and its initial network."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,19 +31,18 @@ from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.train.launch.rank_process import running_ranks, supervisors_of
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
-from paceline.tasks.train.rank.affinity import bind
 from paceline.tasks.train.rank_spec import RankSpec
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 MAX_EVALUATION_BATCH = 512
+NODES = Path("/sys/devices/system/node")
 FIT_PIXELS = 5_000 * 32 * 32  # of the images that fixed layers are fitted to
 
 
 class RankContext:
     """Joins the group and opens the data; `build_network` completes it.
 
-    Raises:
-        RunError: the code or a user package differs from the coordinator's, or the ranks do not agree.
+    Raises RunError: the code or a user package differs from the coordinator's, or the ranks do not agree.
     """
 
     network: nn.Module
@@ -63,8 +63,7 @@ class RankContext:
                 f"this rank has {' and '.join(packages)}, the coordinator {' and '.join(spec.packages)}; "
                 "install the same on every host"
             )
-        self.spec = spec
-        self.config = spec.config
+        self.spec, self.config = spec, spec.config
         self.directory = Path(spec.directory)
         self.writes = spec.rank == 0
         gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
@@ -96,14 +95,13 @@ class RankContext:
 
     def build_network(self) -> None:
         """Build the task and the network with its initial weights: by the seed, fitted to the data, or pretrained."""
-        spec = self.spec
         torch.manual_seed(self.config.seed)
-        self.task = task_of(self.config, spec.prepared)
+        self.task = task_of(self.config, self.spec.prepared)
         self.network = self.new_network()
-        if spec.pretrained is None:
+        if self.spec.pretrained is None:
             self._fit_layers()
         else:
-            begin_with(self.network, spec.pretrained)  # includes layers that were fitted to the first data set
+            begin_with(self.network, self.spec.pretrained)  # includes layers that were fitted to the first data set
         if self.config.model.freeze != "none":
             freeze(self.network, self.config.model.freeze)
 
@@ -137,24 +135,22 @@ class RankContext:
     def loader(self, arm: Arm, plan: BatchPlan, rank: int) -> TrainLoader:
         """A training loader of the kind that an arm names."""
         recipe = self.config.recipe
-        return make_loader(
-            arm.loading,
-            LoaderConfig(
-                self.train_split,
-                self.spec.prepared.mean,
-                self.spec.prepared.std,
-                plan=plan,
-                rank=rank,
-                seed=self.config.seed,
-                augment=recipe.augment,
-                shift_pixels=recipe.shift_pixels,
-                shuffle_mib=recipe.shuffle_mib,
-                device=self.device,
-                channels_last=arm.memory_format == "channels_last",
-                draws=self.task.draws,
-                vary=recipe.vary,
-            ),
+        settings = LoaderConfig(
+            self.train_split,
+            self.spec.prepared.mean,
+            self.spec.prepared.std,
+            plan=plan,
+            rank=rank,
+            seed=self.config.seed,
+            augment=recipe.augment,
+            shift_pixels=recipe.shift_pixels,
+            shuffle_mib=recipe.shuffle_mib,
+            device=self.device,
+            channels_last=arm.memory_format == "channels_last",
+            draws=self.task.draws,
+            vary=recipe.vary,
         )
+        return make_loader(arm.loading, settings)
 
     def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
         """Read this rank's share of a split in large batches."""
@@ -189,10 +185,6 @@ class RankContext:
         ranks = running_ranks(self.spec.run_id)
         return [os.getppid(), *ranks, *supervisors_of(ranks), *flow]
 
-    def data_files(self) -> list[Path]:
-        """The shards that training reads."""
-        return sorted((Path(self.spec.prepared.path) / "train").glob("*.npy"))
-
     def gpu_uuids(self) -> tuple[str, ...]:
         """UUIDs of this host's GPUs, none on CPUs."""
         return self.spec.devices if self.device.type == "cuda" else ()
@@ -208,3 +200,51 @@ class RankContext:
         pixels = torch.from_numpy(self.train_split.gather(np.arange(number)))
         for layer in layers:
             layer.fit(normalise(pixels, channels_last=False))
+
+
+def bind(local_rank: int, num_ranks: int, gpu: str | None) -> None:
+    """Bind this process, before it starts threads, to cores near its memory or its GPU, of which `gpu` is the UUID.
+
+    Ranks of one host are spread over its memory (NUMA) nodes, because reading another node's memory takes twice as
+    long. With one node nothing is bound: two ranks bound to one core each were not faster there (infra/LOG.md).
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    nodes = memory_nodes(os.sched_getaffinity(0))
+    if len(nodes) < 2:  # noqa: PLR2004
+        return
+    if gpu is not None:
+        import pynvml
+
+        with suppress(pynvml.NVMLError):  # a driver that names no cores changes nothing
+            pynvml.nvmlInit()
+            pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(gpu))
+    elif cores := cores_of(local_rank, num_ranks, nodes):
+        os.sched_setaffinity(0, cores)
+
+
+def memory_nodes(allowed: set[int], root: Path = NODES) -> list[set[int]]:
+    """The cores of each memory node that this process may use; nodes without any are omitted."""
+    lists = sorted(root.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node")))
+    nodes = [parse_cpus(path.read_text(encoding="utf-8")) & allowed for path in lists]
+    return [cores for cores in nodes if cores]
+
+
+def parse_cpus(text: str) -> set[int]:
+    """Cores of a list such as `0-3,8-11`, as the kernel writes it."""
+    cores: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first:
+            cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def cores_of(local_rank: int, num_ranks: int, nodes: Sequence[set[int]]) -> set[int] | None:
+    """The cores of a rank's node, or nodes; None where ranks cannot be spread evenly."""
+    if num_ranks % len(nodes) == 0:
+        return nodes[local_rank * len(nodes) // num_ranks]
+    if len(nodes) % num_ranks == 0 and num_ranks > 1:
+        each = len(nodes) // num_ranks
+        return set().union(*nodes[local_rank * each : (local_rank + 1) * each])
+    return None

@@ -39,10 +39,8 @@ def limit_facts(context: RankContext) -> dict[str, Any]:
         return {"uncounted": reason}
     batches = context.batches
     num_samples = max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
-    facts = {
-        "cost": cost,
-        "bytes_per_sample": bytes_per_sample(cost, context.spec.plan, context.config.recipe, num_samples),
-    }
+    num_bytes = bytes_per_sample(cost, context.spec.plan, context.config.recipe, num_samples)
+    facts: dict[str, Any] = {"cost": cost, "bytes_per_sample": num_bytes}
     try:
         return facts | {"limit": _find_limit(context)}
     except RuntimeError as error:  # the training has succeeded, whatever the device says now
@@ -76,14 +74,14 @@ def _find_limit(context: RankContext) -> DeviceLimit:
     precision = context.spec.plan.precision
     torch.set_num_threads(context.spec.plan.num_threads)
     cache = limit_cache(Path(context.spec.home), context.device)
-    limit = cache.find()
-    if limit is None or precision not in limit.flops_per_second:
-        if not context.spec.may_measure_limit:
-            raise RuntimeError("other trainings may use the host")
-        watch = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids())
-        limit = measure_limit(context.device, [precision])
-        limit = limit.model_copy(update={"contaminated": watch.stop().contaminated})
-        if not limit.contaminated:
-            with suppress(OSError):  # a full disk: the next run measures again
-                cache.keep(limit)
+    if (known := cache.find()) is not None and precision in known.flops_per_second:
+        return known
+    if not context.spec.may_measure_limit:
+        raise RuntimeError("other trainings may use the host")
+    watch = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids())
+    limit = measure_limit(context.device, [precision])
+    limit = limit.model_copy(update={"contaminated": watch.stop().contaminated})
+    if not limit.contaminated:
+        with suppress(OSError):  # a full disk: the next run measures again
+            cache.keep(limit)
     return limit

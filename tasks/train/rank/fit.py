@@ -4,7 +4,7 @@ import copy
 import resource
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,11 @@ from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.rank import callbacks
 from paceline.tasks.train.rank import process_group as group
-from paceline.tasks.train.rank.callbacks import (
-    BudgetCallback,
-    CheckpointCallback,
-    LogMetrics,
-    ProgressCallback,
-    StepLoader,
-    ValidationCallback,
-    Window,
-)
-from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load_rest
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, ShardedStrategy, load_rest
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.predictions import validate
-from paceline.tasks.train.rank.sharded_checkpoint import ShardedStrategy
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.activation_checkpointing import checkpoint_activations
 from paceline.tasks.train.step.compile import CompileWatch, compile_network
@@ -46,11 +37,7 @@ from paceline.tasks.train.step.precision import lightning_precision, prepare_net
 
 
 def restore_schedule(context: RankContext) -> StepSchedule:
-    """The steps of the training, from the position in the checkpoint on, in batches of this group's size.
-
-    Raises:
-        RunError: the checkpoint does not hold the number of samples.
-    """
+    """The steps of the training, from the checkpoint's position on. Raises RunError: it holds no number of samples."""
     resume_from = context.spec.resume_from
     if resume_from is None:
         return StepSchedule(context.batches)
@@ -67,7 +54,7 @@ def fit(
     stopwatch: Stopwatch,
     heartbeat: Heartbeat,
     compile_watch: CompileWatch,
-    log: LogMetrics | None,
+    log: callbacks.LogMetrics | None,
 ) -> tuple[Learner, dict[str, Any]]:
     """Train the network, and return it with fields of the result.
 
@@ -80,18 +67,17 @@ def fit(
     learner_type = ShardedLearner if plan.strategy == "fsdp" else Learner
     rate = config.learning_rate_over(spec.world_size)
     learner = learner_type(_training_network(context), context.task, config.recipe, rate, schedule)
-    budget = BudgetCallback(stopwatch)
+    budget = callbacks.BudgetCallback(stopwatch)
     progress_path = context.directory / "progress.json" if context.writes else None
-    progress = ProgressCallback(stopwatch, log, progress_path, plan.reasons)
-    validation = ValidationCallback(stopwatch, lambda: validate(context, learner), context.task, log)
-    checkpoints = CheckpointCallback(
-        stopwatch, Path(spec.checkpoint_directory), config.execution.checkpoint_steps, progress
-    )
+    progress = callbacks.ProgressCallback(stopwatch, log, progress_path, dict(plan.reasons))
+    validation = callbacks.ValidationCallback(stopwatch, lambda: validate(context, learner), context.task, log)
+    every_steps = config.execution.checkpoint_steps
+    checkpoints = callbacks.CheckpointCallback(stopwatch, Path(spec.checkpoint_directory), every_steps, progress)
     trainer = _make_trainer(context, [budget, progress, validation, checkpoints])
     # Networks of user packages may have dropout; our own draw no random numbers in a step.
     draws = (config.seed, spec.rank) if config.model.plugin is not None else None
-    loop = StepLoop.install(trainer, plan, stopwatch, draws)
-    steps = StepLoader(loader, stopwatch, schedule.first_step)
+    trainer.fit_loop.epoch_loop = loop = StepLoop(trainer, plan, stopwatch, draws)
+    steps = callbacks.StepLoader(loader, stopwatch, schedule.first_step)
     energy = EnergyMeter(context.gpu_uuids(), own=context.own_processes) if spec.local_rank == 0 else None
     validity = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids()) if context.writes else None
     step_compiles = CompileWatch()
@@ -105,8 +91,8 @@ def fit(
     cpu_seconds = time.process_time() - cpu_seconds
     observed = validity.stop() if validity else None
 
-    compiled = None
-    if plan.compile != "off" and (compiled := step_compiles.stats(loop.num_passes)) is not None:
+    compiled = step_compiles.stats(loop.num_passes) if plan.compile != "off" else None
+    if compiled is not None:
         total = compile_watch.stats(loop.num_passes) or compiled
         compiled = compiled.model_copy(update={"seconds": total.seconds, "is_warm": total.is_warm})
     captured = loop.capture_stats()
@@ -146,7 +132,7 @@ def _training_network(context: RankContext) -> nn.Module:
     return network
 
 
-def _make_trainer(context: RankContext, callbacks: list[Any]) -> Trainer:
+def _make_trainer(context: RankContext, observers: list[Any]) -> Trainer:
     spec, plan = context.spec, context.spec.plan
     plugins: list[Any] = [AtomicCheckpointIO()]
     strategy: Any = "auto"
@@ -162,7 +148,7 @@ def _make_trainer(context: RankContext, callbacks: list[Any]) -> Trainer:
         precision=lightning_precision(plan.precision),
         plugins=plugins,
         max_epochs=context.config.recipe.num_epochs,
-        callbacks=callbacks,
+        callbacks=observers,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -178,7 +164,7 @@ def training_facts(
     learner: Learner,
     schedule: StepSchedule,
     stopwatch: Stopwatch,
-    windows: Sequence[Window],
+    windows: Sequence[callbacks.Window],
     probe: ProbeResult | None,
 ) -> dict[str, Any]:
     """Fields of the result that follow from the losses, the schedule, the time budget and the windows.
@@ -188,14 +174,16 @@ def training_facts(
     """
     spec, budget = context.spec, stopwatch.budget()
     seconds = sum(duration for _, _, duration in windows)
-    num_steps = len(learner.losses)
     window_samples = [schedule.samples(first + number) - schedule.samples(first) for first, number, _ in windows]
     num_samples = sum(window_samples)
     last_epoch = learner.epoch_ends[-2] if len(learner.epoch_ends) > 1 else 0
+    data_wait = min(1.0, budget.get("data_wait", 0.0) / seconds) if seconds else None
+    if context.device.type == "cuda":  # by the probe: the host's waits are not the device's
+        data_wait = input_share(probe) if probe is not None else None
     return {
         "world_size": spec.world_size,
         "num_epochs": context.config.recipe.num_epochs,
-        "num_steps": num_steps,
+        "num_steps": len(learner.losses),
         "samples_per_epoch": context.train_split.num_samples,
         "samples_per_second": num_samples / seconds if num_samples else None,
         "window_samples": window_samples,
@@ -208,16 +196,7 @@ def training_facts(
         "score_name": context.task.score_name,
         "time_budget": budget,
         "wall_seconds": sum(budget.values()),
-        "data_wait_fraction": _data_wait_fraction(context, budget, seconds, probe),
+        "data_wait_fraction": data_wait,
         "hosts": (socket.gethostname(),),
         "devices": (" ".join([spec.plan.device_name, *spec.devices[spec.local_rank :][:1]]),),
     }
-
-
-def _data_wait_fraction(
-    context: RankContext, budget: Mapping[str, float], seconds: float, probe: ProbeResult | None
-) -> float | None:
-    """Share of the steps' time spent waiting for data: by the clock on a CPU, by the probe on a GPU."""
-    if context.device.type == "cuda":
-        return input_share(probe) if probe is not None else None
-    return min(1.0, budget.get("data_wait", 0.0) / seconds) if seconds else None

@@ -25,7 +25,6 @@ from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
-from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact, redact_logs
@@ -35,24 +34,18 @@ from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.launch.standby import die_with_supervisor
 from paceline.tasks.train.plan import arm_of
+from paceline.tasks.train.rank import predictions
 from paceline.tasks.train.rank import process_group as group
-from paceline.tasks.train.rank.benchmark import ArmBenchmark, measure, measure_rank_loads, probe_execution
+from paceline.tasks.train.rank.benchmark import ArmBenchmark, measure, measure_rank_loads, name_oom, probe_execution
 from paceline.tasks.train.rank.callbacks import LogMetrics, write_atomically
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.device_limit import limit_facts
 from paceline.tasks.train.rank.fit import fit, restore_schedule, training_facts
-from paceline.tasks.train.rank.predictions import (
-    count_statistics,
-    gather_network,
-    inference_network,
-    predict_test_split,
-    save_weights,
-)
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.cuda_graph import capture_error
-from paceline.tasks.train.step.micro_batches import oom_sample_count
+from paceline.tasks.train.step.train_step import oom_sample_count
 
 
 def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None:
@@ -64,7 +57,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
     # 2. Build the network
     context.build_network()
     if spec.measurement is not None:
-        with group.wait_for_rank_0(), name_oom_stage("search"):
+        with group.wait_for_rank_0(), name_oom("search", "search"):
             arms = spec.measurement.arms
             result = measure(context) if arms else time_layers(ArmBenchmark(context), spec.plan)
         write_result(context, result)
@@ -76,7 +69,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
         with stopwatch.during("setup"):
             context.set_rank_loads(measure_rank_loads(context))
     schedule = restore_schedule(context)
-    with stopwatch.during("search"), name_oom_stage("search"), group.wait_for_rank_0():
+    with stopwatch.during("search"), name_oom("search", "search"), group.wait_for_rank_0():
         num_steps = schedule.num_steps(config.recipe.num_epochs) - schedule.first_step
         timing = autotune(ArmBenchmark(context), spec.plan, num_steps, spec.search) if spec.may_search else None
         if timing is not None and context.writes:
@@ -87,7 +80,7 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
 
     with ExitStack() as stack:
         # 4. Probe: compare the execution with the baseline
-        with stopwatch.during("probe"), name_oom_stage("probe"), group.wait_for_rank_0():
+        with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0():
             loader, probe = probe_execution(context)
         stack.callback(loader.close)
 
@@ -99,11 +92,11 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
 
         # 6. Predict the test split
         with stopwatch.during("prediction"):
-            network = gather_network(context, learner)
-            facts |= predict_test_split(context, inference_network(context, network))
-            facts["weights"] = save_weights(context, network)
+            network = predictions.gather_network(context, learner)
+            facts |= predictions.predict_test_split(context, predictions.inference_network(context, network))
+            facts["weights"] = predictions.save_weights(context, network)
             if config.track.register:  # without anything that makes prediction faster
-                num_samples, *totals = count_statistics(context, network, "test", "32-true")
+                num_samples, *totals = predictions.count_statistics(context, network, "test", "32-true")
                 facts["plain_score"] = context.task.score(totals, num_samples)
         stopwatch.switch("teardown")
 
@@ -118,18 +111,6 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
 def write_result(context: RankContext, result: TrainResult | MeasureResult | AutotuneResult) -> None:
     """Write result.json, which the supervisor reads once the process has ended."""
     write_atomically(context.directory / "result.json", result.model_dump_json())
-
-
-@contextmanager
-def name_oom_stage(stage: str) -> Iterator[None]:
-    """Raise an out-of-memory error of `stage` as MeasureMemoryError, to distinguish it from one of the training."""
-    try:
-        yield
-    except Exception as error:
-        if not is_out_of_memory(error) or (isinstance(error, MeasureMemoryError) and error.stage is not None):
-            raise
-        arm = error.arm if isinstance(error, MeasureMemoryError) else None
-        raise MeasureMemoryError(f"{stage}: {error}", stage, arm) from error
 
 
 @contextmanager
@@ -159,7 +140,6 @@ def main(spec_path: str) -> int:
     except BaseException as raised:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
         error = capture_error(raised) or raised
         facts = {
-            "rank": spec.rank,
             "message": redact(f"{type(error).__name__}: {error}"),
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -27,8 +26,6 @@ from paceline.tasks.train.step.precision import forward_context, prepare_network
 
 NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2  # examples in the report
 Autocast = AbstractContextManager[object]
-BatchPredictions = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float32] | None]
-"""Indices of a batch's samples, what the task keeps of them, regression targets."""
 
 
 def gather_network(context: RankContext, learner: Learner) -> nn.Module:
@@ -82,20 +79,37 @@ def count_statistics(
 
 
 def predict_test_split(context: RankContext, network: nn.Module) -> dict[str, Any]:
-    """Save the predictions of this rank's share of the test split, and return fields of the result."""
+    """Save the predictions of this rank's share of the test split, and return fields of the result.
+
+    The file has `index` (N), `kept` (N x K or N x S) and, where there are any, `targets` (N x T); N may be 0.
+    """
     task, prepared = context.task, context.spec.prepared
     split = open_split(prepared, "test")
     set_arithmetic(context.spec.plan.precision, context.device)
     autocast = forward_context(context.spec.plan.precision, context.device)
     _warm_up(network, context.evaluation(split), autocast, task)
+    indices, kept = [np.zeros(0, np.int64)], [np.zeros((0, task.num_kept), np.float32)]
+    targets = [np.zeros((0, len(prepared.target_names)), np.float32)]
     started = time.perf_counter()
-    batches = _predict(network, context.evaluation(split), autocast, task)
+    for prediction in predictions(network, context.evaluation(split), autocast, task):
+        kept_N = task.select_outputs(prediction.outputs, prediction.batch, prediction.inputs_NCHW)
+        indices.append(prediction.indices_N)
+        kept.append(kept_N.cpu().numpy())
+        if prediction.outputs[1] is not None:
+            targets.append(prediction.outputs[1].cpu().numpy())
     seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=context.device)
+    index_N, kept_NK = np.concatenate(indices), np.concatenate(kept)
     path = context.directory / "predictions.npz"
-    _save_predictions(path, batches, task, len(prepared.target_names))
+    if prepared.target_names:
+        np.savez(path, index=index_N, kept=kept_NK, targets=np.concatenate(targets))
+    else:
+        np.savez(path, index=index_N, kept=kept_NK)
     examples = context.directory / EXAMPLES_FILE
-    if context.writes and batches and isinstance(task, PixelTask):
-        _save_examples(examples, network, context.samples(split, _choose_examples(batches)), autocast, task)
+    if context.writes and len(indices) > 1 and isinstance(task, PixelTask):
+        # The samples with the largest loss, the worst first, and the first ones of the others.
+        worst = index_N[np.argsort(-kept_NK[:, 0], kind="stable")[:NUM_WORST_EXAMPLES]]
+        chosen = np.concatenate([worst, index_N[~np.isin(index_N, worst)][:NUM_FIRST_EXAMPLES]])
+        _save_examples(examples, network, context.samples(split, chosen), autocast, task)
     return {
         "predictions": (str(path),),
         "examples": str(examples) if examples.exists() else None,
@@ -112,18 +126,6 @@ def save_weights(context: RankContext, network: nn.Module) -> str | None:
     return str(path)
 
 
-def _predict(
-    network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], autocast: Autocast, task: Task
-) -> list[BatchPredictions]:
-    results: list[BatchPredictions] = []
-    for prediction in predictions(network, batches, autocast, task):
-        targets = prediction.outputs[1]
-        kept_N = task.select_outputs(prediction.outputs, prediction.batch, prediction.inputs_NCHW)
-        targets_NT = None if targets is None else targets.cpu().numpy()
-        results.append((prediction.indices_N, kept_N.cpu().numpy(), targets_NT))
-    return results
-
-
 def _warm_up(network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], autocast: Autocast, task: Task) -> None:
     """Predict the first batch and a shorter one, as the last of a split mostly is: libraries tune themselves here."""
     for indices_N, batch in islice(batches, 1):
@@ -132,29 +134,9 @@ def _warm_up(network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], autoca
                 pass
 
 
-def _choose_examples(batches: list[BatchPredictions]) -> Int64s:
-    """Indices of the samples with the largest loss, the worst first, and of the first ones of the others."""
-    index_N = np.concatenate([indices_N for indices_N, _, _ in batches])
-    loss_N = np.concatenate([kept_NK[:, 0] for _, kept_NK, _ in batches])
-    worst = index_N[np.argsort(-loss_N, kind="stable")[:NUM_WORST_EXAMPLES]]
-    return np.concatenate([worst, index_N[~np.isin(index_N, worst)][:NUM_FIRST_EXAMPLES]])
-
-
 def _save_examples(path: Path, network: nn.Module, batch: Batch, autocast: Autocast, task: PixelTask) -> None:
     """Write the network's inputs (n, C, H, W), its outputs and the labels, as the task shows them."""
     (prediction,) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], autocast, task)
     shown = (prediction.inputs_NCHW, *task.select_example(prediction.outputs, batch))
     inputs, outputs, labels = (tensor.float().cpu().numpy() for tensor in shown)
     np.savez(path, seen=inputs, told=outputs, there=labels)
-
-
-def _save_predictions(path: Path, batches: list[BatchPredictions], task: Task, num_targets: int) -> None:
-    """Write `index` (N), `kept` (N x K or N x S) and, where there are any, `targets` (N x T); N may be 0."""
-    index_N = np.concatenate([np.zeros(0, np.int64), *(indices_N for indices_N, _, _ in batches)])
-    outputs = np.concatenate([np.zeros((0, task.num_kept), np.float32), *(kept_NK for _, kept_NK, _ in batches)])
-    if not num_targets:
-        np.savez(path, index=index_N, kept=outputs)
-        return
-    targets = [targets_NT for _, _, targets_NT in batches if targets_NT is not None]
-    targets_NT = np.concatenate([np.zeros((0, num_targets), np.float32), *targets])
-    np.savez(path, index=index_N, kept=outputs, targets=targets_NT)

@@ -114,11 +114,7 @@ def _listen(address: str, port: int) -> int:
 
 
 def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...], unique: tuple[str, ...]) -> None:
-    """Compare facts of all ranks before training, so that ranks that differ raise an error instead of a deadlock.
-
-    Raises:
-        RunError: with the facts of each rank.
-    """
+    """Compare facts of all ranks before training: ranks that differ raise RunError with them, instead of a deadlock."""
     if spec.world_size == 1:
         return
     table: list[dict[str, Any]] = [{} for _ in range(spec.world_size)]

@@ -7,16 +7,10 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Accounts every second since its start to exactly one item.
-
-    Args:
-        first: item whose clock runs first.
-        started_at: `time.monotonic()` reading to start at, which may lie before this object existed.
-    """
+    """Accounts every second to exactly one item, from `started_at` by `time.monotonic()`, perhaps before it existed."""
 
     def __init__(self, first: str, started_at: float | None = None) -> None:
-        self._since = time.monotonic() if started_at is None else started_at
-        self._current = first
+        self._since, self._current = time.monotonic() if started_at is None else started_at, first
         self._seconds: dict[str, float] = defaultdict(float)
 
     def switch(self, item: str) -> str:

@@ -48,12 +48,8 @@ def _checkpoint(layers: list[nn.Module], features: torch.Tensor) -> torch.Tensor
 @contextmanager
 def _without_statistics(layers: list[nn.Module]) -> Iterator[None]:
     """Let batch norms compute as in training without counting the batch into their running statistics again."""
-    norms = [
-        part
-        for layer in layers
-        for part in layer.modules()
-        if isinstance(part, _BatchNorm) and part.training and part.track_running_stats
-    ]
+    parts = (part for layer in layers for part in layer.modules())
+    norms = [part for part in parts if isinstance(part, _BatchNorm) and part.training and part.track_running_stats]
     states = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
@@ -67,8 +63,7 @@ def _without_statistics(layers: list[nn.Module]) -> Iterator[None]:
 def checkpoint_activations(network: nn.Module) -> None:
     """Checkpoint the activations of a network's outermost sequences, in place; names and values of weights stay.
 
-    Raises:
-        InputError: the network has no `nn.Sequential`.
+    Raises InputError: the network has no `nn.Sequential`.
     """
     names: list[str] = []
     for name, part in network.named_modules():

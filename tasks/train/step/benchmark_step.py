@@ -1,8 +1,4 @@
-"""The loop in which the arms of a probe run the training step, each on a copy of the network.
-
-All arms run the same loop, so that ratios compare executions only. Lightning's cost is in the run's time budget
-(`loop`).
-"""
+"""The loop in which all arms of a probe run the training step; Lightning's own cost is `loop` in the time budget."""
 
 import copy
 import time
@@ -44,8 +40,7 @@ class StepInputs:
 
 class _Objective:
     def __init__(self, network: nn.Module, inputs: StepInputs) -> None:
-        self._network = network
-        self._inputs = inputs
+        self._network, self._inputs = network, inputs
         self.no_sync = getattr(network, "no_sync", nullcontext)
 
     def __call__(self, batch: Batch) -> torch.Tensor:
@@ -55,18 +50,12 @@ class _Objective:
 class BareStep:
     """Runs training steps of one arm on a copy of the network and times each, device work included.
 
-    Args:
-        inputs: the network is copied, never changed.
-        arm: how to execute.
-        loader: yields the arm's batches; is read epoch after epoch.
-        num_steps: of each epoch to run; the last step may be ragged, and steps are compared per sample.
+    `loader` is read epoch after epoch, and `num_steps` of each are run: the last step may be ragged, and steps are
+    compared per sample.
     """
 
     def __init__(self, inputs: StepInputs, arm: Arm, loader: BatchSource, num_steps: int) -> None:
-        self._inputs = inputs
-        self._arm = arm
-        self._loader = loader
-        self._num_steps = num_steps
+        self._inputs, self._arm, self._loader, self._num_steps = inputs, arm, loader, num_steps
         spread = arm.num_devices > 1 and arm.variant != "no_sync"
         channels_last = arm.memory_format == "channels_last" and not (spread and arm.strategy == "fsdp")
         network = prepare_network(copy.deepcopy(inputs.network), arm.precision, channels_last, inputs.device)
@@ -77,15 +66,9 @@ class BareStep:
         self._network = self._wrap_for_group(network) if spread else network
         optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         prepare_optimizer_state(optimizer, network, is_captured=arm.compile in CAPTURED)
-        decay = inputs.recipe.ema
-        step = TrainStep(
-            _Objective(self._network, inputs),
-            optimizer,
-            make_scaler(arm.precision, inputs.device),
-            arm,
-            inputs.device,
-            average=None if decay is None else WeightAverage(network, decay),
-        )
+        average = None if inputs.recipe.ema is None else WeightAverage(network, inputs.recipe.ema)
+        objective, scaler = _Objective(self._network, inputs), make_scaler(arm.precision, inputs.device)
+        step = TrainStep(objective, optimizer, scaler, arm, inputs.device, average=average)
         self._step = make_step(step, arm, inputs.device)
         self._loss = torch.zeros(())
         self._batches = self._endless()

@@ -1,7 +1,4 @@
-"""torch.compile: one graph for batches of any size, and statistics of its compilation.
-
-Dynamo counts for the complete process; a `CompileWatch` reports the difference since its creation.
-"""
+"""torch.compile: one graph for batches of any size, and statistics of its compilation."""
 
 import torch
 from torch import nn
@@ -35,20 +32,17 @@ def any_batch_size(images_NCHW: torch.Tensor) -> None:
 
 
 class CompileWatch:
-    """Statistics of compilations since its creation."""
+    """Statistics of compilations since its creation: Dynamo counts for the complete process."""
 
     def __init__(self) -> None:
-        self._num_graphs = _num_graphs()
-        self._num_compilations = len(utils.get_compilation_metrics())
-        self._cache_counts = _cache_counts()
+        self._before = _counts()
 
     def stats(self, num_calls: int) -> CompileStats | None:
         """Compilations since, for that number of calls of the network; None without calls or graphs."""
-        num_graphs = _num_graphs() - self._num_graphs
+        num_graphs, hits, misses, _ = (now - then for now, then in zip(_counts(), self._before, strict=True))
         if not num_calls or not num_graphs:
             return None
-        frames = utils.get_compilation_metrics()[self._num_compilations :]
-        hits, misses = (now - then for now, then in zip(_cache_counts(), self._cache_counts, strict=True))
+        frames = utils.get_compilation_metrics()[self._before[-1] :]
         return CompileStats(
             num_calls=num_calls,
             num_graphs=num_graphs,
@@ -59,13 +53,10 @@ class CompileWatch:
         )
 
 
-def _num_graphs() -> int:
-    return int(utils.counters["stats"]["unique_graphs"])
-
-
-def _cache_counts() -> tuple[int, int]:
-    counts = utils.counters["inductor"]
-    return int(counts["fxgraph_cache_hit"]), int(counts["fxgraph_cache_miss"])
+def _counts() -> tuple[int, ...]:
+    """Graphs, hits and misses of the cache, and compilations, of the process so far."""
+    graphs, cache = utils.counters["stats"]["unique_graphs"], utils.counters["inductor"]
+    return graphs, cache["fxgraph_cache_hit"], cache["fxgraph_cache_miss"], len(utils.get_compilation_metrics())
 
 
 def _seconds(frame: utils.CompilationMetrics) -> float:

@@ -25,34 +25,25 @@ NUM_EAGER_EXCHANGES = 11  # steps before it with DistributedDataParallel, which 
 
 
 class CapturedStep:
-    """A step that replays its CUDA graph; its optimizer must be prepared for that.
+    """A step, eager or compiled, that replays its CUDA graph; its optimizer must be prepared for that.
 
-    Args:
-        step: Eager or compiled step.
-        device: Device of the batches.
-        num_eager: Steps before the recording.
-        enter: As of `TrainStep`; the recording is `capture`, a replay `graph`.
+    Parts of a step are those of `TrainStep`; the recording is `capture`, a replay `graph`.
     """
 
     def __init__(
         self, step: TrainStep, device: torch.device, num_eager: int = NUM_EAGER, enter: Enter = lambda _: None
     ) -> None:
-        self._step = step
-        self.num_eager = num_eager
-        self._enter = enter
+        self._step, self.num_eager, self._enter = step, num_eager, enter
         self._stream = torch.cuda.Stream(device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._input: Batch | None = None
-        self._loss: torch.Tensor | None = None
+        self._recorded: tuple[torch.cuda.CUDAGraph, dict[str, torch.Tensor], torch.Tensor] | None = None
+        """The graph, its inputs by the fields of a batch, and its loss."""
         self._largest = 0.0
         self._image_shape: torch.Size | None = None
-        self._num_graphs = 0
         self._num_alike = 0
         """Number of eager steps on batches of the largest size."""
-        self._num_calls = 0
         self.num_warm_up_steps = 0
         """Number of steps up to a recording, and of those that were recorded."""
-        self._num_replays = 0
+        self._num_graphs = self._num_calls = self._num_replays = 0
         self._seconds = 0.0
 
     def __call__(self, batch: Batch) -> torch.Tensor:
@@ -65,10 +56,10 @@ class CapturedStep:
         self._num_calls += 1
         image_shape = batch.images_NCHW.shape[1:]
         if image_shape != self._image_shape:
-            self._graph, self._image_shape, self._largest = None, image_shape, 0.0
+            self._recorded, self._image_shape, self._largest = None, image_shape, 0.0
         # Mean over the ranks, the same on all of them; a rank without samples has no weight.
         size = round(len(batch.labels_N) / batch.weight, 3) if batch.weight else 0.0
-        if self._graph is None:
+        if self._recorded is None:
             self.num_warm_up_steps += 1
             if size > self._largest:
                 self._largest, self._num_alike = size, 0
@@ -112,13 +103,12 @@ class CapturedStep:
         torch.cuda.synchronize(self._stream.device)
         started = time.perf_counter()
         copies = {name: tensor.clone() for name, tensor in _tensors(batch).items()}
-        self._input = batch._replace(**copies)  # type: ignore[arg-type]
-        assert self._input is not None
+        static = batch._replace(**copies)  # type: ignore[arg-type]
         graph = torch.cuda.CUDAGraph()
         # Threads of loaders and of NCCL use the device meanwhile, which only this thread must not.
         try:
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                self._loss = self._step(self._input)
+                loss = self._step(static)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -126,23 +116,22 @@ class CapturedStep:
             while cause.__context__ is not None:  # the end of an interrupted recording fails as well
                 cause = cause.__context__
             raise CaptureError(f"the step cannot be recorded as a CUDA graph: {one_line(cause)}") from error
-        self._graph = graph
+        self._recorded = graph, copies, loss
         self._num_graphs += 1
         torch.cuda.synchronize(self._stream.device)
         self._seconds += time.perf_counter() - started
 
     def _replay(self, batch: Batch) -> torch.Tensor:
-        assert self._graph is not None
-        assert self._input is not None
-        assert self._loss is not None
+        assert self._recorded is not None
+        graph, inputs, loss = self._recorded
         self._enter("graph")
         tensors = _tensors(batch)
-        for name, tensor in _tensors(self._input).items():
+        for name, tensor in inputs.items():
             tensor.copy_(tensors[name])
-        self._graph.replay()
+        graph.replay()
         self._num_replays += 1
         self._enter("loop")
-        return self._loss.clone()
+        return loss.clone()
 
 
 def capture_error(error: BaseException | None) -> CaptureError | None:
@@ -151,8 +140,7 @@ def capture_error(error: BaseException | None) -> CaptureError | None:
 
 
 def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    fields = batch._asdict()
-    return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
+    return {name: value for name, value in batch._asdict().items() if isinstance(value, torch.Tensor)}
 
 
 def make_step(

@@ -29,14 +29,11 @@ def compress_gradients(wrapped: DistributedDataParallel, compression: Compressio
 
 
 def communication_fraction(model: nn.Module | None, passes_per_step: float = 1.0) -> float | None:
-    """Exposed communication over forward, backward and exposed communication.
+    """Exposed communication over forward, backward and exposed communication, of a model as its strategy wrapped it.
 
     DistributedDataParallel times its first ten steps and every hundredth one after them, from the start of the first
-    bucket's all-reduce to the end of the last one; what overlaps with the backward pass is subtracted.
-
-    Args:
-        model: after training, as the strategy wrapped it.
-        passes_per_step: of which it times the last, in which gradients are exchanged.
+    bucket's all-reduce to the end of the last one; what overlaps with the backward pass is subtracted. Of several
+    passes it times the last, in which gradients are exchanged.
 
     Returns:
         A share between 0 and 1; 0 for a model that is not distributed; None when nothing was timed, as of sharded ones.
@@ -48,17 +45,12 @@ def communication_fraction(model: nn.Module | None, passes_per_step: float = 1.0
     facts: dict[str, Any] = model._get_ddp_logging_data()
     exposed = facts.get("avg_backward_comm_time", 0) - facts.get("avg_backward_compute_comm_overlap_time", 0)
     computing = facts.get("avg_forward_compute_time", 0) + facts.get("avg_backward_compute_time", 0)
-    computing *= passes_per_step
-    if computing <= 0:
-        return None
-    exposed = max(0, exposed)
-    return float(exposed / (computing + exposed))
+    computing, exposed = computing * passes_per_step, max(0, exposed)
+    return float(exposed / (computing + exposed)) if computing > 0 else None
 
 
 UNIT_PARAMETERS = 2**18
 """Layers with at least so many are gathered individually; smaller ones together, as each gathering has a fixed cost."""
-
-
 ROUNDED_LAYERS = (nn.Linear, _ConvNd)
 """Layers whose weights autocast rounds in each pass. Under `bf16-mixed` ranks gather the rounded weights, half the
 bytes, and autocast has nothing left to round: results are those of DDP. All other parameters, such as those of batch
@@ -74,8 +66,7 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> No
     """
     if isinstance(network, FSDPModule):
         return
-    exact = MixedPrecisionPolicy(cast_forward_inputs=False)
-    rounded = exact
+    exact = rounded = MixedPrecisionPolicy(cast_forward_inputs=False)
     if precision == "bf16-mixed":
         rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     _, *layers = network.modules()

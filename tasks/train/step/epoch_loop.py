@@ -5,7 +5,7 @@ step, which costs a small network a fifth of its time (infra/decisions/0003). Th
 that Lightning's checkpoints, epochs and resumes work.
 """
 
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,38 +21,24 @@ from paceline.tasks.records.training import CompileStats
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.cuda_graph import CapturedStep, make_step
 from paceline.tasks.train.step.learner import Learner
-from paceline.tasks.train.step.micro_batches import raise_if_out_of_memory
 from paceline.tasks.train.step.precision import make_scaler
-from paceline.tasks.train.step.train_step import TrainStep
+from paceline.tasks.train.step.train_step import TrainStep, raise_if_out_of_memory
 
 
 class StepLoop(_TrainingEpochLoop):
-    """The loop over the batches of an epoch.
+    """The loop over the batches of an epoch, to replace that of a trainer that has not started.
 
-    Args:
-        trainer: of the fit.
-        plan: how steps are executed.
-        stopwatch: for the items `forward`, `backward`, `optimizer`, or `graph`, and `loop`.
-        draws: seed of a network that draws random numbers, as for dropout; each step adds its number. None for others.
+    `draws` is the seed of a network that draws random numbers, as for dropout; each step adds its number.
     """
 
     def __init__(
         self, trainer: Trainer, plan: Plan, stopwatch: Stopwatch, draws: tuple[int, ...] | None = None
     ) -> None:
         super().__init__(trainer)
-        self._plan = plan
-        self._draws = draws
-        self._stopwatch = stopwatch
+        self._plan, self._stopwatch, self._draws = plan, stopwatch, draws
         self._step: TrainStep | CapturedStep | None = None
         self._passes: TrainStep | None = None
         """The eager step, also inside a captured one."""
-
-    @classmethod
-    def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch, draws: tuple[int, ...] | None = None) -> Self:
-        """Replace the loop of a trainer that has not started."""
-        loop = cls(trainer, plan, stopwatch, draws)
-        trainer.fit_loop.epoch_loop = loop
-        return loop
 
     def capture_stats(self) -> CompileStats | None:
         """Statistics of a captured step; None for others."""
@@ -71,7 +57,7 @@ class StepLoop(_TrainingEpochLoop):
     @property
     def passes_per_step(self) -> float:
         """Mean number of passes per step."""
-        return self.num_passes / self._passes.num_steps if self._passes and self._passes.num_steps else 1.0
+        return self._passes.num_passes / self._passes.num_steps if self._passes and self._passes.num_steps else 1.0
 
     def advance(self, data_fetcher: Any) -> None:
         try:
@@ -113,17 +99,13 @@ class StepLoop(_TrainingEpochLoop):
 
     def _make_step(self) -> TrainStep | CapturedStep:
         trainer, plan = self.trainer, self._plan
-        assert isinstance(trainer.lightning_module, Learner)
-        prepare_optimizer_state(
-            trainer.optimizers[0], trainer.lightning_module.network, is_captured=plan.compile in CAPTURED
-        )
-        model = trainer.strategy.model
+        learner, model, device = trainer.lightning_module, trainer.strategy.model, trainer.strategy.root_device
+        assert isinstance(learner, Learner)
         assert model is not None
-        device = trainer.strategy.root_device
+        prepare_optimizer_state(trainer.optimizers[0], learner.network, is_captured=plan.compile in CAPTURED)
         # The plugin's own where there is one: its state is in the checkpoint.
         scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(plan.precision, device)
         enter = self._stopwatch.switch
-        average = trainer.lightning_module.average
-        self._passes = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter, average)
+        self._passes = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter, learner.average)
         self._step = make_step(self._passes, plan, device, enter)
         return self._step

@@ -33,9 +33,8 @@ def set_arithmetic(precision: Precision, device: torch.device) -> None:
     arithmetic = "tf32" if precision == "tf32" else "ieee"
     cudnn: Any = torch.backends.cudnn
     switches = (cudnn, cudnn.conv, cudnn.rnn)
-    if cudnn.benchmark and {switch.fp32_precision for switch in (*switches, torch.backends.cuda.matmul)} == {
-        arithmetic
-    }:
+    states = {switch.fp32_precision for switch in (*switches, torch.backends.cuda.matmul)}
+    if cudnn.benchmark and states == {arithmetic}:
         return
     # torch's older and newer switches must agree: reading an older one, as Lightning, the profiler and Inductor do, is
     # an error where the newer one alone was set (torch 2.13).

@@ -1,4 +1,6 @@
-"""What the coordinator changes before the next attempt, after want of memory and failed recordings."""
+"""What the coordinator changes before the next attempt, and what it reads of a training that continues."""
+
+import json
 
 import pytest
 
@@ -9,7 +11,7 @@ from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.report.summary import clock_text
-from paceline.tasks.train.launch.coordinator import TrainJob, _Attempts, _merge
+from paceline.tasks.train.launch.coordinator import TrainJob, _Attempts, _merge, scores_so_far
 from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome
 from paceline.tasks.train.plan import resolve
@@ -103,7 +105,6 @@ def test_an_item_of_the_budget_that_lies_is_found_by_the_clock_of_the_supervisor
     outcome = RankOutcome(
         rank=0,
         is_first=True,
-        returncode=0,
         result=result.model_dump(mode="json"),
         error=None,
         traceback="",
@@ -114,3 +115,18 @@ def test_an_item_of_the_budget_that_lies_is_found_by_the_clock_of_the_supervisor
     assert merged.wall_seconds == 10.0
     assert merged.clock_difference == pytest.approx(difference)
     assert clock_text(merged.clock_difference) == words
+
+
+def write(directory, attempt, scores):
+    place = directory / f"attempt-{attempt}" / "rank-0"
+    place.mkdir(parents=True)
+    if scores is not None:
+        (place / "progress.json").write_text(json.dumps({"validation_scores": scores}))
+
+
+def test_scores_are_those_of_the_newest_attempt_that_has_any(tmp_path):
+    assert scores_so_far(tmp_path) == ()
+    write(tmp_path, 2, [0.1, 0.2])
+    write(tmp_path, 10, [0.1, 0.2, 0.3])
+    write(tmp_path, 11, None)
+    assert scores_so_far(tmp_path) == (0.1, 0.2, 0.3)

@@ -5,7 +5,7 @@ import pytest
 from paceline.conf.environment import Environment
 from paceline.tasks.train.launch import supervisor as supervise
 from paceline.tasks.train.launch.device_lock import DeviceLock
-from paceline.tasks.train.launch.supervisor import DeviceClaim, claim_status
+from paceline.tasks.train.launch.supervisor import claim_status
 
 KEY, DEVICE = "rank-0-of-mine", "cpu here"
 
@@ -28,7 +28,7 @@ def test_a_claim_that_has_not_begun_is_told_whose_the_device_is(lease):
 def test_a_claim_that_begins_while_it_is_asked_for_does_not_wait_for_itself(lease, monkeypatch):
     class Begins(DeviceLock):
         def owner(self):
-            watch = supervise._Watch(DeviceClaim(key=KEY, run_id="mine", rank=0, device=DEVICE))
+            watch = supervise._Watch(0)
             monkeypatch.setitem(supervise._watches, KEY, watch)
             watch.held = lease.take("mine", 0)
             return super().owner()

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from paceline.tasks.train.rank.affinity import cores_of, memory_nodes, parse_cpus
+from paceline.tasks.train.rank.context import cores_of, memory_nodes, parse_cpus
 
 NODES = [{0, 1, 2, 3}, {4, 5, 6, 7}]
 

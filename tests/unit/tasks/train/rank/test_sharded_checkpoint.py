@@ -9,18 +9,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.train.rank import sharded_checkpoint
+from paceline.tasks.train.rank import checkpoint_io
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint, part_path
 from paceline.tasks.train.rank.checkpoint_io import (
     AtomicCheckpointIO,
+    ShardedStrategy,
     join,
     load,
     load_full,
     load_rest,
     prune,
+    split_off_rows,
     write_with_digest,
 )
-from paceline.tasks.train.rank.sharded_checkpoint import ShardedStrategy, split_off_rows
 from tests.support.refusals import refused
 
 WEIGHT = torch.arange(14.0).view(7, 2)
@@ -123,7 +124,7 @@ def test_training_continues_while_a_part_is_written(tmp_path, monkeypatch):
         assert may_write.wait(10)
         write_with_digest(path, content)
 
-    monkeypatch.setattr(sharded_checkpoint, "write_with_digest", write_later)
+    monkeypatch.setattr(checkpoint_io, "write_with_digest", write_later)
     strategy, first, second = ShardedStrategy(1), checkpoint_path(tmp_path, 1), checkpoint_path(tmp_path, 2)
     weight = torch.ones(2)
     strategy.save_checkpoint({"weight": weight}, first)

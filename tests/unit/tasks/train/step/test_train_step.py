@@ -15,9 +15,8 @@ from paceline.tasks.model.transfer import freeze
 from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step import benchmark_step
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
-from paceline.tasks.train.step.micro_batches import oom_sample_count, split_into_micro_batches
 from paceline.tasks.train.step.precision import make_scaler
-from paceline.tasks.train.step.train_step import TrainStep
+from paceline.tasks.train.step.train_step import TrainStep, oom_sample_count, split_into_micro_batches
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="resident")
 
