@@ -9,8 +9,7 @@ from paceline.conf.model import Model
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
-from paceline.tasks.model.user_package import check_package
-from paceline.tasks.model_bundle import WEIGHTS
+from paceline.tasks.model_bundle import WEIGHTS, check_package
 from paceline.tasks.records.data import ModelFacts, Pretrained
 
 SHAPE = {"name", "width", "depth"}

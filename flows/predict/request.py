@@ -20,8 +20,7 @@ from paceline.flows.checks.results import reusable
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
-from paceline.tasks.model.user_package import check_package
-from paceline.tasks.model_bundle import digest_of
+from paceline.tasks.model_bundle import check_package, digest_of
 from paceline.tasks.predict.job import Images, Settings, batch_size_for, in_folder, key_of, of_test_split
 from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.records.execution import Plan

@@ -12,8 +12,7 @@ from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import series_fingerprint, workload_fingerprint
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.pretrained import load_trained_model
-from paceline.tasks.model.user_package import check_package
-from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, check_package, digest_of
 from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.speedup.comparability import comparison_facts, match
