@@ -15,7 +15,7 @@ from paceline.tasks.scores import SCORE, score_word
 from paceline.tasks.speedup.comparability import explain
 from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.speedup.study.analysis import winner
-from paceline.tasks.speedup.study.parity import MARGIN, holds_parity, parity_text
+from paceline.tasks.speedup.study.inference import MARGIN, holds_parity, parity_text
 from paceline.tasks.speedup.study.records import ArmSummary, StudyResult
 
 FASTER = "faster"  # the verdict on an arm that significantly beats its baseline and learns as much

@@ -32,8 +32,7 @@ from paceline.tasks.measure.probe import ArmRunner
 from paceline.tasks.measure.warm_up import num_warm_up
 from paceline.tasks.records.measurement import Block, Validity
 from paceline.tasks.speedup.between_starts import across_starts
-from paceline.tasks.speedup.study.holm import FAMILY_LEVEL, adjust
-from paceline.tasks.speedup.study.parity import MARGIN, holds_parity, parity
+from paceline.tasks.speedup.study.inference import FAMILY_LEVEL, MARGIN, adjust, holds_parity, parity
 from paceline.tasks.train.autotune import search
 from paceline.tasks.train.autotune.choice import best_role, choose
 from paceline.tasks.train.plan import arm_of, resolve

@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from paceline.conf.config import Config
 from paceline.conf.load import ConfigError, field_paths, setting_hint, split_values
@@ -83,15 +84,9 @@ def _grid(axes: Axes) -> list[StudyArm]:
     arms = []
     for group in itertools.product(*(axes[field] for field in work)):
         for number, values in enumerate(itertools.product(*(axes[field] for field in execution))):
-            chosen = dict(zip(work, group, strict=True)) | dict(zip(execution, values, strict=True))
-            arms.append(
-                StudyArm(
-                    name=_name(chosen, axes),
-                    overrides=tuple(f"{field}={chosen[field]}" for field in axes),
-                    group=", ".join(f"{field}={chosen[field]}" for field in work),
-                    is_baseline=number == 0,
-                )
-            )
+            chosen = dict(zip([*work, *execution], [*group, *values], strict=True))
+            shared = ", ".join(f"{field}={chosen[field]}" for field in work)
+            arms.append(_arm(chosen, axes, shared, is_baseline=number == 0))
     return arms
 
 
@@ -104,29 +99,22 @@ def _ladder(axes: Axes) -> list[StudyArm]:
             )
     base = {field: values[0] for field, values in axes.items()}
     factors = [(field, value) for field, values in axes.items() for value in values[1:]]
-    arms = [_rung(base, axes, 0, None)]
+    arms = [_arm(base, axes, is_baseline=True, rung=0)]
     reached = dict(base)
     for number, (field, value) in enumerate(factors, start=1):
         reached |= {field: value}
-        arms.append(_rung(reached, axes, number, f"{_short(field, axes)}={value}"))
+        arms.append(_arm(reached, axes, rung=number, factor=f"{_short(field, axes)}={value}"))
     for field, value in factors[1:]:
-        arms.append(_rung(base | {field: value}, axes, None, f"{_short(field, axes)}={value}"))
+        arms.append(_arm(base | {field: value}, axes, factor=f"{_short(field, axes)}={value}"))
     return arms
 
 
-def _rung(chosen: Mapping[str, str], axes: Axes, rung: int | None, factor: str | None) -> StudyArm:
-    return StudyArm(
-        name=_name(chosen, axes),
-        overrides=tuple(f"{field}={value}" for field, value in chosen.items()),
-        group="",
-        is_baseline=rung == 0,
-        rung=rung,
-        factor=factor,
-    )
-
-
-def _name(chosen: Mapping[str, str], axes: Axes) -> str:
-    return ", ".join(f"{_short(field, axes)}={value}" for field, value in chosen.items())
+def _arm(
+    chosen: Mapping[str, str], axes: Axes, group: str = "", *, is_baseline: bool = False, **ladder: Any
+) -> StudyArm:
+    name = ", ".join(f"{_short(field, axes)}={value}" for field, value in chosen.items())
+    overrides = tuple(f"{field}={chosen[field]}" for field in axes)
+    return StudyArm(name=name, overrides=overrides, group=group, is_baseline=is_baseline, **ladder)
 
 
 def _short(field: str, axes: Axes) -> str:
@@ -136,7 +124,7 @@ def _short(field: str, axes: Axes) -> str:
 
 
 def balanced_order(names: Sequence[str], num_repeats: int, seed: int) -> list[list[str]]:
-    """In which order the arms run in each repeat.
+    """The order of the arms in each repeat.
 
     Row after row of a Williams square, each row followed by its reverse: a linear drift within a pair of repeats falls
     on all arms alike, and over as many repeats as there are rows every arm stands at every place, and before every

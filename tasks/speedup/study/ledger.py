@@ -19,7 +19,14 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._runs = {(run.arm, run.repeat): run for run in self._read()}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            runs = [ArmRun.model_validate_json(line) for line in lines]
+        except ValidationError as error:
+            raise InputError(
+                f"{path}: trainings of another version; resume with that version, or start a new study"
+            ) from error
+        self._runs = {(run.arm, run.repeat): run for run in runs}
 
     def runs(self) -> tuple[ArmRun, ...]:
         """Every training, in the order in which they ran; of one that was repeated the last."""
@@ -39,14 +46,3 @@ class Ledger:
         self._runs[run.arm, run.repeat] = run
         lines = (run.model_dump_json() + "\n" for run in self._runs.values())
         write_durably(self._path, "".join(lines).encode())
-
-    def _read(self) -> list[ArmRun]:
-        if not self._path.exists():
-            return []
-        lines = self._path.read_text(encoding="utf-8").splitlines()
-        try:
-            return [ArmRun.model_validate_json(line) for line in lines]
-        except ValidationError as error:
-            raise InputError(
-                f"{self._path}: trainings of another version; resume with that version, or start a new study"
-            ) from error

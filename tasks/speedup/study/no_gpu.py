@@ -10,16 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.data_sheet import DataSheet, max_prediction_throughput, max_training_throughput
 from paceline.tasks.speedup.hardware_table import HardwareRow
 from paceline.tasks.speedup.study.analysis import median_known
-from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios
-from paceline.tasks.speedup.study.parity import parity, provable_margin
+from paceline.tasks.speedup.study.inference import provable_margin, run_parity
+from paceline.tasks.speedup.study.pairs import StudyRuns, end_to_end, log_ratios, ratio_of
 from paceline.tasks.speedup.study.records import ArmRun, Parity, PredictionThroughput, StudyArm
 
 SCRATCH, TUNED, FEATURES = "from scratch", "fine-tuned", "features"
@@ -166,7 +164,7 @@ class TargetScore:
         return 1 / seconds if seconds else None
 
     def _scratch(self) -> list[ArmRun]:
-        return self.trainings.of(_arm(self.trainings, SCRATCH))
+        return self.trainings.of(next(arm for arm in self.trainings.arms if arm.name == SCRATCH))
 
 
 def ways_of(
@@ -178,35 +176,25 @@ def ways_of(
 
 
 def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: PredictionThroughput | None) -> Approach:
-    runs, failed = trainings.of(arm), trainings.failed_runs(arm)
+    runs, counts = trainings.of(arm), trainings.counts(arm)
     scores = [run.score for run in runs if run.score is not None]
     judged = [run for run in runs if goal.of(run.repeat) is not None]
     reached = [run for run in judged if goal.seconds(run) is not None]
-    clean, contaminated = _clean_runs(runs), sum(bool(run.contaminated) for run in runs)
+    clean, contaminated = _clean_runs(runs), counts["contaminated"]
     joules = [run.energy_joules for run in clean if run.energy_joules is not None]
     if judged:
         median_seconds = median_known([goal.seconds(run) for run in _clean_runs(reached)])
         to_target_seconds = ReportedValue(kind="never" if median_seconds is None else "measured", value=median_seconds)
     else:
         to_target_seconds = no_value("no training was done, or there is no target")
-    counted = [
-        (run.num_gained, run.num_lost, run.num_test)
-        for run in runs
-        if run.num_gained is not None and run.num_lost is not None
-    ]
-    difference, verdict = parity(counted) if not arm.is_baseline else (None, "unknown")
-    to_target, end_to_end_ratio = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
+    difference, verdict = run_parity([] if arm.is_baseline else runs)
     return Approach(
         name=arm.name,
         device=next((run.facts.get("device", "CPU") for run in runs), "CPU"),
         is_measured=True,
         basis=f"measured, {len(runs)} training{'' if len(runs) == 1 else 's'}"
         + (f", {contaminated} disturbed" if contaminated else ""),
-        num_done=len(runs),
-        num_failed=len(failed),
-        contaminated=contaminated,
-        error=failed[-1].error if failed else None,
-        run_ids=tuple(run.run_id for run in [*runs, *failed] if run.run_id),
+        **counts,
         score=statistics.fmean(scores) if scores else None,
         least_score=min(scores, default=None),
         best_score=max(scores, default=None),
@@ -218,8 +206,8 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         target_seconds=to_target_seconds,
         whole_seconds=measured_value(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
         joules=measured_value(statistics.fmean(joules) if joules else None, NO_COUNTER),
-        target_ratio=to_target if len(reached) == len(judged) else None,
-        whole_ratio=end_to_end_ratio,
+        target_ratio=_ratio(trainings, arm, goal.rate) if len(reached) == len(judged) else None,
+        whole_ratio=_ratio(trainings, arm, end_to_end),
         num_pairs=0 if arm.is_baseline else len(trainings.pairs(arm, trainings.baseline(arm))),
         eager=measured_value(rates.eager if rates else None),
         executed=measured_value(rates.executed if rates else None),
@@ -233,17 +221,9 @@ def _clean_runs(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
 
 def _ratio(trainings: StudyRuns, arm: StudyArm, rate: Callable[[ArmRun], float | None]) -> Interval | None:
     """Rate of a way over that of training from scratch; none unless all that may be divided have one."""
-    if arm.is_baseline:
-        return None
-    pairs = trainings.pairs(arm, trainings.baseline(arm))
+    pairs = [] if arm.is_baseline else trainings.pairs(arm, trainings.baseline(arm))
     logs = log_ratios(pairs, rate)
-    if len(logs) < len(pairs):
-        return None
-    return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
-
-
-def _arm(trainings: StudyRuns, name: str) -> StudyArm:
-    return next(arm for arm in trainings.arms if arm.name == name)
+    return ratio_of(logs) if len(logs) == len(pairs) else None
 
 
 @dataclass(frozen=True)
@@ -267,18 +247,22 @@ def on_gpu(trainings: StudyRuns, given: float | None, gpu: Gpu) -> tuple[Approac
 
 
 def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) -> Approach:
-    rows = gpu.rows.get(arm.name, ())
+    runs, rows = trainings.of(arm), gpu.rows.get(arm.name, ())
     row = max(rows, key=lambda hardware_row: hardware_row.samples_per_second, default=None)
     if arm.name not in TRAINED:
         to_target = total = no_value("no basis: where the classifier is fitted was not tried")
     else:
-        to_target, total = _training_cells(trainings.of(arm), goal, gpu, row)
+        to_target, total = _training_cells(runs, goal, gpu, row)
     if row is not None:
         basis = f"estimate: {row.num_runs} matched runs in the store"
     elif gpu.cost is not None:
         basis = f"estimate: bound by data sheet ({gpu.sheet.source})"
     else:
         basis = f"not measured, {NO_BASIS}"
+    epochs, joules = median_known([float(run.num_epochs) for run in runs]), no_value()
+    if row is not None and row.joules_per_sample is not None and epochs is not None:
+        spent, why = epochs * gpu.num_train * row.joules_per_sample, f"as many samples as here, by runs on {row.label}"
+        joules = ReportedValue(kind="about", value=spent, basis=why)
     executed = _prediction_rate(arm.name, gpu, row)
     # Training and prediction may be known of two devices: what was timed here is never reported for another.
     measured_here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
@@ -289,7 +273,7 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
         basis=basis + measured_here,
         target_seconds=to_target,
         whole_seconds=total,
-        joules=_joules(trainings.of(arm), gpu, row),
+        joules=joules,
         eager=no_value(),
         executed=executed,
     )
@@ -300,36 +284,23 @@ def _training_cells(
 ) -> tuple[ReportedValue, ReportedValue]:
     """Seconds to the target and of the whole training: as many samples as here, at the rate that is known or bounds."""
     places = [goal.place(run) for run in runs]
-    epochs_to_target = [place + 1 for place in places if place is not None]
-    epochs = (
-        statistics.median(epochs_to_target) if epochs_to_target else None,
-        median_known([float(run.num_epochs) for run in runs]),
-    )
+    to_target = median_known([None if place is None else place + 1.0 for place in places])
+    kind: Literal["about", "at least"] = "about"
     if row is not None:
         rate, fixed = row.samples_per_second, row.fixed_seconds or 0.0
-        basis = f"as many samples as here at {row.samples_per_second:,.0f} samples/s on {row.label}"
-        kind: Literal["about", "at least"] = "about"
+        basis = f"as many samples as here at {rate:,.0f} samples/s on {row.label}"
     elif gpu.cost is not None:
-        rate, fixed = max_training_throughput(gpu.sheet, gpu.cost, gpu.batch_size), 0.0
+        kind, rate, fixed = "at least", max_training_throughput(gpu.sheet, gpu.cost, gpu.batch_size), 0.0
         basis = f"as many samples as here at no more than {rate:,.0f} samples/s, by the data sheet of {gpu.sheet.name}"
-        kind = "at least"
     else:
         return no_value(), no_value()
-    to_target, total = (
-        no_value("never reached here")
-        if number is None
-        else ReportedValue(kind=kind, value=number * gpu.num_train / rate + start, basis=basis)
-        for number, start in zip(epochs, (0.0, fixed), strict=True)
-    )
-    return to_target, total
 
+    def cell(num_epochs: float | None, start: float) -> ReportedValue:
+        if num_epochs is None:
+            return no_value("never reached here")
+        return ReportedValue(kind=kind, value=num_epochs * gpu.num_train / rate + start, basis=basis)
 
-def _joules(runs: Sequence[ArmRun], gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
-    epochs = median_known([float(run.num_epochs) for run in runs])
-    if row is None or row.joules_per_sample is None or epochs is None:
-        return no_value()
-    value = epochs * gpu.num_train * row.joules_per_sample
-    return ReportedValue(kind="about", value=value, basis=f"as many samples as here, by runs on {row.label}")
+    return cell(to_target, 0.0), cell(median_known([float(run.num_epochs) for run in runs]), fixed)
 
 
 def _prediction_rate(name: str, gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
@@ -344,8 +315,3 @@ def _prediction_rate(name: str, gpu: Gpu, row: HardwareRow | None) -> ReportedVa
     value = max_prediction_throughput(gpu.sheet, gpu.cost)
     flops = gpu.cost.forward_flops / 1e6
     return ReportedValue(kind="at most", value=value, basis=f"{flops:.3g} Mflop a sample; {gpu.sheet.source}")
-
-
-def interval_is_missing(num_pairs: int) -> bool:
-    """Whether a ratio of so many pairs has no interval by the house's rule."""
-    return num_pairs < MIN_INTERVAL_ROUNDS

@@ -17,8 +17,8 @@ from typing import Literal
 
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Interval
-from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Approach, NoGpuResult, interval_is_missing
-from paceline.tasks.speedup.study.parity import holds_parity, parity_text
+from paceline.tasks.speedup.study.inference import holds_parity, parity_text
+from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Approach, NoGpuResult
 
 MIN_SHARE = 0.9  # of the accuracy of training from scratch, with which something cheaper is still worth a mention
 MAX_TIME = 0.5  # of its time
@@ -33,13 +33,11 @@ def judge(result: NoGpuResult) -> tuple[Choice, str]:
     """The recommendation without a GPU, and its reasons."""
     scratch = result.way(SCRATCH)
     approaches = [result.way(name) for name in (TUNED, FEATURES) if result.way(name).num_done]
-    doubt = _nothing_to_divide_by(scratch, approaches)
-    if doubt:
+    if doubt := _nothing_to_divide_by(scratch, approaches):
         return "undecided", doubt
     sooner = [way for way in approaches if _is_certain(way.target_ratio) and holds_parity(way.parity)]
     best = max(sooner, key=lambda way: _value(way.target_ratio), default=None)
-    rented = _rental_sentence(result, best or scratch)
-    if rented:
+    if rented := _rental_sentence(result, best or scratch):
         return "gpu", rented
     if best is not None:
         return TAKE[best.name], f"Without a GPU, {WORDS[best.name]}: {_sooner(best, scratch)}."
@@ -163,8 +161,7 @@ def _doubts(result: NoGpuResult) -> Iterator[str]:
                 f"{way.name} reached the target in {way.num_reached} of {way.num_judged} repeats: its time is of those "
                 "alone, and is not divided."
             )
-    disturbed = sum(way.contaminated for way in ways)
-    if disturbed:
+    if disturbed := sum(way.contaminated for way in ways):
         yield (
             f"{disturbed} trainings were disturbed by other work; times are of the others where a way has any. Repeat "
             "the study on a quiet machine."
@@ -176,7 +173,7 @@ def _doubts(result: NoGpuResult) -> Iterator[str]:
             "take their rates for too low, and repeat the study on a quiet one."
         )
     if any(way.target_ratio or way.whole_ratio for way in ways) and any(
-        interval_is_missing(way.num_pairs) for way in ways if way.name != SCRATCH
+        way.num_pairs < MIN_INTERVAL_ROUNDS for way in ways if way.name != SCRATCH
     ):
         yield (
             f"Ratios of fewer than {MIN_INTERVAL_ROUNDS} repeats have no 95 % interval: repeat {MIN_INTERVAL_ROUNDS} "

@@ -7,12 +7,15 @@ left out while at least three clean pairs remain; else it is used, and the arm i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import (
     FIXED_CONFIDENCE,
     MIN_INTERVAL_ROUNDS,
+    Estimate,
+    Floats,
     Interval,
     estimate_ratio,
 )
@@ -34,15 +37,22 @@ class StudyRuns:
         done = [run for run in self.runs if run.arm == arm.name and run.status == "done" and not run.is_fresh]
         return sorted(done, key=lambda run: run.repeat)
 
-    def failed_runs(self, arm: StudyArm) -> list[ArmRun]:
-        """The failed ones of an arm."""
-        return [run for run in self.runs if run.arm == arm.name and run.status == "failed" and not run.is_fresh]
+    def counts(self, arm: StudyArm) -> dict[str, Any]:
+        """How an arm's trainings ended, in the fields of its summary."""
+        runs = self.of(arm)
+        failed = [run for run in self.runs if run.arm == arm.name and run.status == "failed" and not run.is_fresh]
+        return {
+            "num_done": len(runs),
+            "num_failed": len(failed),
+            "error": failed[-1].error if failed else None,
+            "contaminated": sum(bool(run.contaminated) for run in runs),
+            "run_ids": tuple(run.run_id for run in [*runs, *failed] if run.run_id),
+        }
 
     @property
     def fresh(self) -> "StudyRuns":
         """Trainings that measure winners again, as a study of their own."""
-        fresh = [run.model_copy(update={"is_fresh": False}) for run in self.runs if run.is_fresh]
-        return StudyRuns(self.arms, fresh)
+        return StudyRuns(self.arms, [run.model_copy(update={"is_fresh": False}) for run in self.runs if run.is_fresh])
 
     def baseline(self, arm: StudyArm) -> StudyArm:
         """The arm that the others of its group are divided by."""
@@ -61,13 +71,15 @@ class StudyRuns:
         pair = next(((runs[run.repeat], run) for run in self.of(arm) if run.repeat in runs), None)
         return match(pair[0].facts, pair[1].facts) if pair else None
 
+    def are_comparable(self, arm: StudyArm, other: StudyArm) -> bool:
+        """Whether one may be divided by the other: two arms that did the same work."""
+        verdict = None if arm == other else self.verdict(arm, other)
+        return verdict is not None and verdict.matches
+
     def ratio(self, arm: StudyArm, other: StudyArm, rate: Rate) -> tuple[Interval | None, int]:
         """Rate of `arm` over that of `other`, and the number of pairs behind it; None without a match."""
-        verdict = self.verdict(arm, other)
-        if verdict is None or not verdict.matches:
-            return None, 0
-        logs = log_ratios(self.pairs(arm, other), rate)
-        return estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE), len(logs)
+        logs = log_ratios(self.pairs(arm, other), rate) if self.are_comparable(arm, other) else []
+        return ratio_of(logs), len(logs)
 
 
 def steady(run: ArmRun) -> float | None:
@@ -87,14 +99,21 @@ def end_to_end(run: ArmRun) -> float | None:
 
 def log_ratios(pairs: Sequence[tuple[ArmRun, ArmRun]], rate: Rate) -> list[float]:
     """Log of the rate of each pair's second run over that of its first; pairs with an unknown rate are left out."""
-    logs = []
-    for base, run in pairs:
-        below, above = rate(base), rate(run)
-        if below and above:
-            logs.append(float(np.log(above / below)))
-    return logs
+    rates = ((rate(base), rate(run)) for base, run in pairs)
+    return [float(np.log(above / below)) for below, above in rates if below and above]
+
+
+def ratio_of(logs: Sequence[float] | Floats) -> Interval | None:
+    """The ratio behind log-ratios of the repeats; None without any."""
+    return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
 
 
 def as_interval(estimate: Interval | None) -> Interval | None:
     """An estimate as a record."""
     return None if estimate is None else Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+
+
+def transform(interval: Interval, function: Callable[[float], float]) -> Interval:
+    """Apply an increasing function to a quantity and the ends of its interval."""
+    low, high = (None if end is None else function(end) for end in (interval.low, interval.high))
+    return Interval(value=function(interval.value), low=low, high=high)

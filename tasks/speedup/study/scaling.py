@@ -20,23 +20,22 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.tasks.measure.paired_ratio import (
     FIXED_CONFIDENCE,
     MIN_INTERVAL_ROUNDS,
+    Floats,
     Interval,
-    estimate_ratio,
     location_interval,
 )
-from paceline.tasks.speedup.study.fieller import ratio_of_means
+from paceline.tasks.speedup.study.inference import ratio_of_means
+from paceline.tasks.speedup.study.pairs import ratio_of, transform
 from paceline.tasks.speedup.study.records import Fit, Scaling, ScalingPoint
 
 MIN_POINTS = 4
 """Numbers of devices, one included, below which no law is fitted: the larger law has two parameters, and a fit that
 cannot fail says nothing."""
 
-Floats = npt.NDArray[np.float64]
 Kind = Literal["strong", "weak"]
 
 
@@ -54,7 +53,7 @@ def scaling(kind: Kind, group: str, speedups: Mapping[int, Sequence[float]]) -> 
         kind: Of the batch over the devices; the caller never mixes them.
         group: Values of the axes that change the work.
         speedups: Number of devices -> speedup over one device in each repeat, in the order of the repeats and equally
-            many for all; one device is 1 by definition and may be left out.
+            many for all; one device, which is 1 by definition, may be left out.
     """
     numbers = sorted({1, *speedups})
     points = tuple(_point(kind, number, speedups.get(number, ())) for number in numbers)
@@ -92,38 +91,19 @@ def _point(kind: Kind, num_devices: int, speedups: Sequence[float]) -> ScalingPo
     if num_devices == 1:
         unity = Interval(value=1.0, low=1.0, high=1.0)
         return ScalingPoint(num_devices=1, speedup=unity, efficiency=unity, karp_flatt=None)
-    estimate = estimate_ratio(np.log(np.asarray(speedups, dtype=np.float64)), FIXED_CONFIDENCE)
-    assert estimate is not None, "a point has at least one repeat"
-    speedup = Interval(value=estimate.value, low=estimate.low, high=estimate.high)
-    efficiency = Interval(
-        value=speedup.value / num_devices, low=_over(speedup.low, num_devices), high=_over(speedup.high, num_devices)
-    )
-    return ScalingPoint(
-        num_devices=num_devices,
-        speedup=speedup,
-        efficiency=efficiency,
-        karp_flatt=_serial(speedup, num_devices) if kind == "strong" else None,
-    )
-
-
-def _over(value: float | None, num_devices: int) -> float | None:
-    return None if value is None else value / num_devices
-
-
-def _serial(speedup: Interval, num_devices: int) -> Interval:
-    """The fraction falls as the speedup rises, so the ends change places."""
-    low, high = speedup.low, speedup.high
-    return Interval(
-        value=karp_flatt(speedup.value, num_devices),
-        low=None if high is None else karp_flatt(high, num_devices),
-        high=None if low is None else karp_flatt(low, num_devices),
-    )
+    speedup = ratio_of(np.log(np.asarray(speedups, dtype=np.float64)))
+    assert speedup is not None, "a point has at least one repeat"
+    serial = None
+    if kind == "strong":  # the fraction falls as the speedup rises, so the ends change places
+        falling = transform(speedup, lambda value: karp_flatt(value, num_devices))
+        serial = falling.model_copy(update={"low": falling.high, "high": falling.low})
+    efficiency = transform(speedup, lambda value: value / num_devices)
+    return ScalingPoint(num_devices=num_devices, speedup=speedup, efficiency=efficiency, karp_flatt=serial)
 
 
 def _universal(counts_D: Floats, measured_DR: Floats) -> Fit:
     design_DP = np.stack([counts_D - 1, counts_D * (counts_D - 1)], axis=1)
     parameters_PR, residual = _fit(design_DP, counts_D, measured_DR)
-    contention, coherence = _interval(parameters_PR[0]), _interval(parameters_PR[1])
     # The maximum lies at sqrt((1 - contention) / coherence), a ratio of means over the repeats.
     square = ratio_of_means(1 - parameters_PR[0], parameters_PR[1])
     identified = square is not None and parameters_PR[1].mean() > 0
@@ -132,7 +112,7 @@ def _universal(counts_D: Floats, measured_DR: Floats) -> Fit:
     peak, low, high = ends if identified else (None, None, None)
     return Fit(
         law="Universal Scalability",
-        parameters={"contention": contention, "coherence": coherence},
+        parameters={"contention": _interval(parameters_PR[0]), "coherence": _interval(parameters_PR[1])},
         residual=residual,
         peak_devices=peak,
         peak_low=low,
@@ -144,8 +124,7 @@ def _fit(design_DP: Floats, counts_D: Floats, measured_DR: Floats) -> tuple[Floa
     """Parameters of each repeat (P x R), and the root mean square of the relative residuals."""
     excess_DR = counts_D[:, None] / measured_DR - 1
     weights_DR = measured_DR / counts_D[:, None]  # the error of N / S is proportional to it
-    estimates = []
-    squares = []
+    estimates, squares = [], []
     for excess_D, weight_D in zip(excess_DR.T, weights_DR.T, strict=True):
         solution, *_ = np.linalg.lstsq(design_DP * weight_D[:, None], excess_D * weight_D, rcond=None)
         estimates.append(solution)
