@@ -27,7 +27,7 @@ REPEATS = 3
 def study(options: Namespace) -> None:
     """Benchmark every combination of settings, trained several times."""
     from paceline.flows.study.flow import check_study, run_study
-    from paceline.flows.study.request import StudyRequest
+    from paceline.flows.study.trainings import StudyRequest
 
     tree = stored_request(options, "study") if options.resume else _request(options)
     request = validate_as(StudyRequest, tree)

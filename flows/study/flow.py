@@ -15,18 +15,23 @@ from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.study.linear_eval import time_predictions
-from paceline.flows.study.no_gpu_checks import check_arms
-from paceline.flows.study.no_gpu_record import NoGpuOutcome, log_no_gpu
-from paceline.flows.study.record import StudyOutcome, log_study, with_parity
-from paceline.flows.study.request import StudyRequest
-from paceline.flows.study.trainings import PlannedArm, StudyContext, confirm, open_study, run_all, train_arm
+from paceline.flows.lifecycle.signals import stop_on_signal
+from paceline.flows.study.no_gpu import check_arms
+from paceline.flows.study.record import log_no_gpu, log_study, study_runs
+from paceline.flows.study.trainings import (
+    PlannedArm,
+    StudyContext,
+    StudyRequest,
+    confirm,
+    open_study,
+    run_all,
+    train_arm,
+)
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
-from paceline.tasks.report.study_report import study_notes
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.speedup.study.analysis import summarise_arms, winner
 from paceline.tasks.speedup.study.design import expand
-from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import StudyArm
 
 MAX_UNCHOSEN = 2  # a baseline and one arm: nothing is chosen, so nothing needs to be confirmed
@@ -75,8 +80,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
         run_all(work, arms)
         if request.axes:
             confirm(work, arms, _winners(work, arms))
-        log = _log_arms if request.arms else _log_axes
-        summary, notes = log(request, work, arms, started)
+        summary, notes = (log_no_gpu if request.arms else log_study)(work, arms, started)
     title = "What to do without a GPU" if request.arms else "What the arms gave"
     publish([("", note) for note in notes], request.kind, title)
     mlflow_views.link(summary["view"], "The trainings of this study")
@@ -85,41 +89,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
 
 def _winners(work: StudyContext, arms: list[PlannedArm]) -> list[StudyArm]:
     """Winners among several arms, which fresh trainings must confirm."""
-    prepared = {prepared.fingerprint: prepared for prepared in work.prepared.values()}
-    planned = [arm.arm for arm in arms]
-    summaries = summarise_arms(StudyRuns(planned, with_parity(work.ledger.runs(), planned, prepared)))
-    groups = Counter(arm.group for arm in planned)
+    summaries = summarise_arms(study_runs(work, arms))
+    groups = Counter(arm.arm.group for arm in arms)
     winners = [winner(summaries, group) for group, count in groups.items() if count > MAX_UNCHOSEN]
     return [best.arm for best in winners if best is not None and not best.arm.is_baseline]
-
-
-def _log_axes(
-    request: StudyRequest, work: StudyContext, arms: list[PlannedArm], started: float
-) -> tuple[dict[str, Any], list[str]]:
-    outcome = StudyOutcome(
-        request=request,
-        arms=[arm.arm for arm in arms],
-        runs=work.ledger.runs(),
-        prepared={prepared.fingerprint: prepared for prepared in work.prepared.values()},
-        hardware=arms[0].checked.hardware,
-        seconds=time.monotonic() - started,
-    )
-    result, summary = log_study(outcome, work.parent)
-    return summary | {"result": result.model_dump(mode="json")}, list(study_notes(result))
-
-
-def _log_arms(
-    request: StudyRequest, work: StudyContext, arms: list[PlannedArm], started: float
-) -> tuple[dict[str, Any], list[str]]:
-    prepared = work.prepared[arms[0].config.data]
-    runs = with_parity(work.ledger.runs(), [arm.arm for arm in arms], {prepared.fingerprint: prepared})
-    outcome = NoGpuOutcome(
-        request=request,
-        arms=arms,
-        trainings=StudyRuns([arm.arm for arm in arms], runs),
-        prepared=prepared,
-        paces=time_predictions(work, arms, runs),
-        seconds=time.monotonic() - started,
-    )
-    result, summary = log_no_gpu(outcome, work.environment, work.parent)
-    return summary | {"result": result.model_dump(mode="json")}, [result.verdict, *result.notes]

@@ -1,21 +1,29 @@
-"""Records a study: the report in its parent run, and the ratios in the runs of the arms."""
+"""Records a study, of either kind: the report in its parent run, and the ratios in the runs of its arms."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report, share_study
-from paceline.flows.study.request import StudyRequest
-from paceline.tasks.evaluate.metrics import discordant, score_difference
+from paceline.flows.hardware_table import trained_runs
+from paceline.flows.lifecycle.mlflow_views import share_study
+from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.study.no_gpu import time_predictions
+from paceline.flows.study.trainings import PlannedArm, StudyContext
+from paceline.tasks.evaluate.metrics import discordant
+from paceline.tasks.evaluate.pixel_metrics import score_difference
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet
-from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
 from paceline.tasks.report.study_charts import draw_study
-from paceline.tasks.report.study_report import render_study
-from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.report.study_report import render_study, study_notes
+from paceline.tasks.speedup.data_sheet import SHEETS
+from paceline.tasks.speedup.hardware_table import HardwareRow, same_work, tabulate
+from paceline.tasks.speedup.study import no_gpu
 from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
-from paceline.tasks.speedup.study.pairs import StudyRuns
-from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
+from paceline.tasks.speedup.study.no_gpu import Approach, NoGpuResult
+from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
+from paceline.tasks.speedup.study.pairs import StudyRuns, figures_of
+from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.run import RunHandle
@@ -26,58 +34,26 @@ ARM_SUMMARY = (
     *("parity_margin", "p_value", "confirmed", "break_even_epochs", "break_even_low", "break_even_high"),
     *("num_failed", "error", "flops_per_second", "of_limit", "mfu"),
 )
+NO_GPU_SUMMARY = (
+    *("run_id", "experiment", "choice", "verdict", "num_repeats", "target", "targets", "ways", "prediction_ratio"),
+    "seconds",
+)
+Logged = tuple[dict[str, Any], list[str]]
+"""The JSON of the command, and notes on what was found."""
 
 
-@dataclass(frozen=True)
-class StudyOutcome:
-    """Results of a study's trainings."""
-
-    request: StudyRequest
-    arms: list[StudyArm]
-    runs: tuple[ArmRun, ...]
-    prepared: dict[str, PreparedSet]  # by fingerprint
-    hardware: Hardware
-    seconds: float
-
-    def result(self, parent: RunHandle) -> StudyResult:
-        """Analyse the trainings."""
-        request, speedup = self.request, self.request.config.speedup
-        trainings = StudyRuns(self.arms, with_parity(self.runs, self.arms, self.prepared))
-        rungs, interaction = ladder(trainings)
-        groups = {arm.group for arm in self.arms}
-        target = request.target if request.target is not None or len(groups) > 1 else target_accuracy(trainings, "")
-        return StudyResult(
-            run_id=parent.run_id,
-            experiment=parent.experiment,
-            preset=request.preset,
-            kind="ladder" if request.ladder else "grid",
-            num_repeats=request.repeats,
-            arms=summarise_arms(trainings, request.target, speedup.price_per_device_hour),
-            rungs=rungs,
-            interaction=interaction,
-            differences=budget_differences(trainings),
-            scalings=scalings(trainings),
-            target_accuracy=target,
-            price_per_device_hour=speedup.price_per_device_hour,
-            contaminated=sum(bool(run.contaminated) for run in self.runs),
-            seconds=self.seconds,
-            hardware=f"{self.hardware.host}: {describe_devices(self.hardware)}",
-            versions={name: version for name, version in package_versions().items() if version},
-        )
+def study_runs(work: StudyContext, arms: list[PlannedArm]) -> StudyRuns:
+    """The trainings so far, each compared with that of its group's baseline in the same repeat."""
+    planned, prepared = [arm.arm for arm in arms], {one.fingerprint: one for one in work.prepared.values()}
+    groups = {arm.name: arm.group for arm in planned}
+    names = {arm.name for arm in planned if arm.is_baseline}
+    runs = work.ledger.runs()
+    baselines = {(groups[run.arm], run.repeat): run for run in runs if run.status == "done" and run.arm in names}
+    compared = [_compare_with_baseline(run, baselines.get((groups[run.arm], run.repeat)), prepared) for run in runs]
+    return StudyRuns(planned, compared)
 
 
-def with_parity(runs: Sequence[ArmRun], arms: Sequence[StudyArm], prepared: Mapping[str, PreparedSet]) -> list[ArmRun]:
-    """Compare the predictions of each training with the baseline of its group and repeat; `prepared` by fingerprint."""
-    groups = {arm.name: arm.group for arm in arms}
-    baselines = {
-        (groups[run.arm], run.repeat): run
-        for run in runs
-        if run.status == "done" and any(arm.is_baseline and arm.name == run.arm for arm in arms)
-    }
-    return [_compare_with_baseline(run, baselines.get((groups[run.arm], run.repeat)), prepared) for run in runs]
-
-
-def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) -> ArmRun:
+def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: dict[str, PreparedSet]) -> ArmRun:
     prepared = known.get(run.facts.get("data", ""))
     if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
         return run
@@ -90,58 +66,73 @@ def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: Mapping[str,
     return run.model_copy(update={"num_gained": gained, "num_lost": lost})
 
 
-def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun) -> None:
-    """Log the tags and facts of an arm's run that do not depend on other arms."""
-    tags = {
-        Tag.ARM: arm.name,
-        Tag.GROUP: arm.group,
-        Tag.IS_BASELINE: str(arm.is_baseline),
-        Tag.REPEAT: str(run.repeat),
-        Tag.CONTAMINATED: str(run.contaminated),
-        Tag.CONTAMINATION: "; ".join(run.contamination),
-        Tag.DATASET: run.facts["data"],
-    }
-    tracking.set_tags(handle, tags)
-    tracking.log_document(handle, Artifact.FACTS, run.facts)
-
-
-def log_diagnosis(handle: RunHandle, speedup: SpeedupResult) -> None:
-    """Log the bottleneck of an arm's step; the study computes its ratio."""
-    shares: dict[str, float | None] = {f"speedup/share_{name}": share for name, (share, *_) in speedup.shares.items()}
-    tracking.log_facts(handle, shares, {Tag.CAUSE: speedup.cause or "", Tag.VERDICT: speedup.verdict})
-
-
-def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, dict[str, Any]]:
-    """Record the study in its parent run, and each arm's ratio in the arm's runs; the JSON of `paceline study`."""
-    result = outcome.result(parent)
-    environment = log_environment(parent, outcome.hardware)
+def log_study(work: StudyContext, arms: list[PlannedArm], started: float) -> Logged:
+    """Record a study in its parent run, and each arm's ratio in the arm's runs."""
+    request, parent, hardware = work.request, work.parent, arms[0].checked.hardware
+    price, seconds = request.config.speedup.price_per_device_hour, time.monotonic() - started
+    trainings = study_runs(work, arms)
+    rungs, interaction = ladder(trainings)
+    groups = {arm.group for arm in trainings.arms}
+    target = request.target if request.target is not None or len(groups) > 1 else target_accuracy(trainings, "")
+    result = StudyResult(
+        run_id=parent.run_id,
+        experiment=parent.experiment,
+        preset=request.preset,
+        kind="ladder" if request.ladder else "grid",
+        num_repeats=request.repeats,
+        arms=summarise_arms(trainings, request.target, price),
+        rungs=rungs,
+        interaction=interaction,
+        differences=budget_differences(trainings),
+        scalings=scalings(trainings),
+        target_accuracy=target,
+        price_per_device_hour=price,
+        contaminated=sum(bool(run.contaminated) for run in trainings.runs),
+        seconds=seconds,
+        hardware=f"{hardware.host}: {describe_devices(hardware)}",
+        versions={name: version for name, version in package_versions().items() if version},
+    )
+    environment = log_environment(parent, hardware)
     log_report(parent, render_study(result, environment), draw_study(result))
     tracking.log_document(parent, Artifact.STUDY, result.model_dump(mode="json"))
     for arm in result.arms:
         _log_ratio(parent, result, arm)
-    summary = summarise_study(result, parent) | {"view": share_study(parent, [arm.score_name for arm in result.arms])}
-    tracking.log_document(parent, Artifact.SUMMARY, summary)
-    metrics: dict[str, float | None] = {
-        Metric.STUDY_NUM_ARMS: len(result.arms),
-        Metric.STUDY_NUM_FAILED: sum(arm.num_failed for arm in result.arms),
-        Metric.STUDY_NUM_CONTAMINATED: result.contaminated,
-        Metric.STUDY_SECONDS: result.seconds,
+    view = share_study(parent, [arm.score_name for arm in result.arms])
+    summary = {
+        **{name: getattr(result, name) for name in SUMMARY},
+        "tracking_uri": parent.public_uri,
+        "arms": [_plain(arm) for arm in result.arms],
+        "karp_flatt": _serial_fractions(result.scalings),
+        "report": Artifact.REPORT,
+        "view": view,
     }
+    tracking.log_document(parent, Artifact.SUMMARY, summary)
+    num_failed = sum(arm.num_failed for arm in result.arms)
+    metrics = _study_metrics(len(result.arms), num_failed, result.contaminated, result.seconds)
     tracking.log_facts(parent, metrics, {Tag.STUDY_KIND: result.kind})
-    return result, summary
+    return summary | {"result": result.model_dump(mode="json")}, study_notes(result)
+
+
+def _study_metrics(num_arms: int, num_failed: int, num_contaminated: int, seconds: float) -> dict[str, float | None]:
+    return {
+        Metric.STUDY_NUM_ARMS: num_arms,
+        Metric.STUDY_NUM_FAILED: num_failed,
+        Metric.STUDY_NUM_CONTAMINATED: num_contaminated,
+        Metric.STUDY_SECONDS: seconds,
+    }
 
 
 def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
     """An arm's ratio over all repeats, in each of its runs, so that the columns of the UI can compare them."""
-    ratio, efficiency = arm.ratio, arm.efficiency
+    ratio, low, high = figures_of(arm.ratio)
     metrics: dict[str, float | None] = {
-        Metric.SPEEDUP: ratio.value if ratio else None,
-        Metric.SPEEDUP_LOW: ratio.low if ratio else None,
-        Metric.SPEEDUP_HIGH: ratio.high if ratio else None,
-        Metric.EFFICIENCY: efficiency.value if efficiency else None,
+        Metric.SPEEDUP: ratio,
+        Metric.SPEEDUP_LOW: low,
+        Metric.SPEEDUP_HIGH: high,
+        Metric.EFFICIENCY: arm.efficiency and arm.efficiency.value,
         Metric.BREAK_EVEN_EPOCHS: arm.break_even_epochs,
-        Metric.END_TO_END_SPEEDUP: arm.end_to_end_ratio.value if arm.end_to_end_ratio else None,
-        Metric.PREDICTION_SPEEDUP: arm.prediction_ratio.value if arm.prediction_ratio else None,
+        Metric.END_TO_END_SPEEDUP: arm.end_to_end_ratio and arm.end_to_end_ratio.value,
+        Metric.PREDICTION_SPEEDUP: arm.prediction_ratio and arm.prediction_ratio.value,
         Metric.COST_PER_EPOCH: arm.cost_per_epoch,
     }
     baseline = next(other for other in result.arms if other.arm.is_baseline and other.arm.group == arm.arm.group)
@@ -155,32 +146,23 @@ def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
         tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, tags)
 
 
-def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
-    """The JSON of `paceline study`; names and shape are the public contract."""
-    arms = [
-        {
-            "name": arm.arm.name,
-            "group": arm.arm.group,
-            "run_id": arm.run_ids[0] if arm.run_ids else None,
-            "run_ids": list(arm.run_ids),
-            **{name: getattr(arm, name) for name in ARM_SUMMARY},
-            "ratio": arm.ratio.value if arm.ratio else None,
-            "low": arm.ratio.low if arm.ratio else None,
-            "high": arm.ratio.high if arm.ratio else None,
-            "confirmation": arm.confirmation and arm.confirmation.model_dump(mode="json"),
-            "efficiency": arm.efficiency.value if arm.efficiency else None,
-            "prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
-            "accuracy": arm.score if arm.score_name == "accuracy" else None,
-            "matches": None if arm.match is None else arm.match.matches,
-        }
-        for arm in result.arms
-    ]
+def _plain(arm: ArmSummary) -> dict[str, Any]:
+    """An arm in the JSON of `paceline study`; names and shape are the public contract."""
+    ratio, low, high = figures_of(arm.ratio)
     return {
-        **{name: getattr(result, name) for name in SUMMARY},
-        "tracking_uri": parent.public_uri,
-        "arms": arms,
-        "karp_flatt": _serial_fractions(result.scalings),
-        "report": Artifact.REPORT,
+        "name": arm.arm.name,
+        "group": arm.arm.group,
+        "run_id": arm.run_ids[0] if arm.run_ids else None,
+        "run_ids": list(arm.run_ids),
+        **{name: getattr(arm, name) for name in ARM_SUMMARY},
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "confirmation": arm.confirmation and arm.confirmation.model_dump(mode="json"),
+        "efficiency": arm.efficiency and arm.efficiency.value,
+        "prediction_ratio": arm.prediction_ratio and arm.prediction_ratio.value,
+        "accuracy": arm.score if arm.score_name == "accuracy" else None,
+        "matches": None if arm.match is None else arm.match.matches,
     }
 
 
@@ -192,3 +174,94 @@ def _serial_fractions(scalings: Sequence[Scaling]) -> dict[str, Any] | None:
     }
     non_empty = {group: fractions for group, fractions in by_group.items() if fractions}
     return next(iter(non_empty.values()), None) if len(non_empty) <= 1 else non_empty
+
+
+def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> Logged:
+    """Record a study with arms and its ways, with what the store's runs on GPUs say of the same work."""
+    request, parent, checked = work.request, work.parent, arms[-1].checked
+    assert checked.pretrained is not None
+    trainings = study_runs(work, arms)
+    predictions = time_predictions(work, arms, trainings.runs)
+    seconds, rates = time.monotonic() - started, predictions.paces if predictions else {}
+    gpu = no_gpu.Gpu(
+        sheet=SHEETS[request.gpu],
+        rows=_gpu_rows(work, trainings),
+        rates=rates,
+        name=predictions.gpu_name if predictions else None,
+        cost=predictions.cost if predictions else None,
+        num_train=work.prepared[arms[0].config.data].num_train,
+        batch_size=request.config.global_batch_size,
+    )
+    validity, scratch = predictions.validity if predictions else None, rates.get(no_gpu.SCRATCH)
+    ways = no_gpu.ways_of(trainings, request.target, rates)
+    result = NoGpuResult(
+        run_id=parent.run_id,
+        experiment=parent.experiment,
+        preset=request.preset,
+        pretrained=checked.pretrained.summary,
+        layer=request.arms[no_gpu.FEATURES].linear_eval or "",
+        num_repeats=request.repeats,
+        target=request.target,
+        targets=no_gpu.TargetScore(trainings, request.target).all(),
+        ways=ways + no_gpu.on_gpu(trainings, request.target, gpu),
+        prediction_ratio=scratch.ratio if scratch else None,
+        prediction_disturbed=validity.reasons if validity and validity.contaminated else (),
+        cost=gpu.cost,
+        sheet=gpu.sheet,
+        hardware=f"{checked.hardware.host}: {describe_devices(checked.hardware)}",
+        seconds=seconds,
+    )
+    choice, verdict = judge(result)
+    result = result.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(result))})
+    environment = log_environment(parent, arms[0].checked.hardware)
+    log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
+    tracking.log_document(parent, Artifact.NO_GPU, result.model_dump(mode="json"))
+    measured = [way for way in result.ways if way.is_measured]
+    for way in measured:
+        _log_way(parent, way)
+    summary = result.model_dump(mode="json", include={*NO_GPU_SUMMARY})
+    summary |= {"tracking_uri": parent.public_uri, "report": Artifact.REPORT, "view": share_study(parent, ["accuracy"])}
+    tracking.log_document(parent, Artifact.SUMMARY, summary)
+    counts = (sum(way.num_failed for way in measured), sum(way.contaminated for way in measured))
+    metrics = _study_metrics(len(measured), *counts, result.seconds)
+    for way in measured:
+        metrics |= _way_metrics(way)
+    tracking.log_facts(parent, metrics, {Tag.VERDICT: result.verdict, Tag.CHOICE: result.choice})
+    return summary | {"result": result.model_dump(mode="json")}, [result.verdict, *result.notes]
+
+
+def _gpu_rows(work: StudyContext, trainings: StudyRuns) -> dict[str, tuple[HardwareRow, ...]]:
+    """Runs of the experiment that did the same work on GPUs, by way."""
+    runs, _ = trained_runs(work.environment, work.parent.experiment)
+    on_gpus = [run for run in runs if run.facts.get("execution.accelerator") == "gpu"]
+    rows = {}
+    for arm in trainings.arms:
+        done = trainings.of(arm)
+        same = same_work(on_gpus, done[0].facts) if done and arm.name in no_gpu.TRAINED else []
+        rows[arm.name] = tuple(row for table in tabulate(same, {}, {}).tables for row in table.rows)
+    return rows
+
+
+def _way_metrics(way: Approach) -> dict[str, float | None]:
+    name = way.name.replace(" ", "_").replace("-", "_")
+    return {
+        f"{name}/accuracy": way.score,
+        f"{name}/target_seconds": way.target_seconds.value,
+        f"{name}/end_to_end_seconds": way.whole_seconds.value,
+        f"{name}/joules": way.joules.value,
+        f"{name}/prediction_samples_per_second": way.executed.value,
+        f"{name}/eager_prediction_samples_per_second": way.eager.value,
+    }
+
+
+def _log_way(parent: RunHandle, way: Approach) -> None:
+    """Log a way's ratios over all repeats in each of its runs."""
+    ratio, low, high = figures_of(way.target_ratio)
+    metrics: dict[str, float | None] = {
+        Metric.TARGET_SPEEDUP: ratio,
+        Metric.TARGET_SPEEDUP_LOW: low,
+        Metric.TARGET_SPEEDUP_HIGH: high,
+        Metric.END_TO_END_SPEEDUP: way.whole_ratio and way.whole_ratio.value,
+    }
+    for run_id in way.run_ids:
+        tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {Tag.PARITY: way.parity})

@@ -1,17 +1,20 @@
 """Trainings of a study: every arm several times in a balanced order, each in a run nested in the study's."""
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from prefect import get_run_logger
+from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.conf.config import Config
+from paceline.conf.credentials import Text
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
+from paceline.conf.study_plan import PlanArm
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin
@@ -20,19 +23,19 @@ from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
 from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.outcome import run_comparison_facts
-from paceline.flows.study.metrics import arm_run, training_metrics
-from paceline.flows.study.record import log_arm, log_diagnosis
-from paceline.flows.study.request import StudyRequest
-from paceline.tasks.cluster.kinds import open_cluster
+from paceline.flows.run.record import compile_metrics, share_metrics
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
-from paceline.tasks.names import Tag
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.comparability import differences
+from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.prefect_tasks import account
+from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.speedup.study.design import balanced_order
 from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
@@ -41,6 +44,40 @@ from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.prefect_tasks import train
 
 MAX_SHARE_OF_REPEATS = 0.25  # contaminated trainings are repeated at once, until the study has grown by this share
+OF_TRAINING = (
+    *("world_size", "num_epochs", "startup_seconds", "time_budget", "data_wait_fraction", "communication_fraction"),
+    *("idle_fraction", "peak_memory_bytes", "energy_joules", "predictions", "compile"),
+)
+
+
+class StudyRequest(BaseModel):
+    """Parameters of a study."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    preset: Text
+    """Name or path of the preset, for people."""
+    config: Config
+    """Settings that all arms share."""
+    axes: dict[str, list[Text]] = {}
+    """Setting -> its values, the baseline's first."""
+    arms: dict[str, PlanArm] = {}
+    """Instead of axes: from scratch, fine-tuned and features, which are compared by the time to the same score."""
+    ladder: bool = False
+    """Add one factor at a time instead of the full grid."""
+    # The bounds are for Prefect's form; `check_study` and the command give better messages.
+    repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
+    """Trainings of each arm."""
+    target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
+    """Validation score (accuracy, mean IoU or SSIM) to which the time is measured; None for the lowest final score of a
+    baseline run. With `arms`, None is the final accuracy of training from scratch in the same repeat."""
+    gpu: Text = "L4"
+    """With `arms`: GPU whose data sheet bounds unmeasured values."""
+
+    @property
+    def kind(self) -> Literal["study", "no-gpu"]:
+        """Role of its run in MLflow."""
+        return "no-gpu" if self.arms else "study"
 
 
 @dataclass(frozen=True)
@@ -62,7 +99,7 @@ class PlannedArm:
     arm: StudyArm
     config: Config
     checked: PreflightResult
-    train_fn: Callable[[StudyContext, PlannedArm, Config, RunHandle], ArmRun]
+    train_fn: Callable[[StudyContext, "PlannedArm", Config, RunHandle], ArmRun]
     """Trains once and logs to the run; `run_all` fills in repeat, position, facts and run id of the record."""
 
 
@@ -84,22 +121,21 @@ def open_study(
         }
         data = prepared[arms[0].config.data].fingerprint
         workload = workload_fingerprint(request.config.workload, data, arms[0].checked.weights)
+
+        def measure(run_id: str) -> list[PlannedArm]:
+            shared = run_id, environment, address
+            plans = [measure_plan(arm.config, arm.checked, prepared[arm.config.data], *shared) for arm in arms]
+            return [replace(arm, checked=checked) for arm, checked in zip(arms, plans, strict=True)]
+
         if resume is not None:
-            arms = [_measure_arm(arm, prepared, environment, resume, address) for arm in arms]
+            arms = measure(resume)
             _check_conditions(resume, _ledger(environment, resume), request, arms, prepared)
         experiment_id = arms[0].checked.experiment_id
         with open_run(request.kind, request.config, environment, experiment_id, workload, resume, request) as parent:
             if resume is None:
-                arms = [_measure_arm(arm, prepared, environment, parent.run_id, address) for arm in arms]
+                arms = measure(parent.run_id)
             ledger = _ledger(environment, parent.run_id)
             yield StudyContext(request, environment, address, parent, prepared, ledger), arms
-
-
-def _measure_arm(
-    arm: PlannedArm, prepared: dict[Data, PreparedSet], environment: Environment, run_id: str, address: str
-) -> PlannedArm:
-    data = prepared[arm.config.data]
-    return replace(arm, checked=measure_plan(arm.config, arm.checked, data, run_id, environment, address))
 
 
 def _ledger(environment: Environment, run_id: str) -> Ledger:
@@ -115,8 +151,7 @@ def _check_conditions(
         arm = by_name.get(run.arm)
         if run.status != "done" or arm is None:
             continue
-        changed = differences(run.facts, _facts(request, arm, prepared[arm.config.data], run.repeat))
-        if changed:
+        if changed := differences(run.facts, _facts(request, arm, prepared[arm.config.data], run.repeat)):
             raise InputError(
                 f"--resume {resume}: since {run.arm}, repeat {run.repeat + 1}, was trained, {'; '.join(changed)}; "
                 "trainings from before and after the change are not comparable: start a new study"
@@ -156,11 +191,10 @@ def confirm(work: StudyContext, arms: list[PlannedArm], winners: Sequence[StudyA
         for number in range(work.request.repeats):
             repeat = work.request.repeats + number
             for name in (base.name, winner.name) if number % 2 else (winner.name, base.name):
-                if work.ledger.has(name, repeat):
-                    continue
-                run = _run_one(work, by_name[name], repeat).model_copy(update={"is_fresh": True})
-                work.ledger.add(run)
-                get_run_logger().info("again: %s", _line(run))
+                if not work.ledger.has(name, repeat):
+                    run = _run_one(work, by_name[name], repeat).model_copy(update={"is_fresh": True})
+                    work.ledger.add(run)
+                    get_run_logger().info("again: %s", _line(run))
 
 
 def _supersede(parent: RunHandle, first: ArmRun, second: ArmRun) -> ArmRun:
@@ -181,9 +215,8 @@ def _line(run: ArmRun) -> str:
 
 def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
     """Run one arm once; a failure ends this training alone."""
-    config = arm.config.model_copy(
-        update={"seed": work.request.config.seed + repeat, "name": f"{arm.arm.name} #{repeat + 1}"}
-    )
+    changes = {"seed": work.request.config.seed + repeat, "name": f"{arm.arm.name} #{repeat + 1}"}
+    config = arm.config.model_copy(update=changes)
     if repeat > 0 and config.speedup.diagnose:  # one diagnosis is enough
         config = make_config(config, ["speedup.baseline=none", "speedup.diagnose=false"])
     prepared = work.prepared[config.data]
@@ -195,7 +228,17 @@ def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
             run_id = handle.run_id
             tracking.log_dataset(handle, prepared, config.data.source)
             run = arm.train_fn(work, arm, config, handle).model_copy(update=identity | {"run_id": run_id})
-            log_arm(handle, arm.arm, run)
+            tags = {
+                Tag.ARM: arm.arm.name,
+                Tag.GROUP: arm.arm.group,
+                Tag.IS_BASELINE: str(arm.arm.is_baseline),
+                Tag.REPEAT: str(run.repeat),
+                Tag.CONTAMINATED: str(run.contaminated),
+                Tag.CONTAMINATION: "; ".join(run.contamination),
+                Tag.DATASET: run.facts["data"],
+            }
+            tracking.set_tags(handle, tags)
+            tracking.log_document(handle, Artifact.FACTS, run.facts)
             return run
     except PacelineError as error:
         if is_interruption(error):
@@ -215,6 +258,57 @@ def train_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHa
     tracking.log_facts(handle, training_metrics(run, trained, evaluated), {})
     if trained.probe is None:
         return run
-    speedup = account(trained, arm.checked.hardware.num_cores)
-    log_diagnosis(handle, speedup)
+    speedup = account(trained, arm.checked.hardware.num_cores)  # of it, the study uses what limits the step
+    shares: dict[str, float | None] = {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
+    tracking.log_facts(handle, shares, {Tag.CAUSE: speedup.cause or "", Tag.VERDICT: speedup.verdict})
     return run.model_copy(update={"cause": speedup.cause, "shares": speedup.shares})
+
+
+def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
+    """Collect the metrics of a training that a study compares."""
+    ends = trained.epoch_ends
+    lengths = [later - sooner for sooner, later in itertools.pairwise(ends)]
+    startup = trained.startup_seconds
+    restarted = tuple(f"it was restarted: {restart.cause}" for restart in trained.restarts)
+    return ArmRun(
+        arm=arm.name,
+        repeat=0,
+        position=0,
+        **{name: getattr(trained, name) for name in OF_TRAINING},
+        samples_per_second=steady_rate(trained),
+        **limit_share(trained).model_dump(include={"of_limit", "flops_per_second", "mfu"}),
+        epoch_seconds=sorted(lengths)[len(lengths) // 2] if lengths else None,
+        first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
+        end_to_end_seconds=ends[-1] if ends else None,
+        score_name=evaluated.score_name,
+        score=evaluated.score,
+        num_test=evaluated.num_samples,
+        validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
+        contaminated=bool(restarted) or (trained.validity.contaminated if trained.validity else None),
+        contamination=restarted + (trained.validity.reasons if trained.validity else ()),
+        prediction_samples_per_second=evaluated.samples_per_second,
+    )
+
+
+def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
+    """MLflow metrics of a training inside a study or a sweep."""
+    metrics: dict[str, float | None] = {
+        Metric.STEADY_THROUGHPUT: run.samples_per_second,
+        Metric.THROUGHPUT: trained.samples_per_second,
+        Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
+        Metric.DATA_WAIT_FRACTION: run.data_wait_fraction,
+        Metric.COMMUNICATION_FRACTION: run.communication_fraction,
+        Metric.IDLE_FRACTION: run.idle_fraction,
+        Metric.END_TO_END_SECONDS: run.end_to_end_seconds,
+        Metric.EPOCH_SECONDS: run.epoch_seconds,
+        Metric.WALL_SECONDS: trained.wall_seconds,
+        Metric.PEAK_MEMORY: run.peak_memory_bytes,
+        Metric.ENERGY: run.energy_joules,
+        Metric.TEST_ACCURACY: evaluated.accuracy,
+        Metric.test(evaluated.score_name): evaluated.score,
+        Metric.TEST_SCORE: evaluated.score,
+        Metric.TRAIN_FINAL_LOSS: trained.final_loss,
+    }
+    metrics |= share_metrics(limit_share(trained))
+    metrics |= {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
+    return metrics | compile_metrics(trained)

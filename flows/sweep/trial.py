@@ -19,7 +19,7 @@ from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.outcome import run_comparison_facts
-from paceline.flows.study.metrics import arm_run, training_metrics
+from paceline.flows.study.trainings import arm_run, training_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
 from paceline.tasks.evaluate.prefect_tasks import evaluate

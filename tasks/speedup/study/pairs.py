@@ -117,3 +117,8 @@ def transform(interval: Interval, function: Callable[[float], float]) -> Interva
     """Apply an increasing function to a quantity and the ends of its interval."""
     low, high = (None if end is None else function(end) for end in (interval.low, interval.high))
     return Interval(value=function(interval.value), low=low, high=high)
+
+
+def figures_of(interval: Interval | None) -> tuple[float | None, float | None, float | None]:
+    """Value and ends of an interval; None for each that is not known."""
+    return (None, None, None) if interval is None else (interval.value, interval.low, interval.high)

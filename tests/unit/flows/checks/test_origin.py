@@ -16,7 +16,7 @@ from paceline.flows.cli import main
 from paceline.flows.lifecycle import mlflow_run
 from paceline.flows.lifecycle.mlflow_run import ARTIFACTS
 from paceline.flows.study.flow import check_study
-from paceline.flows.study.request import StudyRequest
+from paceline.flows.study.trainings import StudyRequest
 from paceline.tasks.names import Artifact
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.store import check_store

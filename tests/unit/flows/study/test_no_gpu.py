@@ -12,7 +12,7 @@ from paceline.conf.load import PLANS, load
 from paceline.flows.cli import main
 from paceline.flows.commands.study import no_gpu_request
 from paceline.flows.study.flow import check_study
-from paceline.flows.study.request import StudyRequest
+from paceline.flows.study.trainings import StudyRequest
 from paceline.tasks.model.networks.registry import build_network
 from tests.integration.conftest import SMALL
 from tests.support.refusals import refused
