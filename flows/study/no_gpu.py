@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
+from paceline.conf.study_plan import PlanArm
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_weights
 from paceline.flows.lifecycle.signals import is_interruption

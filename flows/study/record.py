@@ -98,7 +98,7 @@ def log_study(work: StudyContext, arms: list[PlannedArm], started: float) -> Log
     for arm in result.arms:
         _log_ratio(parent, result, arm)
     view = share_study(parent, [arm.score_name for arm in result.arms])
-    summary = {
+    summary: dict[str, Any] = {
         **{name: getattr(result, name) for name in SUMMARY},
         "tracking_uri": parent.public_uri,
         "arms": [_plain(arm) for arm in result.arms],
@@ -129,10 +129,10 @@ def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
         Metric.SPEEDUP: ratio,
         Metric.SPEEDUP_LOW: low,
         Metric.SPEEDUP_HIGH: high,
-        Metric.EFFICIENCY: arm.efficiency and arm.efficiency.value,
+        Metric.EFFICIENCY: arm.efficiency.value if arm.efficiency else None,
         Metric.BREAK_EVEN_EPOCHS: arm.break_even_epochs,
-        Metric.END_TO_END_SPEEDUP: arm.end_to_end_ratio and arm.end_to_end_ratio.value,
-        Metric.PREDICTION_SPEEDUP: arm.prediction_ratio and arm.prediction_ratio.value,
+        Metric.END_TO_END_SPEEDUP: arm.end_to_end_ratio.value if arm.end_to_end_ratio else None,
+        Metric.PREDICTION_SPEEDUP: arm.prediction_ratio.value if arm.prediction_ratio else None,
         Metric.COST_PER_EPOCH: arm.cost_per_epoch,
     }
     baseline = next(other for other in result.arms if other.arm.is_baseline and other.arm.group == arm.arm.group)
@@ -261,7 +261,7 @@ def _log_way(parent: RunHandle, way: Approach) -> None:
         Metric.TARGET_SPEEDUP: ratio,
         Metric.TARGET_SPEEDUP_LOW: low,
         Metric.TARGET_SPEEDUP_HIGH: high,
-        Metric.END_TO_END_SPEEDUP: way.whole_ratio and way.whole_ratio.value,
+        Metric.END_TO_END_SPEEDUP: way.whole_ratio.value if way.whole_ratio else None,
     }
     for run_id in way.run_ids:
         tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {Tag.PARITY: way.parity})

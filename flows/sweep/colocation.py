@@ -1,5 +1,6 @@
 """Measures before a sweep how much trials on neighbouring devices slow each other down."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -20,16 +21,12 @@ FILE = "colocation.json"  # in the sweep's directory, for a resume
 def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None, str]:
     """Measure how trials slow each other down, or read the measurement of a resumed sweep; None with the reason."""
     path = work.environment.root / "runs" / work.parent.run_id / FILE
-    try:
-        stored = Colocation.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        stored = None
-    if stored is not None and stored.num_devices != work.room.num_at_once:
-        return None, f"{stored.num_devices} trials ran at once before the interruption, now {work.room.num_at_once} do"
-    if stored is not None:
-        return stored, ""
-    reason = _why_not(work, baseline)
-    if reason:
+    with suppress(OSError, ValidationError):
+        stored, num = Colocation.model_validate_json(path.read_bytes()), work.room.num_at_once
+        if stored.num_devices == num:
+            return stored, ""
+        return None, f"{stored.num_devices} trials ran at once before the interruption, now {num} do"
+    if reason := _why_not(work, baseline):
         return None, reason
     try:
         colocation = _measure(work)
@@ -54,10 +51,8 @@ def _why_not(work: SweepContext, baseline: str) -> str:
 
 
 def _measure(work: SweepContext) -> Colocation | None:
-    config = make_config(
-        work.config,
-        [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],
-    )
+    devices = f"execution.num_devices={work.room.num_at_once}"
+    config = make_config(work.config, [devices, "recipe.batch_scaling=weak", "speedup.baseline=probe"])
     hardware = work.checked.hardware
     plan = preflight.plan_on(config, hardware, work.checked.num_train).model_copy(update=work.layers)
     checked = replace(work.checked, plan=plan)

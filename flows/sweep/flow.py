@@ -5,7 +5,7 @@ import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -23,9 +23,8 @@ from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.sweep.colocation import colocation_on
-from paceline.flows.sweep.record import SweepOutcome, log_sweep
-from paceline.flows.sweep.request import SweepRequest
-from paceline.flows.sweep.trial import SweepContext, run_trial
+from paceline.flows.sweep.record import log_sweep
+from paceline.flows.sweep.trial import SweepContext, SweepPlan, SweepRequest, run_trial
 from paceline.tasks.cluster.client import count_workers
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
@@ -33,7 +32,7 @@ from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.report.sweep_report import sweep_notes, trial_line
 from paceline.tasks.scores import SCORE_OF_TASK, SCORE_WORDS
-from paceline.tasks.sweep.concurrency import TrialConcurrency, plan_concurrency
+from paceline.tasks.sweep.concurrency import plan_concurrency
 from paceline.tasks.sweep.optuna_study import Search, TrialStore
 from paceline.tasks.sweep.records import Trial
 from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
@@ -42,18 +41,6 @@ from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
 JOURNAL = "trials.journal"
 NETWORK = {"model.name", "model.width", "model.depth"}
 LOOK_SECONDS = 1.0  # interval of checks for finished trials; bounds the delay of a signal
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """A checked sweep."""
-
-    request: SweepRequest
-    config: Config  # settings that all trials share
-    parameters: tuple[Parameter, ...]
-    num_trials: int
-    checked: PreflightResult
-    room: TrialConcurrency
 
 
 @reusable
@@ -73,8 +60,7 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
     _check_parameters(config, parameters)
     checked = preflight.check(config, environment)
     _check_parameters(config, parameters, checked)
-    address = config.cluster.address
-    num_workers = count_workers(address) if address is not None else None
+    num_workers = count_workers(config.cluster.address) if config.cluster.address is not None else None
     accelerator, at_once = checked.plan.accelerator, request.at_once
     room = plan_concurrency(config, checked.hardware, accelerator, num_trials, at_once, num_workers)
     return SweepPlan(request, config, parameters, num_trials, checked, room)
@@ -156,10 +142,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
                 seed=config.seed,
             )
             work = SweepContext(
-                config=config,
-                parameters=planned.parameters,
-                checked=checked,
-                room=room,
+                **vars(replace(planned, checked=checked)),
                 address=address,
                 environment=environment,
                 parent=parent,
@@ -170,8 +153,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
             )
             colocation, no_colocation = colocation_on(work, request.config.speedup.baseline)
             _run_all(work, planned.num_trials)
-            outcome = SweepOutcome(work, request, colocation, no_colocation, time.monotonic() - started)
-            result, summary = log_sweep(outcome)
+            result, summary = log_sweep(work, colocation, no_colocation, time.monotonic() - started)
             if result.trials and all(trial.status == "failed" for trial in result.trials):
                 raise RunError(f"all {len(result.trials)} trials failed; the last error: {result.trials[-1].error}")
     publish([("", note) for note in sweep_notes(result)], "sweep", "What the trials gave")

@@ -1,83 +1,81 @@
 """Records a sweep in its MLflow run: the table of trials, the report, the best trial's settings."""
 
-from dataclasses import dataclass
 from typing import Any
 
-from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report, share
-from paceline.flows.sweep.request import SweepRequest
+from paceline.flows.lifecycle.mlflow_views import share
+from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.report.sweep_charts import draw_sweep
 from paceline.tasks.report.sweep_report import render_sweep
 from paceline.tasks.scores import SCORE_OF_TASK
+from paceline.tasks.speedup.study.pairs import figures_of
 from paceline.tasks.sweep.colocation import Colocation
 from paceline.tasks.sweep.records import SweepResult, Trial
 from paceline.tasks.sweep.space import most_epochs
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
-from paceline.tasks.track.run import RunHandle
 from paceline.tasks.track.ui_views import view_of_sweep
 
 SUMMARY = ("run_id", "experiment", "sampler", "pruner", "score_name", "occupancy", "seconds")
 
 
-@dataclass(frozen=True)
-class SweepOutcome:
-    """Results of a sweep."""
-
-    work: SweepContext
-    request: SweepRequest
-    colocation: Colocation | None
-    no_colocation: str  # the reason for no measurement
-    seconds: float
-
-    def result(self) -> SweepResult:
-        """Summarise the trials."""
-        work = self.work
-        hardware = work.checked.hardware
-        return SweepResult(
-            run_id=work.parent.run_id,
-            experiment=work.parent.experiment,
-            preset=self.request.preset,
-            parameters=work.parameters,
-            sampler=self.request.sampler,
-            pruner=self.request.pruner,
-            at_once=work.room.at_once,
-            num_epochs=most_epochs(work.config, work.parameters),
-            score_name=SCORE_OF_TASK[work.config.model.task],
-            trials=work.proposer.trials(),
-            colocation=self.colocation,
-            no_colocation=self.no_colocation,
-            seconds=self.seconds,
-            hardware=f"{hardware.host}: {describe_devices(hardware)}",
-            versions={name: version for name, version in package_versions().items() if version},
-        )
-
-
-def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
-    """Record the sweep in its run; the result, and the JSON of `paceline sweep`."""
-    result, parent = outcome.result(), outcome.work.parent
-    environment = log_environment(parent, outcome.work.checked.hardware)
+def log_sweep(
+    work: SweepContext, colocation: Colocation | None, no_colocation: str, seconds: float
+) -> tuple[SweepResult, dict[str, Any]]:
+    """Record the sweep in its run, with the reason for no measurement of colocation; the JSON of `paceline sweep`."""
+    parent, hardware = work.parent, work.checked.hardware
+    result = SweepResult(
+        run_id=parent.run_id,
+        experiment=parent.experiment,
+        preset=work.request.preset,
+        parameters=work.parameters,
+        sampler=work.request.sampler,
+        pruner=work.request.pruner,
+        at_once=work.room.at_once,
+        num_epochs=most_epochs(work.config, work.parameters),
+        score_name=SCORE_OF_TASK[work.config.model.task],
+        trials=work.proposer.trials(),
+        colocation=colocation,
+        no_colocation=no_colocation,
+        seconds=seconds,
+        hardware=f"{hardware.host}: {describe_devices(hardware)}",
+        versions={name: version for name, version in package_versions().items() if version},
+    )
+    environment = log_environment(parent, hardware)
     log_report(parent, render_sweep(result, environment), draw_sweep(result))
     tracking.log_document(parent, Artifact.SWEEP, result.model_dump(mode="json"))
     view = share(parent, view_of_sweep(parent.run_id, [parameter.setting for parameter in result.parameters]))
-    summary = summarise_sweep(result, parent) | {"view": view}
+    best = result.best
+    summary: dict[str, Any] = {
+        **{name: getattr(result, name) for name in SUMMARY},
+        "tracking_uri": parent.public_uri,
+        "at_once": result.at_once.value,
+        "best": _plain(result, best) | {"test_score": best.test_score} if best else None,
+        "trials": [_plain(result, trial) for trial in result.trials],
+        "num_done": result.num("done"),
+        "num_pruned": result.num("pruned"),
+        "num_failed": result.num("failed"),
+        "speedup": _speedup(result),
+        "report": Artifact.REPORT,
+        "view": view,
+    }
     tracking.log_document(parent, Artifact.SUMMARY, summary)
     tracking.log_facts(parent, _metrics(result), _tags(result))
     return result, summary
 
 
 def _metrics(result: SweepResult) -> dict[str, float | None]:
-    best, speedup = result.best, result.speedup
+    best, (speedup, low, high) = result.best, figures_of(result.speedup)
     return {
         Metric.SWEEP_NUM_TRIALS: len(result.trials),
         Metric.SWEEP_NUM_PRUNED: result.num("pruned"),
         Metric.SWEEP_NUM_FAILED: result.num("failed"),
         Metric.SWEEP_SECONDS: result.seconds,
         Metric.SWEEP_OCCUPANCY: result.occupancy,
-        Metric.SPEEDUP: speedup.value if speedup else None,
-        Metric.SPEEDUP_LOW: speedup.low if speedup else None,
-        Metric.SPEEDUP_HIGH: speedup.high if speedup else None,
+        Metric.SPEEDUP: speedup,
+        Metric.SPEEDUP_LOW: low,
+        Metric.SPEEDUP_HIGH: high,
         Metric.SWEEP_BEST_SCORE: best.score if best else None,
         Metric.SWEEP_BEST_TEST_SCORE: best.test_score if best else None,
     }
@@ -89,23 +87,6 @@ def _tags(result: SweepResult) -> dict[str, str]:
     if best is not None:
         tags |= {Tag.BEST_RUN_ID: best.run_id or "", Tag.BEST: " ".join(result.overrides(best))}
     return tags
-
-
-def summarise_sweep(result: SweepResult, parent: RunHandle) -> dict[str, Any]:
-    """The JSON of `paceline sweep`; names and shape are the public contract."""
-    best = result.best
-    return {
-        **{name: getattr(result, name) for name in SUMMARY},
-        "tracking_uri": parent.public_uri,
-        "at_once": result.at_once.value,
-        "best": _plain(result, best) | {"test_score": best.test_score} if best else None,
-        "trials": [_plain(result, trial) for trial in result.trials],
-        "num_done": result.num("done"),
-        "num_pruned": result.num("pruned"),
-        "num_failed": result.num("failed"),
-        "speedup": _speedup(result),
-        "report": Artifact.REPORT,
-    }
 
 
 def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:

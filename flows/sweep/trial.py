@@ -9,10 +9,13 @@ from typing import Any
 
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
+from pydantic import Field
 
 from paceline.conf.config import Config
+from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
+from paceline.conf.section import Section
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.preflight import PreflightResult
@@ -27,26 +30,54 @@ from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.progress import hidden_bars
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import Plan
-from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.study.records import StudyArm
 from paceline.tasks.sweep.concurrency import TrialConcurrency
 from paceline.tasks.sweep.optuna_study import TrialStore
-from paceline.tasks.sweep.records import Proposal, Status, Trial
+from paceline.tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
 from paceline.tasks.sweep.space import Parameter
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
-from paceline.tasks.train.launch.coordinator import TrainJob, scores_so_far
+from paceline.tasks.train.launch.progress_file import scores_so_far
 from paceline.tasks.train.prefect_tasks import train_trial
 
 
-@dataclass(frozen=True)
-class SweepContext:
-    """State that the trials of a sweep share."""
+class SweepRequest(Section):
+    """Parameters of a sweep."""
 
+    preset: Text
+    """Name or path of the preset, for people."""
     config: Config
+    """Settings that all trials share."""
+    parameters: dict[str, Text]
+    """Setting -> its values: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]."""
+    # The bounds are for Prefect's form; `check_sweep` gives better messages.
+    num_trials: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    """Trials; None for 20, or all of a grid."""
+    sampler: Sampler = "tpe"
+    """What chooses the values: `tpe` learns from the trials before, `random`, or every combination as a `grid`."""
+    pruner: Pruner = "none"
+    """What ends a trial early whose validation score falls behind: `median` (of the others at that epoch), `asha` (the
+    best third continues after 1, 3, 9 ... epochs) or `hyperband` (the same from several first epochs)."""
+    at_once: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    """Trials at the same time; None for as many as there are devices for."""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A checked sweep."""
+
+    request: SweepRequest
+    config: Config  # settings that all trials share
     parameters: tuple[Parameter, ...]
+    num_trials: int
     checked: PreflightResult
     room: TrialConcurrency
+
+
+@dataclass(frozen=True)
+class SweepContext(SweepPlan):
+    """State that the trials of a sweep share."""
+
     address: str
     environment: Environment
     parent: RunHandle
@@ -173,20 +204,13 @@ def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Pla
     evaluated = with_name(trained, work.prepared, config.limits.evaluate_seconds)
     scores = {"test_score": evaluated.score, "samples_per_second": trained.samples_per_second}
     trial = running.record("done").model_copy(update=scores | {"restarts": len(trained.restarts)})
-    _log(work, handle, trial, job, trained, evaluated)
-    return trial
-
-
-def _log(
-    work: SweepContext, handle: RunHandle, trial: Trial, job: TrainJob, trained: TrainResult, evaluated: EvaluateResult
-) -> None:
-    proposal = Proposal(number=trial.number, values=trial.values)
-    arm = StudyArm(name=job.config.name, overrides=work.overrides(proposal), group="", is_baseline=False)
-    metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
+    arm = StudyArm(name=config.name, overrides=work.overrides(running.proposal), group="", is_baseline=False)
+    metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated) | _metrics(trial)
     tags = {Tag.TRIAL: str(trial.number), Tag.DATASET: work.prepared.fingerprint}
-    tracking.log_facts(handle, metrics | _metrics(trial), tags)
-    facts = run_comparison_facts(job.config, work.prepared, job.plan, job.pretrained)
+    tracking.log_facts(handle, metrics, tags)
+    facts = run_comparison_facts(config, work.prepared, job.plan, job.pretrained)
     tracking.log_document(handle, Artifact.FACTS, facts)
+    return trial
 
 
 def _metrics(trial: Trial) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ import pytest
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.sweep.flow import check_sweep
-from paceline.flows.sweep.request import SweepRequest
+from paceline.flows.sweep.trial import SweepRequest
 from paceline.tasks.sweep.space import most_epochs, parse_parameters
 from tests.support.refusals import refused
 
