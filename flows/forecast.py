@@ -18,8 +18,10 @@ from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.mlflow_views import log_report
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.run.forecast_check import execution_of, past_checks
-from paceline.tasks.cluster.kinds import open_cluster
+from paceline.flows.lifecycle.report_artifacts import log_report
+from paceline.flows.lifecycle.retries import with_retries
+from paceline.flows.lifecycle.signals import stop_on_signal
+from paceline.flows.run.history import execution_of, past_checks
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError
@@ -119,15 +121,15 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             measured = measure(job.model_copy(update={"measurement": _profiling(config, plan, request)}), address)
             moved = measure(job.model_copy(update={"measurement": _moves(config, plan)}), address)
             if request.link == "measured":
-                link = fit_link([timing for timing in measured.all_reduces if timing.num_bytes > TOKEN_BYTES])
+                messages = [reduce for reduce in measured.all_reduces if reduce.num_bytes > TOKEN_BYTES]
+                link = fit_link(device_profile.link_samples(messages))
             elif request.link == "given":
                 link = given_link(request.latency_seconds, request.gigabytes_per_second)
             else:
                 link = LINKS[request.link]
             profile = _profile(config, plan, prepared.num_train, measured)
             run = {"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload}
-            result = _advise(request, profile, link, moved, run)
-            result = result.model_copy(update={"seconds": time.monotonic() - started})
+            result = _advise(request, profile, link, moved, **run, seconds=time.monotonic() - started)
             _record(handle, result, plan)
     publish(advise_table(result), "advice", "What more devices would give")
     return summarise_advise(result, handle)
@@ -148,9 +150,8 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
         several = single.model_copy(update={"num_devices": PROFILE_RANKS, "batch_size": size})
         for variant in ("no_sync", "token_sync", "full"):
             arms[f"{variant} {size}"] = several.model_copy(update={"variant": variant})
-    return Measurement(
-        arms=arms | {"candidate": arms.pop(f"full {batch}")}, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES)
-    )
+    arms["candidate"] = arms.pop(f"full {batch}")
+    return Measurement(arms=arms, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES))
 
 
 def _moves(config: Config, plan: Plan) -> Measurement:
@@ -172,9 +173,8 @@ def _moves(config: Config, plan: Plan) -> Measurement:
         changes["execution.compile=graph"] = {"compile": "graph"}
     arms = {name: unchanged.model_copy(update=change) for name, change in changes.items()}
     different = {name: arm for name, arm in arms.items() if arm != unchanged}
-    first, *_ = different
-    arms = {"baseline": unchanged, "candidate": different.pop(first)} | different
-    return Measurement(arms=arms, can_leave_out=True)
+    candidate = different.pop(next(iter(different)))
+    return Measurement(arms={"baseline": unchanged, "candidate": candidate} | different, can_leave_out=True)
 
 
 def _single(plan: Plan) -> Arm:
@@ -182,24 +182,23 @@ def _single(plan: Plan) -> Arm:
 
 
 def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult) -> DeviceProfile:
-    plural = "s" if plan.num_threads > 1 else ""
-    threads = "" if plan.accelerator == "gpu" else f", {plan.num_threads} thread{plural}"
+    is_cpu, probe = plan.accelerator == "cpu", measured.probe
+    threads = f", {plan.num_threads} thread{'s' if plan.num_threads > 1 else ''}" if is_cpu else ""
+    interference = device_profile.measure_interference(probe, measured.all_reduces) if plan.world_size > 1 else None
     return DeviceProfile(
-        points=device_profile.profile_of(measured.probe),
+        points=device_profile.profile_of(probe),
         gradient_bytes=measured.gradient_bytes,
         batch_size=config.recipe.batch_size,
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
-        company=device_profile.measure_interference(measured.probe, measured.all_reduces)
-        if plan.world_size > 1
-        else None,
+        company=interference,
         label=f"{plan.device_name}{threads}, {_single(plan).label}",
-        num_threads=plan.num_threads if plan.accelerator == "cpu" else None,
+        num_threads=plan.num_threads if is_cpu else None,
     )
 
 
 def _advise(
-    request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult, run: dict[str, str]
+    request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult, **run: Any
 ) -> AdviseResult:
     price = request.config.speedup.price_per_device_hour
     predictions: list[Prediction] = []
@@ -209,10 +208,9 @@ def _advise(
                 predictions.append(predict(profile, link, number, scaling, price))
             else:
                 get_run_logger().warning("No strong scaling to %d devices: a step has fewer samples", number)
-    kind = request.config.recipe.batch_scaling
-    probe = moved.probe
+    kind, probe, deadline = request.config.recipe.batch_scaling, moved.probe, request.deadline_seconds
     compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))
-    left_out = moved.probe.left_out | ({} if compiled else {"execution.compile=step": "no C++ compiler was found"})
+    left_out = probe.left_out | ({} if compiled else {"execution.compile=step": "no C++ compiler was found"})
     return AdviseResult(
         **run,
         preset=request.preset,
@@ -222,10 +220,7 @@ def _advise(
         limits=tuple(limits(profile, link, scaling) for scaling in ("strong", "weak")),
         bound=next(p for p in reversed(predictions) if p.scaling == kind).bound,
         advice=device_profile.rank_moves(device_profile.gains(probe), left_out),
-        cheapest=None
-        if request.deadline_seconds is None
-        else cheapest(profile, link, kind, request.deadline_seconds, price),
-        seconds=0.0,
+        cheapest=None if deadline is None else cheapest(profile, link, kind, deadline, price),
     )
 
 

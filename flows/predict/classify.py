@@ -64,9 +64,8 @@ def _read_facts(directory: Path, argument: str) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads((directory / PREDICTIONS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"{directory}: holds no features; write them with paceline features --out", setting=argument
-        ) from error
+        fault = f"{directory}: holds no features; write them with paceline features --out"
+        raise InputError(fault, setting=argument) from error
     if not facts.get("layer") or "num_samples" not in facts:
         what = "features that are not finished" if facts.get("layer") else "predictions"
         raise InputError(f"{directory}: holds {what}; write features with paceline features --out", setting=argument)
@@ -88,18 +87,12 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     test = linear_classifier.of_classes(all_test, set(train.labels))
     num_test, shared = len(all_test.labels), linear_classifier.count_common_images(train, test)
     with new_run(config, environment, experiment_id, "classify") as handle:
-        if len(test.labels) < num_test:
-            get_run_logger().warning(
-                "%d of %d test images are of classes that are not fitted on, and are left out",
-                num_test - len(test.labels),
-                num_test,
-            )
+        warn, left_out = get_run_logger().warning, num_test - len(test.labels)
+        if left_out:
+            warn("%d of %d test images are of classes that are not fitted on, and are left out", left_out, num_test)
         if shared:
-            get_run_logger().warning(
-                "%d of %d test images are, by their features, among those that are fitted on: the accuracy is too good",
-                shared,
-                len(test.labels),
-            )
+            words = "are, by their features, among those that are fitted on: the accuracy is too good"
+            warn("%d of %d test images " + words, shared, len(test.labels))
         tracking.set_tags(handle, {Tag.MODEL: facts["model"], Tag.LAYER: facts["layer"]})
         fitted = [_fit(kind, train, test, config.seed) for kind in request.kinds]
         summary = {
@@ -131,10 +124,6 @@ def _fit(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
 def _metrics(fitted: list[Fitted]) -> dict[str, float | None]:
     best = max(fitted, key=lambda classifier: classifier.accuracy)
     metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: best.accuracy}
-    for classifier in fitted:
-        metrics |= {
-            f"{classifier.kind}/accuracy": classifier.accuracy,
-            f"{classifier.kind}/fit_seconds": classifier.fit_seconds,
-            f"{classifier.kind}/joules": classifier.joules,
-        }
+    for one in fitted:
+        metrics |= {f"{one.kind}/{name}": getattr(one, name) for name in ("accuracy", "fit_seconds", "joules")}
     return metrics

@@ -3,8 +3,6 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,9 @@ from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.predict.request import PREDICTIONS_FILE, PredictionPlan, PredictRequest, check_predict
-from paceline.tasks.cluster.kinds import open_cluster
+from paceline.flows.lifecycle.retries import with_retries
+from paceline.flows.lifecycle.signals import stop_on_signal
+from paceline.flows.predict.request import PREDICTIONS_FILE, PredictRequest, check_predict
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
@@ -53,56 +52,49 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     if checked.settings.own_size:
         num_bytes = max(num_bytes, LARGE_BYTES)
     parts = list(cut(images, checked.out, checked.key, chunks_of(images.samples, images.origin, num_bytes)))
-    with (
-        _cluster(checked, environment) as address,
-        new_run(config, environment, checked.experiment_id, "predict") as handle,
-    ):
-        digest = checked.settings.model_digest
-        tags = {Tag.MODEL: request.model, Tag.MODEL_DIGEST: digest, Tag.PREDICTIONS: str(checked.out)}
-        tracking.set_tags(handle, tags)
-        if checked.other_package is not None:
-            get_run_logger().warning("%s: its predictions may have changed", checked.other_package)
-        checked.out.mkdir(parents=True, exist_ok=True)
-        facts: dict[str, Any] = {
-            **{name: getattr(request, name) for name in ("model", "source", "layer", "own_size")},
-            "key": checked.key,
-            "model_digest": digest,
-            "model_recorded": has_recorded_digest(request.model),
-            "task": checked.facts.model.task,
-            "class_names": list(checked.facts.class_names),
-            "num_values": checked.num_values,
-        }
-        _write_facts(checked.out, facts)
-        if not facts["model_recorded"]:
-            log = get_run_logger()
-            log.warning("%s is a directory, which no run of MLflow records; its digest is %s", request.model, digest)
-        # Quoted, or Prefect would inspect every name.
-        stage = with_retries(predict, config.limits)
-        limit = config.limits.predict_seconds
-        predicted = stage(quote(parts), checked.settings, address, limit)  # type: ignore[call-overload]
-        summary = {
-            "run_id": handle.run_id,
-            "experiment": handle.experiment,
-            "tracking_uri": handle.public_uri,
-            **facts,
-            "out": str(checked.out),
-            **_numbers(predicted),
-            "execution": checked.plan.model_dump(mode="json", include=EXECUTION),
-            "seconds": time.monotonic() - started,
-        }
-        _write_facts(checked.out, summary)
-        tracking.log_document(handle, Artifact.SUMMARY, summary)
-        tracking.log_facts(handle, _metrics(summary, predicted), {})
-    return summary
-
-
-@contextmanager
-def _cluster(checked: PredictionPlan, environment: Environment) -> Iterator[str]:
-    """The address of a cluster whose workers have what the model and the source need."""
-    config = checked.config
-    with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
+    demand = demand_of([config.execution], checked.plan.accelerator)
+    with open_cluster(config.cluster, demand, environment) as address:
         require_packages(address, config.packages)
-        yield address
+        with new_run(config, environment, checked.experiment_id, "predict") as handle:
+            digest = checked.settings.model_digest
+            tags = {Tag.MODEL: request.model, Tag.MODEL_DIGEST: digest, Tag.PREDICTIONS: str(checked.out)}
+            tracking.set_tags(handle, tags)
+            log = get_run_logger()
+            if checked.other_package is not None:
+                log.warning("%s: its predictions may have changed", checked.other_package)
+            checked.out.mkdir(parents=True, exist_ok=True)
+            facts: dict[str, Any] = {
+                **{name: getattr(request, name) for name in ("model", "source", "layer", "own_size")},
+                "key": checked.key,
+                "model_digest": digest,
+                "model_recorded": has_recorded_digest(request.model),
+                "task": checked.facts.model.task,
+                "class_names": list(checked.facts.class_names),
+                "num_values": checked.num_values,
+            }
+            _write_facts(checked.out, facts)
+            if not facts["model_recorded"]:
+                log.warning(
+                    "%s is a directory, which no run of MLflow records; its digest is %s", request.model, digest
+                )
+            # Quoted, or Prefect would inspect every name.
+            stage = with_retries(predict, config.limits)
+            limit = config.limits.predict_seconds
+            predicted = stage(quote(parts), checked.settings, address, limit)  # type: ignore[call-overload]
+            summary = {
+                "run_id": handle.run_id,
+                "experiment": handle.experiment,
+                "tracking_uri": handle.public_uri,
+                **facts,
+                "out": str(checked.out),
+                **_numbers(predicted),
+                "execution": checked.plan.model_dump(mode="json", include=EXECUTION),
+                "seconds": time.monotonic() - started,
+            }
+            _write_facts(checked.out, summary)
+            tracking.log_document(handle, Artifact.SUMMARY, summary)
+            tracking.log_facts(handle, _metrics(summary, predicted), {})
+    return summary
 
 
 def _numbers(predicted: Predicted) -> dict[str, Any]:
@@ -125,8 +117,7 @@ def _numbers(predicted: Predicted) -> dict[str, Any]:
 def _metrics(summary: dict[str, Any], predicted: Predicted) -> dict[str, float | None]:
     names = ("num_samples", "num_rejected", "num_unread", "num_reused", "accuracy", "mean_iou")
     metrics = {f"predict/{name}": summary[name] for name in names}
-    metrics[Metric.PREDICTION_THROUGHPUT] = summary["samples_per_second"]
-    metrics[Metric.WALL_SECONDS] = summary["seconds"]
+    metrics |= {Metric.PREDICTION_THROUGHPUT: summary["samples_per_second"], Metric.WALL_SECONDS: summary["seconds"]}
     metrics |= predicted.reads.metrics
     if predicted.parity is not None:
         metrics[Metric.PARITY_AGREEMENT] = predicted.parity.agreement

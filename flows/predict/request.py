@@ -100,7 +100,11 @@ def check_predict(request: PredictRequest, environment: Environment) -> Predicti
             raise InputError("execution.compile=step compiles for one size, and --own-size has many; use compile=off")
         if request.layer is not None:
             raise InputError("execution.compile=step compiles the predictions, not a layer; use compile=off")
-        settings = settings.model_copy(update={"compiled": str(_packages(settings, environment.root))})
+        # One directory of compiled models for each of these settings and versions.
+        identity = settings.model_dump(mode="json", exclude={"model_directory", "own_size"})
+        identity_text = json.dumps([identity, package_versions().get("torch")])
+        compiled = environment.root / "compiled" / hashlib.sha256(identity_text.encode()).hexdigest()[:16]
+        settings = settings.model_copy(update={"compiled": str(compiled)})
     key = key_of(settings, images)
     out = Path(request.out).expanduser().absolute() if request.out else environment.root / "predictions" / key[:16]
     _check_out(request, out, key)
@@ -114,7 +118,6 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     config = load(request.source if is_preset else folders, list(request.overrides))
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} and the source {request.source}; name only one")
-    task = facts.model.task
     changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": _fit(request, facts, config)}
     changes |= {} if is_preset else {"root": request.source}
     if config.data.source in SIGNAL_SOURCES:
@@ -123,13 +126,11 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
                 f"{request.source}: signals, and {request.model} was trained on images; give a folder of images",
                 setting="SOURCE",
             )
-        given = [override for override in request.overrides if override.startswith("data.signal.")]
-        if given:
+        if given := _given(request, "data.signal."):
             raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
         changes["signal"] = facts.signal.model_dump(mode="json")
     if facts.num_frames and config.data.source in CLIP_SOURCES:
-        is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
-        if is_given and config.data.num_frames != facts.num_frames:
+        if _given(request, "data.num_frames=") and config.data.num_frames != facts.num_frames:
             raise InputError(
                 f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
                 "remove it"
@@ -139,19 +140,22 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     if is_preset:
         images = of_test_split(data)
     else:
-        class_names: tuple[str, ...] | None = facts.class_names if task == "classify" else ()
-        if request.layer is not None:
-            class_names = None  # a layer's output is valid for any classes
+        task = facts.model.task
+        class_names = facts.class_names if task == "classify" else ()
+        known = class_names if request.layer is None else None  # a layer's output is valid for any classes
         form: dict[str, Any] = {"num_frames": facts.num_frames, "fit": facts.fit or "scale"}
-        images = in_folder(request.source, class_names, facts.signal, leave_masks=task == "segment", **form)
+        images = in_folder(request.source, known, facts.signal, leave_masks=task == "segment", **form)
     _check_fits(request, facts, images)
     # Not validated together: a network trains only on data of its task, but predicts any images.
     return config.model_copy(update={"data": data, "model": facts.model}), images
 
 
+def _given(request: PredictRequest, start: str) -> list[str]:
+    return [override for override in request.overrides if override.startswith(start)]
+
+
 def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal["scale", "crop"]:
-    given = [override for override in request.overrides if override.startswith("data.fit=")]
-    if given:
+    if given := _given(request, "data.fit="):
         raise InputError(f"{given[0]}: {request.model} fixes how images are resized; remove it")
     if request.own_size and not config.data.has_sizes:
         raise InputError(
@@ -161,45 +165,35 @@ def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal[
 
 
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    channels = images.channels
+    channels, task, of_layer = images.channels, facts.model.task, request.layer is not None
+    theirs, ours = ("clips" if number else "images" for number in (images.origin.num_frames, facts.num_frames))
+    fault = ""
     if facts.signal is not None and images.origin.signal is None:
-        raise InputError(
-            f"{request.source}: images, and {request.model} was trained on signals; give a folder of signals, or "
-            "the preset that it was trained with",
-            setting="SOURCE",
+        fault = (
+            f"images, and {request.model} was trained on signals; give a folder of signals, or the preset that it was "
+            "trained with"
         )
-    if facts.num_frames != images.origin.num_frames:
-        theirs, ours = ("clips" if number else "images" for number in (images.origin.num_frames, facts.num_frames))
-        raise InputError(
-            f"{request.source}: {theirs}, and {request.model} was trained on {ours}; predict what it was trained for",
-            setting="SOURCE",
+    elif facts.num_frames != images.origin.num_frames:
+        fault = f"{theirs}, and {request.model} was trained on {ours}; predict what it was trained for"
+    elif channels != facts.image_shape[2]:
+        fault = (
+            f"images of {channels} channels, and the model {request.model} takes {facts.image_shape[2]}; predict what "
+            "it was trained for"
         )
-    if channels != facts.image_shape[2]:
-        raise InputError(
-            f"{request.source}: images of {channels} channels, and the model {request.model} takes "
-            f"{facts.image_shape[2]}; predict what it was trained for",
-            setting="SOURCE",
+    elif images.num_planes and task == "classify" and not of_layer:
+        fault = f"has classes of pixels, and the model {request.model} classifies images; predict a folder of images"
+    elif images.num_planes and task == "segment" and images.class_names != facts.class_names and not of_layer:
+        fault = (
+            f"its masks have the classes {', '.join(images.class_names)}, and the model {request.model} those of "
+            f"{', '.join(facts.class_names)}; give the folder of the images, without masks"
         )
-    if request.layer is not None:
-        return
-    task = facts.model.task
-    if task == "denoise" and channels not in PNG_CHANNELS:
+    if fault:
+        raise InputError(f"{request.source}: {fault}", setting="SOURCE")
+    if task == "denoise" and channels not in PNG_CHANNELS and not of_layer:
         raise InputError(
             f"{request.model}: takes images of {channels} channels, and its output is written as PNG, which "
             "has 1 or 3; train on grey or colour images",
             setting="MODEL",
-        )
-    if images.num_planes and task == "classify":
-        raise InputError(
-            f"{request.source}: has classes of pixels, and the model {request.model} classifies images; "
-            "predict a folder of images",
-            setting="SOURCE",
-        )
-    if images.num_planes and task == "segment" and images.class_names != facts.class_names:
-        raise InputError(
-            f"{request.source}: its masks have the classes {', '.join(images.class_names)}, and the model "
-            f"{request.model} those of {', '.join(facts.class_names)}; give the folder of the images, without masks",
-            setting="SOURCE",
         )
 
 
@@ -209,7 +203,7 @@ def _workers(config: Config, request: PredictRequest, environment: Environment) 
     uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
     is_plain = kind_of(config.cluster).shares_gpu
     devices = config.execution.num_devices
-    if not any(override.startswith("execution.num_devices=") for override in request.overrides):
+    if not _given(request, "execution.num_devices="):
         devices = hardware.num_cores if not uses_gpus else 1 if is_plain else len(hardware.gpus)
         if is_plain and not uses_gpus and config.cluster.num_workers != "auto":
             devices = min(devices, config.cluster.num_workers)
@@ -222,12 +216,6 @@ def _workers(config: Config, request: PredictRequest, environment: Environment) 
     if is_plain:
         changes["cluster"] = config.cluster.model_copy(update={"num_workers": devices})
     return config.model_copy(update=changes), hardware
-
-
-def _packages(settings: Settings, home: Path) -> Path:
-    """Directory of the model compiled for these settings and versions."""
-    facts = [settings.model_dump(mode="json", exclude={"model_directory", "own_size"}), package_versions().get("torch")]
-    return home / "compiled" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def _check_out(request: PredictRequest, out: Path, key: str) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run import history
-from paceline.flows.run.outcome import Outcome
+from paceline.flows.run.record import Outcome
 from paceline.tasks import deadline
 from paceline.tasks.errors import PacelineError, RunError, TimeLimitError, one_line
 from paceline.tasks.measure.records import Measurement

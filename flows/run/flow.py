@@ -19,11 +19,8 @@ from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.run import history, registry
-from paceline.flows.run.baseline import speedup_over_others
 from paceline.flows.run.confirmation import confirm_regression
-from paceline.flows.run.forecast_check import check_prediction
-from paceline.flows.run.outcome import Outcome, Verdicts
-from paceline.flows.run.record import log_model, record, summarise
+from paceline.flows.run.record import Outcome, log_model, record, summarise
 from paceline.flows.run.starts import measure_starts
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.prefect_tasks import prepare
@@ -88,7 +85,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle), starts=starts)
                 speedup = account(trained, checked.hardware.num_cores, outcome.earlier, starts)
             else:
-                speedup = speedup_over_others(outcome, handle)
+                speedup = history.speedup_over_others(outcome, handle)
                 get_run_logger().info("%s", speedup.verdict)
             outcome = replace(outcome, speedup=add_share(speedup, outcome.share))
             summary = _record(outcome, handle, started)
@@ -102,15 +99,15 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
 def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:
     log_model(outcome, handle)
     judgement = history.judge_run(outcome, handle)
-    verdicts = Verdicts(
-        prediction=check_prediction(outcome, handle),
+    outcome = replace(
+        outcome,
         judgement=judgement,
+        prediction=history.check_prediction(outcome, handle),
         registered=registry.register_model(outcome, judgement, handle),
+        speedup=add_ratios(outcome.speedup, outcome.config, outcome.prepared, outcome.trained, cold_seconds()),
     )
     view = mlflow_views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
-    stages = outcome.config, outcome.prepared, outcome.trained
-    outcome = replace(outcome, speedup=add_ratios(outcome.speedup, *stages, cold_seconds()))
-    summary = summarise(outcome, verdicts, handle, view, time.monotonic() - started)
-    record(outcome, verdicts, handle, summary)
-    registry.promote(outcome, verdicts.registered, handle)
+    summary = summarise(outcome, handle, view, time.monotonic() - started)
+    record(outcome, handle, summary)
+    registry.promote(outcome, outcome.registered, handle)
     return summary

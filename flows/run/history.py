@@ -1,29 +1,56 @@
-"""Compares a run with earlier runs of the same settings, and reports a regression."""
+"""Compares a run with what is in the store: earlier runs of its settings, a baseline, and forecasts of it."""
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
+from pydantic import ValidationError
 
+from paceline.flows.checks.preflight import ROLES
+from paceline.flows.compare import read_compared_run
 from paceline.flows.lifecycle.outage import report
 from paceline.flows.lifecycle.prefect_artifacts import plain, table
-from paceline.flows.run.outcome import Outcome
-from paceline.flows.run.record import judged_metrics
+from paceline.flows.run.record import Outcome, judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag, is_contaminated
+from paceline.tasks.records.execution import BASELINE, Plan
+from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.speedup.between_starts import MAX_STARTS
-from paceline.tasks.speedup.comparability import differences
+from paceline.tasks.speedup.comparability import differences, match
+from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
+from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
 from paceline.tasks.speedup.nights.regression import RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
-from paceline.tasks.track.queries import find_runs, read_document
+from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.queries import MAX_RUNS, FoundRun, find_runs, get_runs, read_document
 from paceline.tasks.track.run import RunHandle
+from paceline.tasks.train.plan import arm_of
 
 ACCEPTED = "accepted"
 MAX_PAST = 600  # runs; more than a history needs, since some are disturbed
+MAX_BASES = 10
+MAX_SEEN = 50  # runs of the same work among which to look for plain executions
+HOW = (
+    "execution.num_devices=1 execution.precision=32-true execution.compile=off execution.memory_format=contiguous "
+    "execution.loading=foreground speedup.baseline=none"
+)
+R = TypeVar("R", bound=Record)
+
+
+def _finished_runs(handle: RunHandle, tags: dict[str, str], limit: int | None = MAX_RUNS) -> list[FoundRun]:
+    """Finished runs of the experiment with these tags, the newest first."""
+    condition = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+    return find_runs(handle.tracking_uri, handle.experiment, f"{condition} and attributes.status = 'FINISHED'", limit)
+
+
+def _known(outcome: Outcome) -> dict[str, float]:
+    return {name: value for name, value in judged_metrics(outcome).items() if value is not None}
 
 
 def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
@@ -35,9 +62,8 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
     if ranks != num_devices:
         return RegressionVerdict(verdict="not comparable", text=f"finished on {ranks} of {num_devices} devices")
     past = past_runs(handle, outcome.series)
-    metrics = {name: value for name, value in judged_metrics(outcome).items() if value is not None}
     tags = {Tag.CONTAMINATED: str(outcome.speedup.contaminated), Tag.HOSTS: outcome.hosts}
-    now = run_metrics(handle.run_id, metrics, tags, time.time(), contaminated=outcome.is_disturbed)
+    now = run_metrics(handle.run_id, _known(outcome), tags, time.time(), contaminated=outcome.is_disturbed)
     margins = Tolerances(
         throughput=track.max_throughput_loss,
         score=track.max_accuracy_loss,
@@ -60,9 +86,8 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
 
 def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
     """The runs of a series, the oldest first, since the newest accepted regression."""
-    condition = f"tags.`{Tag.SERIES}` = '{series}' and attributes.status = 'FINISHED'"
     past = []
-    for run in find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST):
+    for run in _finished_runs(handle, {Tag.SERIES: series}, MAX_PAST):
         if run.run_id == handle.run_id:
             continue
         regressed = run.tags.get(Tag.REGRESSION, "none") not in ("none", ACCEPTED)
@@ -80,11 +105,9 @@ def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
     if probe is None:
         return ()
     arms = {Tag.BASELINE: probe.baseline.label, Tag.CANDIDATE: probe.candidate.label}
-    condition = f"tags.`{Tag.SERIES}` = '{outcome.series}' and attributes.status = 'FINISHED'"
-    runs = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_STARTS)
     ratios = (
         run.metrics.get(Metric.PROCESS_SPEEDUP, run.metrics.get(Metric.SPEEDUP))
-        for run in runs[::-1]
+        for run in _finished_runs(handle, {Tag.SERIES: outcome.series}, MAX_STARTS)[::-1]
         if run.run_id != handle.run_id
         and not is_contaminated(run.tags)
         and all(run.tags.get(tag) == label for tag, label in arms.items())
@@ -122,6 +145,34 @@ def run_metrics(
     )
 
 
+def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
+    """Compute the speedup over the named run, or over runs of the same work with the baseline's execution."""
+    baseline = outcome.config.speedup.baseline
+    if baseline == "matched":
+        runs = _finished_runs(handle, {Tag.WORKLOAD: outcome.workload}, MAX_SEEN)
+        same = (read_compared_run(handle.tracking_uri, run) for run in runs if run.tags.get(Tag.ROLE) in ROLES)
+        bases = list(islice((base for base in same if is_plain(base, BASELINE)), MAX_BASES))
+        if not bases:
+            return SpeedupResult(
+                verdict=f"not divided: no run of this work in the experiment was executed as the baseline is; add "
+                f"{HOW} for one",
+                cause="not divided",
+            )
+    else:
+        bases = [read_compared_run(handle.tracking_uri, run) for run in get_runs(handle.tracking_uri, [baseline])]
+    now = ComparedRun(
+        run_id=handle.run_id,
+        name=outcome.config.name,
+        status="FINISHED",
+        start_time=0.0,
+        facts=outcome.facts,
+        metrics=_known(outcome),
+        tags={Tag.DISTURBED: str(outcome.is_disturbed)},
+    )
+    limit = most_foreign(outcome.hardware.num_cores)
+    return speedup_across(now, bases, match, limit, arm_of(outcome.plan).label)
+
+
 def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
     """Report a regression by an artifact and an event; raise RegressionError if track.on_regression=fail."""
     config, judged = outcome.config, summary["regression"]
@@ -151,3 +202,61 @@ def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
     )
     if config.track.on_regression == "fail":
         raise RegressionError(f"worse than before: {judged['text']}", summary)
+
+
+def execution_of(plan: Plan) -> str:
+    """Describe the execution that a forecast is valid for, without the number of devices."""
+    threads = f", {plan.num_threads} threads" if plan.accelerator == "cpu" else ""
+    precision = f"{plan.precision} ({plan.arithmetic})" if plan.arithmetic else plan.precision
+    return f"{plan.device_name}{threads}, {precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
+
+
+def check_prediction(outcome: Outcome, handle: RunHandle) -> dict[str, Any] | None:
+    """Compare the newest forecast for this work, execution and number of devices with the run, and log the result.
+
+    Returns the fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment. None on one device,
+    without a measured efficiency, or on a contaminated machine.
+    """
+    plan, speedup = outcome.plan, outcome.speedup
+    if plan.world_size < 2 or speedup.efficiency is None or speedup.contaminated:  # noqa: PLR2004
+        return None
+    for run in _finished_runs(handle, {Tag.ROLE: "advise", Tag.WORKLOAD: outcome.workload}):
+        if run.tags.get(Tag.EXECUTION) != execution_of(plan):
+            continue
+        advice = _parse(AdviseResult, read_document(handle.tracking_uri, run.run_id, Artifact.ADVICE))
+        for prediction in advice.predictions if advice else ():
+            if (prediction.num_devices, prediction.scaling) == (plan.world_size, outcome.config.recipe.batch_scaling):
+                measured = speedup.efficiency * plan.world_size
+                return _log(handle, check(prediction, run.run_id, handle.run_id, measured, time.time()))
+    return None
+
+
+def _log(handle: RunHandle, checked: Check) -> dict[str, Any]:
+    metrics: dict[str, float | None] = {
+        Metric.FORECAST_RATIO: checked.predicted,
+        Metric.FORECAST_LOW: checked.low,
+        Metric.FORECAST_HIGH: checked.high,
+        Metric.FORECAST_MEASURED: checked.measured,
+        Metric.FORECAST_ERROR: checked.error,
+        Metric.FORECAST_INSIDE: float(checked.inside),
+    }
+    verdict = calibration([*past_checks(handle), checked])["verdict"]
+    tags = {Tag.PREDICTION_RUN_ID: checked.prediction_run_id, Tag.CALIBRATION: verdict}
+    tracking.log_facts(handle, metrics, tags)
+    tracking.log_document(handle, Artifact.PREDICTION_CHECK, checked.model_dump(mode="json"))
+    return checked.model_dump(mode="json") | {"calibration": verdict}
+
+
+def past_checks(handle: RunHandle) -> list[Check]:
+    """All checks of the experiment, the oldest first."""
+    runs = find_runs(handle.tracking_uri, handle.experiment, "metrics.`prediction/error` > -1e9")
+    documents = [read_document(handle.tracking_uri, run.run_id, Artifact.PREDICTION_CHECK) for run in reversed(runs)]
+    return [check for document in documents if (check := _parse(Check, document)) is not None]
+
+
+def _parse(kind: type[R], document: object) -> R | None:
+    """Parse a stored record; None if there is none, or another version wrote it."""
+    try:
+        return kind.model_validate(document) if document else None
+    except ValidationError:
+        return None

@@ -1,35 +1,38 @@
-"""Records a run: the summary of `--json`, and everything in MLflow."""
+"""Results of a run and their record: the summary of `--json`, and everything in MLflow."""
 
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger
 
+from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle.mlflow_views import log_report
-from paceline.flows.run.outcome import Outcome, Verdicts
+from paceline.flows.lifecycle.report_artifacts import log_report
 from paceline.tasks.files import sha256_of, write_durably
+from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
+from paceline.tasks.measure.records import FurtherStarts
+from paceline.tasks.measure.validity import judge
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
 from paceline.tasks.report.summary import summary_table
-from paceline.tasks.speedup.evidence.archive import (
-    PLAN,
-    analysis_plan,
-    evidence_files,
-    find_steps,
-    json_bytes,
-    pack,
-)
-from paceline.tasks.speedup.limit_share import SHARES, LimitShare
+from paceline.tasks.speedup.comparability import comparison_facts
+from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files, find_steps, json_bytes, pack
+from paceline.tasks.speedup.limit_share import SHARES, LimitShare, limit_share
+from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import break_even_steps, steady_rate
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.environment import describe_environment, package_versions
 from paceline.tasks.track.rebuild import package_commits
 from paceline.tasks.track.registry import describe_model
 from paceline.tasks.track.run import RunHandle
@@ -45,7 +48,62 @@ DATASET_KEYS = (
 )
 
 
-def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str, seconds: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Outcome:
+    """Results of the stages of a run, and the verdicts on them."""
+
+    config: Config
+    plan: Plan
+    prepared: PreparedSet
+    trained: TrainResult
+    evaluated: EvaluateResult
+    workload: str
+    hardware: Hardware
+    pretrained: Pretrained | None = None  # initial weights; None for those of the seed
+    speedup: SpeedupResult = field(default_factory=SpeedupResult)
+    starts: FurtherStarts = field(default_factory=FurtherStarts)  # probes in further processes
+    earlier: tuple[float, ...] = ()  # ratios of earlier starts that `speedup` borrows the variance from
+    prediction: dict[str, Any] | None = None  # the forecast for this run, and its error
+    judgement: RegressionVerdict | None = None  # comparison with earlier runs; None if it is off
+    registered: dict[str, Any] | None = None
+    """Name, version, alias and gate of the model in the registry; None without track.register."""
+
+    @cached_property
+    def series(self) -> str:
+        """Fingerprint of the runs to compare with."""
+        devices = f"{self.plan.device_name}, {self.hardware.num_cores} cores"
+        return series_fingerprint(self.config, devices, self.prepared.class_names)
+
+    @property
+    def hosts(self) -> str:
+        """Names of the hosts that trained."""
+        return ", ".join(sorted(set(self.trained.hosts)))
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the machine disturbed the training; busy cores do not count, `regression` compares them."""
+        validity = self.trained.validity
+        return validity is not None and judge(validity.model_copy(update={"foreign_load": None})).contaminated is True
+
+    @cached_property
+    def share(self) -> LimitShare:
+        """Share of the device's limit that the training reached."""
+        return limit_share(self.trained)
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """Facts that decide whether two runs are comparable."""
+        return run_comparison_facts(self.config, self.prepared, self.plan, self.pretrained)
+
+
+def run_comparison_facts(
+    config: Config, prepared: PreparedSet, plan: Plan, pretrained: Pretrained | None
+) -> dict[str, str]:
+    """Settings, data, weights, code, versions and devices, see `comparability.comparison_facts`."""
+    return comparison_facts(config, prepared.fingerprint, code_fingerprint(), package_versions(), plan, pretrained)
+
+
+def summarise(outcome: Outcome, handle: RunHandle, view: str, seconds: float) -> dict[str, Any]:
     """The JSON of `paceline run`; names and shape are the public contract."""
     return {
         "run_id": handle.run_id,
@@ -58,9 +116,9 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str
         | outcome.share.model_dump(mode="json", include={*SHARES}),
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
-        "prediction": verdicts.prediction,
-        "regression": verdicts.judgement and verdicts.judgement.model_dump(mode="json"),
-        "registered": verdicts.registered,
+        "prediction": outcome.prediction,
+        "regression": outcome.judgement and outcome.judgement.model_dump(mode="json"),
+        "registered": outcome.registered,
         "view": view,
         "time_budget": outcome.trained.time_budget,
         "execution": outcome.plan.model_dump(mode="json") | {"arithmetic": outcome.plan.arithmetic},
@@ -68,9 +126,9 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str
     }
 
 
-def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dict[str, Any]) -> None:
+def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None:
     """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
-    tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, verdicts, handle))
+    tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, handle))
     speedup = outcome.speedup
     tracking.log_interval(handle, Metric.SPEEDUP_INTERVAL, speedup.ratio, speedup.low, speedup.high)
     environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
@@ -167,13 +225,20 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         Metric.NUM_RESTARTS: len(trained.restarts),
         Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
     }
-    metrics |= ratio_metrics(outcome.speedup)
+    ratios = {
+        Metric.OVER_COMPETENT: speedup.ratios.get("competent"),
+        Metric.END_TO_END: speedup.ratios.get("end_to_end"),
+        Metric.OF_LIMIT: speedup.ratios.get("of_limit"),
+        Metric.EQUAL_HARDWARE: speedup.equal_hardware,
+    }
+    for name, ratio in ratios.items():
+        if ratio is not None:
+            metrics |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     metrics |= {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
     if speedup.factors is not None:
         metrics |= {Metric.factor(one.factor): one.ratio for one in speedup.factors.factors}
         metrics[Metric.INTERACTION] = speedup.factors.interaction
-    metrics |= compile_metrics(trained)
-    metrics |= outcome.prepared.reads.metrics
+    metrics |= compile_metrics(trained) | outcome.prepared.reads.metrics
     return metrics | {Metric.test(f"top_{k}_accuracy"): value for k, value in evaluated.top_k.items()}
 
 
@@ -194,22 +259,6 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
     return metrics | {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
 
 
-def ratio_metrics(speedup: SpeedupResult) -> dict[str, float | None]:
-    """The ratios besides the one over the naive baseline, with the ends of their intervals."""
-    ratios = {
-        Metric.OVER_COMPETENT: speedup.ratios.get("competent"),
-        Metric.END_TO_END: speedup.ratios.get("end_to_end"),
-        Metric.OF_LIMIT: speedup.ratios.get("of_limit"),
-        Metric.EQUAL_HARDWARE: speedup.equal_hardware,
-    }
-    return {
-        f"{name}{suffix}": getattr(ratio, end)
-        for name, ratio in ratios.items()
-        if ratio is not None
-        for suffix, end in (("", "value"), ("_low", "low"), ("_high", "high"))
-    }
-
-
 def share_metrics(share: LimitShare) -> dict[str, float | None]:
     """Rates of one device in a training step, and their shares of the device's limit."""
     return {
@@ -224,19 +273,17 @@ def share_metrics(share: LimitShare) -> dict[str, float | None]:
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
     """Effect and cost of compilation; empty for an eager network."""
     stats = trained.compile
-    return (
-        {}
-        if stats is None
-        else {
-            Metric.COMPILE_HIT_RATE: stats.hit_rate,
-            Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
-            Metric.COMPILE_SECONDS: stats.seconds,
-            Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
-        }
-    )
+    if stats is None:
+        return {}
+    return {
+        Metric.COMPILE_HIT_RATE: stats.hit_rate,
+        Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
+        Metric.COMPILE_SECONDS: stats.seconds,
+        Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
+    }
 
 
-def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, str]:
+def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
     usable = outcome.speedup.ratio is not None and not outcome.speedup.contaminated
     tags = {
         Tag.VERDICT: outcome.speedup.verdict,
@@ -253,8 +300,8 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
     }
     if outcome.pretrained is not None:
         tags[Tag.PRETRAINED] = outcome.pretrained.summary
-    if verdicts.judgement is not None:
-        tags |= {Tag.REGRESSION: verdicts.judgement.tag, Tag.REGRESSION_TEXT: verdicts.judgement.text}
+    if outcome.judgement is not None:
+        tags |= {Tag.REGRESSION: outcome.judgement.tag, Tag.REGRESSION_TEXT: outcome.judgement.text}
     if outcome.config.execution.worker_load == "measured":
         loads = outcome.trained.worker_load
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)

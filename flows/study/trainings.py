@@ -22,8 +22,7 @@ from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
 from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.outcome import run_comparison_facts
-from paceline.flows.run.record import compile_metrics, share_metrics
+from paceline.flows.run.record import compile_metrics, run_comparison_facts, share_metrics
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError

@@ -12,7 +12,7 @@ from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.errors import PacelineError
 from paceline.tasks.files import write_durably
-from paceline.tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
+from paceline.tasks.sweep.concurrency import Colocation, colocation_of, judge_colocation
 from paceline.tasks.train.prefect_tasks import measure
 
 FILE = "colocation.json"  # in the sweep's directory, for a resume

@@ -10,7 +10,7 @@ from paceline.tasks.report.sweep_charts import draw_sweep
 from paceline.tasks.report.sweep_report import render_sweep
 from paceline.tasks.scores import SCORE_OF_TASK
 from paceline.tasks.speedup.study.pairs import figures_of
-from paceline.tasks.sweep.colocation import Colocation
+from paceline.tasks.sweep.concurrency import Colocation
 from paceline.tasks.sweep.records import SweepResult, Trial
 from paceline.tasks.sweep.space import most_epochs
 from paceline.tasks.track import run as tracking

@@ -21,7 +21,7 @@ from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.outcome import run_comparison_facts
+from paceline.flows.run.record import run_comparison_facts
 from paceline.flows.study.trainings import arm_run, training_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line

@@ -8,7 +8,8 @@ from pydantic import Field
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.record import Choice, Record
 from paceline.tasks.records.training import ScoreName
-from paceline.tasks.sweep.colocation import Colocation
+from paceline.tasks.speedup.study.pairs import transform
+from paceline.tasks.sweep.concurrency import Colocation
 from paceline.tasks.sweep.space import Parameter, Scalar
 
 Sampler = Literal["tpe", "random", "grid"]
@@ -88,11 +89,8 @@ class SweepResult(Record):
 
     def overrides(self, trial: Trial) -> tuple[str, ...]:
         """`key=value` for each of a trial's settings."""
-        return tuple(
-            parameter.override(trial.values[parameter.setting])
-            for parameter in self.parameters
-            if parameter.setting in trial.values
-        )
+        known = [parameter for parameter in self.parameters if parameter.setting in trial.values]
+        return tuple(parameter.override(trial.values[parameter.setting]) for parameter in known)
 
     def num(self, status: Status) -> int:
         """Number of trials that ended so."""
@@ -124,6 +122,4 @@ class SweepResult(Record):
         share = self.occupancy
         if self.colocation is None or share is None:
             return None
-        steps = self.colocation.over_alone
-        low, high = (None if end is None else end * share for end in (steps.low, steps.high))
-        return Interval(value=steps.value * share, low=low, high=high)
+        return transform(self.colocation.over_alone, lambda steps: steps * share)

@@ -10,7 +10,7 @@ from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from paceline.flows.run import confirmation
-from paceline.flows.run.outcome import Outcome
+from paceline.flows.run.record import Outcome
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment

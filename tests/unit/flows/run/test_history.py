@@ -1,6 +1,7 @@
 """Metrics of a run of a series, as its store has them."""
 
-from paceline.flows.run.history import run_metrics
+from paceline.flows.run.history import _parse, run_metrics
+from paceline.tasks.speedup.forecast.records import Check
 from paceline.tasks.speedup.nights.regression import judge
 
 METRICS = {"throughput/steady_samples_per_second": 900.0, "throughput/baseline_samples_per_second": 450.0}
@@ -32,3 +33,8 @@ def test_a_slower_gpu_is_named_as_what_grew_and_its_waits_for_data_stay_unknown(
     assert judged.grew == "device"
     assert [change.name for change in judged.changes] == ["throughput"]
     assert night(5.0, 1000.0).data_wait is None
+
+
+def test_a_document_of_another_version_is_as_if_it_were_not_there():
+    assert _parse(Check, None) is None
+    assert _parse(Check, {"predicted": 1.9, "whatever": True}) is None

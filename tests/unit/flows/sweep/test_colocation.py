@@ -6,7 +6,7 @@ import pytest
 
 from paceline.flows.sweep.colocation import FILE, colocation_on
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.sweep.colocation import Colocation
+from paceline.tasks.sweep.concurrency import Colocation
 
 MEASURED = Colocation(
     num_devices=4,

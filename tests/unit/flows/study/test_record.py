@@ -1,14 +1,7 @@
-"""What another version has left in the store, and what has several parts."""
+"""What the JSON of a study says where it has several parts."""
 
-from paceline.flows.run.forecast_check import _parse
 from paceline.flows.study.record import _serial_fractions
-from paceline.tasks.speedup.forecast.records import Check
 from paceline.tasks.speedup.study.scaling import scaling
-
-
-def test_a_document_of_another_version_is_as_if_it_were_not_there():
-    assert _parse(Check, None) is None
-    assert _parse(Check, {"predicted": 1.9, "whatever": True}) is None
 
 
 def test_serial_fractions_of_several_scalings_have_their_groups():
