@@ -101,8 +101,7 @@ def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
 
 def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
     """Speedups of undisturbed earlier starts of this series with the same two arms, the oldest first."""
-    probe = outcome.trained.probe
-    if probe is None:
+    if (probe := outcome.trained.probe) is None:
         return ()
     arms = {Tag.BASELINE: probe.baseline.label, Tag.CANDIDATE: probe.candidate.label}
     ratios = (

@@ -272,8 +272,7 @@ def share_metrics(share: LimitShare) -> dict[str, float | None]:
 
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
     """Effect and cost of compilation; empty for an eager network."""
-    stats = trained.compile
-    if stats is None:
+    if (stats := trained.compile) is None:
         return {}
     return {
         Metric.COMPILE_HIT_RATE: stats.hit_rate,

@@ -100,8 +100,7 @@ def _check_arms(arms: dict[str, PlanArm]) -> None:
             setting="--plan",
         )
     for name, arm in arms.items():
-        wrong = [override for override in arm.overrides if not override.startswith(OWN_SECTIONS)]
-        if wrong:
+        if wrong := [override for override in arm.overrides if not override.startswith(OWN_SECTIONS)]:
             raise InputError(
                 f"arm {name}: {wrong[0]} is not a setting of model or recipe; arms share all other settings",
                 hint=f"give {wrong[0]} to the study, and not to one arm",

@@ -6,8 +6,7 @@ from paceline.flows.lifecycle.mlflow_views import share
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.report.sweep_charts import draw_sweep
-from paceline.tasks.report.sweep_report import render_sweep
+from paceline.tasks.report.sweep_report import draw_sweep, render_sweep
 from paceline.tasks.scores import SCORE_OF_TASK
 from paceline.tasks.speedup.study.pairs import figures_of
 from paceline.tasks.sweep.concurrency import Colocation

@@ -1,6 +1,6 @@
 """Report of a forecast: what N devices would give, what stops it, what to do next, and how it was found."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
@@ -19,8 +19,7 @@ def draw_advise(result: AdviseResult, checks: Sequence[Check]) -> dict[str, Figu
     """Draw the predicted speedup, strong and weak, and the errors of earlier predictions, by name."""
     figures: dict[str, Figure] = {}
     for kind in KINDS:
-        predictions = [prediction for prediction in result.predictions if prediction.scaling == kind]
-        if predictions:
+        if predictions := [prediction for prediction in result.predictions if prediction.scaling == kind]:
             figures[f"predicted-{kind}"] = _draw_predicted(predictions, kind)
     if checks:
         figures["calibration"] = _draw_checks(checks)
@@ -28,7 +27,7 @@ def draw_advise(result: AdviseResult, checks: Sequence[Check]) -> dict[str, Figu
 
 
 def _draw_predicted(predictions: Sequence[Prediction], kind: str) -> Figure:
-    figure, (axis,) = plot.new_figure(2.7)
+    figure, (axis,) = plot.new_figure(2.7, f"Predicted speedup, {kind} scaling")
     numbers = [1, *(prediction.num_devices for prediction in predictions)]
     axis.plot(numbers, numbers, label="ideal", **plot.IDEAL)
     lows, highs = ([1.0, *(getattr(prediction, end) for prediction in predictions)] for end in ("low", "high"))
@@ -44,12 +43,11 @@ def _draw_predicted(predictions: Sequence[Prediction], kind: str) -> Figure:
     axis.grid(color=plot.FAINT, linewidth=0.7)
     axis.set_xlabel("devices")
     axis.legend(loc="upper left", **plot.LEGEND)
-    plot.set_title(axis, f"Predicted speedup, {kind} scaling")
     return figure
 
 
 def _draw_checks(checks: Sequence[Check]) -> Figure:
-    figure, (axis,) = plot.new_figure(2.2)
+    figure, (axis,) = plot.new_figure(2.2, "Error of earlier predictions")
     places = range(1, len(checks) + 1)
     for place, one in zip(places, checks, strict=True):
         colour = plot.BLUE if one.inside else plot.ORANGE
@@ -59,7 +57,6 @@ def _draw_checks(checks: Sequence[Check]) -> Figure:
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.set_xticks(places if len(checks) <= MAX_NUMBERED_CHECKS else [1, len(checks)])
     axis.set_xlabel("prediction, the oldest first")
-    plot.set_title(axis, "Error of earlier predictions")
     return figure
 
 
@@ -73,9 +70,7 @@ def render_advise(result: AdviseResult, checks: Sequence[Check]) -> str:
         calibration=calibration(checks)["verdict"],
         sentences=[
             f"At the largest number of devices the step is bound by {result.bound}.",
-            *(sentence for limits in result.limits for sentence in limit_sentences(limits)),
-            *_device_sentences(result),
-            *_deadline_sentences(result),
+            *(sentence for _, sentence in _sentences(result)),
         ],
         moves=[
             f"`{one.setting}`: {_gain(one)}{'' if one.ratio is None else ' the throughput'}, {one.reason}."
@@ -84,49 +79,44 @@ def render_advise(result: AdviseResult, checks: Sequence[Check]) -> str:
     )
 
 
-def limit_sentences(limits: Limits) -> list[str]:
+def limit_sentences(limits: Limits) -> Iterator[str]:
     """Say where adding devices stops paying."""
-    kind = limits.scaling
-    last, best = limits.last_paying_num_devices, limits.best_num_devices
-    beyond = " or more" if best == MAX_DEVICES else ""
-    sentences = [
+    kind, last, best = limits.scaling, limits.last_paying_num_devices, limits.best_num_devices
+    smallest, beyond = limits.smallest_paying_batch_size, " or more" if best == MAX_DEVICES else ""
+    yield (
         f"Under {kind} scaling doubling the devices gives 1.1 x or more up to N = {last}; "
         f"the fastest would be N = {best}{beyond}."
-    ]
-    if limits.smallest_paying_batch_size == 0:
-        sentences.append(f"Under {kind} scaling two devices are slower than one with every batch.")
-    elif limits.smallest_paying_batch_size is not None:
-        sentences.append(
-            f"Under {kind} scaling two devices beat one from {limits.smallest_paying_batch_size} samples per device "
-            "and step on."
+    )
+    if smallest == 0:
+        yield f"Under {kind} scaling two devices are slower than one with every batch."
+    elif smallest is not None:
+        yield f"Under {kind} scaling two devices beat one from {smallest} samples per device and step on."
+
+
+def _sentences(result: AdviseResult) -> Iterator[tuple[str, str]]:
+    """Subjects and sentences: where adding devices stops paying, what a device is, and the cheapest that is in time."""
+    for limits in result.limits:
+        yield from (("limit", sentence) for sentence in limit_sentences(limits))
+    threads, choice = result.profile.num_threads, result.cheapest
+    if threads is not None:  # on a CPU, more devices pay only with cores of their own (decision 0005)
+        yield (
+            "devices",
+            f"A device is here {threads} core{'s' if threads > 1 else ''} of a CPU. N devices need N times those "
+            "cores, on this host or more hosts; on the same cores more devices only divide them.",
         )
-    return sentences
-
-
-def _device_sentences(result: AdviseResult) -> list[str]:
-    """On a CPU, more devices pay only with cores of their own (decision 0005)."""
-    threads = result.profile.num_threads
-    if threads is None:
-        return []
-    return [
-        f"A device is here {threads} core{'s' if threads > 1 else ''} of a CPU. N devices need N times those cores, on "
-        "this host or more hosts; on the same cores more devices only divide them."
-    ]
-
-
-def _deadline_sentences(result: AdviseResult) -> list[str]:
-    choice = result.cheapest
     if choice is None:
-        return []
+        return
     deadline = format_seconds(choice.deadline_seconds)
     if choice.num_devices is None or choice.total_seconds is None or choice.device_hours is None:
-        return [f"No number of devices trains within {deadline}."]
+        yield "deadline", f"No number of devices trains within {deadline}."
+        return
     devices = f"{choice.num_devices} device" + ("s" if choice.num_devices > 1 else "")
     cost = f", cost {choice.cost:.3g}" if choice.cost is not None else ""
-    return [
+    yield (
+        "deadline",
         f"Cheapest within {deadline}: {devices}, {format_seconds(choice.total_seconds)}, "
-        f"{choice.device_hours:.3g} device-hours{cost}."
-    ]
+        f"{choice.device_hours:.3g} device-hours{cost}.",
+    )
 
 
 def _gain(advice: Advice) -> str:
@@ -144,8 +134,6 @@ def advise_table(result: AdviseResult) -> list[tuple[str, str]]:
             )
             for one in result.predictions
         ),
-        *(("limit", sentence) for limits in result.limits for sentence in limit_sentences(limits)),
-        *(("devices", sentence) for sentence in _device_sentences(result)),
-        *(("deadline", sentence) for sentence in _deadline_sentences(result)),
+        *_sentences(result),
         *(("next", f"{advice.setting}: {_gain(advice)}; {advice.reason}") for advice in result.advice),
     ]

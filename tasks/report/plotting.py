@@ -35,9 +35,13 @@ IDEAL: dict[str, Any] = {"color": GREY, "linewidth": 1.0, "linestyle": (0, (4, 3
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": FONT_POINTS - 1, "labelcolor": INK}
 
 
-def new_figure(height_inches: float, num_rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Make a figure with `num_rows` plain axes above each other."""
+def new_figure(height_inches: float, *titles: str) -> tuple[Figure, list[Axes]]:
+    """Make a figure with plain axes above each other, one for each left-aligned heading; one without a heading.
+
+    The heading of a figure's only axes starts at the figure's edge.
+    """
     figure = _empty_figure(WIDTH_INCHES, height_inches)
+    num_rows = max(1, len(titles))
     axes = [figure.add_subplot(num_rows, 1, row + 1) for row in range(num_rows)]
     for axis in axes:
         axis.set_facecolor("none")
@@ -47,6 +51,12 @@ def new_figure(height_inches: float, num_rows: int = 1) -> tuple[Figure, list[Ax
         for side in (axis.xaxis, axis.yaxis):
             side.label.set(fontsize=FONT_POINTS, color=INK)
         axis.set_axisbelow(True)
+    looks: dict[str, Any] = {"fontsize": FONT_POINTS + 1, "fontweight": "bold", "color": INK, "parse_math": False}
+    if len(titles) == 1:
+        figure.suptitle(titles[0], x=0.01, ha="left", **looks)
+    else:
+        for axis, title in zip(axes, titles, strict=False):
+            axis.set_title(title, loc="left", **looks)
     return figure, axes
 
 
@@ -66,16 +76,6 @@ def _empty_figure(width_inches: float, height_inches: float) -> Figure:
     figure = Figure(figsize=(width_inches, height_inches), layout="constrained", facecolor=PAPER)
     FigureCanvasAgg(figure)
     return figure
-
-
-def set_title(axis: Axes, text: str) -> None:
-    """Set a left-aligned heading; of a figure's only axes it starts at the figure's edge."""
-    looks: dict[str, Any] = {"fontsize": FONT_POINTS + 1, "fontweight": "bold", "color": INK, "parse_math": False}
-    figure = axis.get_figure(root=True)
-    if figure is not None and len(figure.axes) == 1:
-        figure.suptitle(text, x=0.01, ha="left", **looks)
-    else:
-        axis.set_title(text, loc="left", **looks)
 
 
 def add_text(axis: Axes, x: float, y: float, text: str, **looks: Any) -> None:

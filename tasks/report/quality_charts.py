@@ -59,7 +59,7 @@ def draw_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str
     """Draw true classes as rows, predicted ones as columns. Colour: share of the true class; numbers: samples."""
     counts = np.asarray(confusion, dtype=np.int64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    figure, (axis,) = plot.new_figure(4.4)
+    figure, (axis,) = plot.new_figure(4.4, "Confusion")
     # Colour by opacity, so that the picture fits a light and a dark page.
     picture = np.empty((*shares.shape, 4))
     picture[..., :3] = to_rgb(plot.BLUE)
@@ -75,7 +75,6 @@ def draw_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str
     _name_classes(axis, class_names)
     axis.set_xlabel("predicted")
     axis.set_ylabel("true")
-    plot.set_title(axis, "Confusion")
     return figure
 
 
@@ -98,14 +97,14 @@ def draw_classes(scores: Mapping[str, float | None], word: str = "accuracy") -> 
     if not known:
         return None
     shown = known[:MAX_BARS]
-    figure, (axis,) = plot.new_figure(0.7 + 0.23 * len(shown))
+    fewer = f", worst {len(shown)} of {len(known)}" if len(shown) < len(known) else ""
+    mean = float(np.mean([value for _, value in known]))
+    title = f"{upper_first(word)} per class (mean {mean:.1%}{fewer})"
+    figure, (axis,) = plot.new_figure(0.7 + 0.23 * len(shown), title)
     values = [value for _, value in shown]
     plot.draw_bars(axis, [plot.shorten(name, 18) for name, _ in shown], values, [f"{value:.1%}" for value in values])
     axis.set_xlim(0, 1.2)
     axis.set_ylim(-0.7, len(shown) - 0.3)
-    fewer = f", worst {len(shown)} of {len(known)}" if len(shown) < len(known) else ""
-    mean = float(np.mean([value for _, value in known]))
-    plot.set_title(axis, f"{upper_first(word)} per class (mean {mean:.1%}{fewer})")
     return figure
 
 

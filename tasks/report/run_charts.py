@@ -38,7 +38,7 @@ def draw_speedup(result: SpeedupResult, rounds: Sequence[float]) -> Figure | Non
     """Draw the baseline (1) and the candidate with its 95 % interval, a dot for each round; None if not measured."""
     if result.ratio is None:
         return None
-    figure, (axis,) = plot.new_figure(1.75)
+    figure, (axis,) = plot.new_figure(1.75, "Throughput against the baseline")
     figure.set_label("speedup with its interval and rounds")
     axis.barh([1, 0], [1.0, result.ratio], height=0.62, color=[plot.GREY, plot.BLUE])
     spread = np.linspace(-0.2, 0.2, num=len(rounds)) if len(rounds) > 1 else np.zeros(len(rounds))
@@ -54,7 +54,6 @@ def draw_speedup(result: SpeedupResult, rounds: Sequence[float]) -> Figure | Non
     plot.add_text(axis, end, 0, f"  {format_ratio(result.ratio)} x", fontweight="bold")
     axis.set_xlim(0, 1.2 * max(1.0, end))
     axis.set_xlabel("throughput / baseline's (dots: single rounds)")
-    plot.set_title(axis, "Throughput against the baseline")
     return figure
 
 
@@ -64,7 +63,7 @@ def draw_ratios(
     """Draw bars from the top down, each with its number and, where it is known, its interval; a line at 1."""
     names = [plot.break_name(name, MAX_NAME) for name in ratios]
     lines = max(name.count("\n") + 1 for name in names)
-    figure, (axis,) = plot.new_figure(0.9 + (0.2 + 0.17 * lines) * len(ratios))
+    figure, (axis,) = plot.new_figure(0.9 + (0.2 + 0.17 * lines) * len(ratios), title)
     places = range(len(ratios))[::-1]
     colours = [plot.GREY if name == base else plot.BLUE for name in ratios]
     axis.barh(places, [ratio for ratio, _, _ in ratios.values()], height=0.55, color=colours)
@@ -77,7 +76,6 @@ def draw_ratios(
     axis.set_yticks(places, names, parse_math=False)
     axis.set_xlim(0, 1.12 * max(ends))
     axis.set_xlabel(unit, loc="right")
-    plot.set_title(axis, title)
     return figure
 
 
@@ -87,11 +85,14 @@ def draw_training(
     """Draw the loss of every step, smoothed over it, and below it the score after each epoch; None without steps."""
     if not losses:
         return None
-    figure, axes = plot.new_figure(4.2 if validation_scores else 2.5, num_rows=2 if validation_scores else 1)
+    titles = ["Training loss"]
+    if validation_scores:
+        titles.append(f"Validation {SCORE_WORDS[score_name]} (best {max(validation_scores):.2%})")
+    figure, axes = plot.new_figure(4.2 if validation_scores else 2.5, *titles)
     figure.set_label("loss and score over training")
     _draw_loss(axes[0], np.asarray(losses, dtype=np.float64), first_step)
     if validation_scores:
-        axis, name = axes[1], SCORE_WORDS[score_name]
+        axis = axes[1]
         epochs = np.arange(1, len(validation_scores) + 1)
         mark_size = 4 * (len(epochs) <= MAX_MARKED_EPOCHS)
         axis.plot(epochs, validation_scores, color=plot.GREEN, linewidth=1.8, marker="o", markersize=mark_size)
@@ -99,7 +100,6 @@ def draw_training(
         axis.yaxis.set_major_formatter(PercentFormatter(1.0))
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.set_xlabel("epoch")
-        plot.set_title(axis, f"Validation {name} (best {max(validation_scores):.2%})")
     return figure
 
 
@@ -115,7 +115,6 @@ def _draw_loss(axis: Axes, losses: npt.NDArray[np.float64], first_step: int) -> 
     axis.grid(axis="y", color=plot.FAINT, linewidth=0.7)
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.set_xlabel("step")
-    plot.set_title(axis, "Training loss")
 
 
 def budget_items(time_budget: Mapping[str, float]) -> list[tuple[str, float, float]]:
@@ -136,10 +135,10 @@ def draw_time_budget(time_budget: Mapping[str, float]) -> Figure | None:
     items = budget_items(time_budget)
     if not items:
         return None
-    figure, (axis,) = plot.new_figure(0.7 + 0.27 * len(items))
+    title = f"Where {format_seconds(sum(time_budget.values()))} went"
+    figure, (axis,) = plot.new_figure(0.7 + 0.27 * len(items), title)
     values = [max(seconds, 0.0) for _, seconds, _ in items]
     names = [plot.shorten(name.replace("_", " "), 24) for name, _, _ in items]
     plot.draw_bars(axis, names, values, [f"{format_seconds(seconds)}  {share:.1%}" for _, seconds, share in items])
     axis.set_xlim(0, max(values) * 1.55)
-    plot.set_title(axis, f"Where {format_seconds(sum(time_budget.values()))} went")
     return figure

@@ -53,7 +53,8 @@ def draw_ratios(arms: Sequence[ArmSummary]) -> Figure | None:
         return None
     names = [plot.break_name(arm.arm.name, MAX_NAME) for arm in arms]
     lines = max(name.count("\n") + 1 for name in names)
-    figure, (axis,) = plot.new_figure(0.9 + (0.27 + 0.17 * lines) * len(arms))
+    height = 0.9 + (0.27 + 0.17 * lines) * len(arms)
+    figure, (axis,) = plot.new_figure(height, "How much faster, with 95 % intervals")
     places = range(len(arms))[::-1]
     for place, arm in zip(places, arms, strict=True):
         if arm.ratio is None:
@@ -77,7 +78,6 @@ def draw_ratios(arms: Sequence[ArmSummary]) -> Figure | None:
     axis.set_ylim(-0.7, len(arms) - 0.3)
     axis.set_xlim(left=0)
     axis.set_xlabel("times the baseline; ring: end to end", loc="right")
-    plot.set_title(axis, "How much faster, with 95 % intervals")
     return figure
 
 
@@ -86,7 +86,7 @@ def draw_prediction(arms: Sequence[ArmSummary]) -> Figure | None:
     shown = [arm for arm in arms if arm.ratio is not None and arm.prediction_ratio is not None]
     if not shown:
         return None
-    figure, (axis,) = plot.new_figure(1.2 + 0.75 * len(shown))
+    figure, (axis,) = plot.new_figure(1.2 + 0.75 * len(shown), "Training and prediction")
     for number, arm in enumerate(shown):
         bars = (("training", arm.ratio, 0.19, plot.BLUE), ("prediction", arm.prediction_ratio, -0.19, plot.GREEN))
         for label, ratio, offset, colour in bars:
@@ -103,7 +103,6 @@ def draw_prediction(arms: Sequence[ArmSummary]) -> Figure | None:
     axis.set_ylim(-len(shown) + 0.4, 0.9)
     axis.legend(loc="upper right", ncols=2, **plot.LEGEND)
     axis.set_xlabel("times the baseline", loc="right")
-    plot.set_title(axis, "Training and prediction")
     return figure
 
 
@@ -112,7 +111,9 @@ def draw_scaling(scaling: Scaling) -> Figure | None:
     numbers = [point.num_devices for point in scaling.points]
     if len(numbers) < 2:  # noqa: PLR2004  a line needs two points
         return None
-    figure, (speed, efficiency) = plot.new_figure(4.4, num_rows=2)
+    group = ", ".join(part.partition(".")[2] for part in scaling.group.split(", ") if part)
+    title = plot.shorten(f"Speedup, {scaling.kind} scaling" + (f"; {group}" if group else ""), MAX_TITLE)
+    figure, (speed, efficiency) = plot.new_figure(4.4, title, "Parallel efficiency")
     largest = max(numbers)
     speed.plot([1, largest], [1, largest], label="ideal", **plot.IDEAL)
     curve = np.linspace(1, largest, 200)
@@ -132,9 +133,6 @@ def draw_scaling(scaling: Scaling) -> Figure | None:
     efficiency.axhline(1.0, **plot.IDEAL)
     efficiency.yaxis.set_major_formatter(PercentFormatter(1.0))
     efficiency.set_xlabel("devices")
-    group = ", ".join(part.partition(".")[2] for part in scaling.group.split(", ") if part)
-    plot.set_title(speed, plot.shorten(f"Speedup, {scaling.kind} scaling" + (f"; {group}" if group else ""), MAX_TITLE))
-    plot.set_title(efficiency, "Parallel efficiency")
     return figure
 
 
@@ -143,7 +141,8 @@ def draw_ladder(result: StudyResult) -> Figure | None:
     known = [(rung.factor, rung.contribution.value) for rung in result.rungs if rung.contribution is not None]
     if not known or len(known) < len(result.rungs):
         return None
-    figure, (axis,) = plot.new_figure(1.2 + 0.4 * (len(known) + 1))
+    interaction = f", interaction x {result.interaction.value:.2f}" if result.interaction else ""
+    figure, (axis,) = plot.new_figure(1.2 + 0.4 * (len(known) + 1), f"What each factor adds{interaction}")
     total = 1.0
     for place, (_, factor) in enumerate(known):
         left, right = sorted((total, total * factor))
@@ -159,8 +158,6 @@ def draw_ladder(result: StudyResult) -> Figure | None:
     names = [f"+ {plot.shorten(factor, MAX_NAME - 2)}" for factor, _ in known] + ["together"]
     axis.set_yticks(range(0, -len(names), -1), names, parse_math=False)
     axis.axvline(1.0, **plot.DASHED)
-    interaction = f", interaction x {result.interaction.value:.2f}" if result.interaction else ""
-    plot.set_title(axis, f"What each factor adds{interaction}")
     return figure
 
 
@@ -169,7 +166,8 @@ def draw_difference(difference: BudgetDifference) -> Figure | None:
     items = [item for item in difference.items if item.difference][:MAX_ITEMS]
     if not items:
         return None
-    figure, (axis,) = plot.new_figure(0.9 + 0.3 * len(items))
+    title = plot.shorten(f"{difference.arm}: {_signed_seconds(difference.difference)}", MAX_TITLE)
+    figure, (axis,) = plot.new_figure(0.9 + 0.3 * len(items), title)
     places = range(len(items))[::-1]
     values = [item.difference for item in items]
     axis.barh(places, values, height=0.62, color=[plot.GREEN if value < 0 else plot.ORANGE for value in values])
@@ -182,7 +180,6 @@ def draw_difference(difference: BudgetDifference) -> Figure | None:
     axis.set_xlim(-1.45 * reach, 1.45 * reach)
     plot.hide_x_axis(axis)
     axis.set_yticks(places, [item.item.replace("_", " ") for item in items])
-    plot.set_title(axis, plot.shorten(f"{difference.arm}: {_signed_seconds(difference.difference)}", MAX_TITLE))
     return figure
 
 
@@ -201,7 +198,7 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
         return None
     columns = list(dict.fromkeys(setting[fields[0]] for setting in settings))
     rows = list(dict.fromkeys(setting[fields[1]] for setting in settings)) if len(fields) > 1 else [""]
-    figure, (axis,) = plot.new_figure(1.1 + 0.75 * len(rows))
+    figure, (axis,) = plot.new_figure(1.1 + 0.75 * len(rows), "Which execution wins where")
     for group, setting in zip(groups, settings, strict=True):
         row = rows.index(setting[fields[1]]) if len(fields) > 1 else 0
         _draw_cell(axis, columns.index(setting[fields[0]]), row, winner(arms, group))
@@ -211,7 +208,6 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
     axis.set_yticks(range(len(rows)), rows)
     axis.set_xlabel(fields[0])
     axis.set_ylabel(fields[1] if len(fields) > 1 else "")
-    plot.set_title(axis, "Which execution wins where")
     return figure
 
 

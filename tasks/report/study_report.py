@@ -230,8 +230,7 @@ def _doubts(result: StudyResult) -> Iterator[str]:
             f"All factors together give {interval_text(result.interaction)} times what the product of their single "
             "gains would: 1 means that they do not interact."
         )
-    failed = [arm.arm.name for arm in result.arms if arm.num_failed]
-    if failed:
+    if failed := [arm.arm.name for arm in result.arms if arm.num_failed]:
         yield f"Failed, and left out: {'; '.join(failed)}. The error stands with each of their runs."
     if result.contaminated:
         yield f"{result.contaminated} trainings were disturbed by other work; repeat the study on a quiet machine."

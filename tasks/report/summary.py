@@ -64,8 +64,7 @@ def _quality(evaluate: Mapping[str, Any]) -> str:
 
 
 def _headline(speedup: Mapping[str, Any]) -> str:
-    name = speedup.get("headline")
-    if name is None:
+    if (name := speedup.get("headline")) is None:
         return ""
     ratio = speedup["ratios"][name]
     value, low, high = (ratio[key] for key in ("value", "low", "high"))

@@ -122,8 +122,7 @@ def parse_parameter(setting: str, values: str) -> Parameter:
         InputError: no such setting, one that cannot be swept, or values that cannot be read.
     """
     _check_setting(setting)
-    range_match = _RANGE.fullmatch(values)
-    if range_match is not None:
+    if (range_match := _RANGE.fullmatch(values)) is not None:
         return _range(setting, values, range_match)
     if values.startswith("[") and values.endswith("]"):
         return Parameter(setting=setting, kind="list", choices=_choices(setting, values))

@@ -51,8 +51,7 @@ def _check_axis(field: str, values: list[str], axes: Axes) -> None:
         )
     if field in axes:
         raise InputError(f"--axis {field} is given twice; put all its values into one: {field}=a,b,c")
-    twice = [value for value, count in Counter(values).items() if count > 1]
-    if twice:
+    if twice := [value for value, count in Counter(values).items() if count > 1]:
         raise InputError(f"--axis {field} names {twice[0]} twice; each value is an arm of its own: name it once")
 
 

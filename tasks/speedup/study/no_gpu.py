@@ -148,8 +148,7 @@ class TargetScore:
 
     def place(self, run: ArmRun) -> int | None:
         """Index of its first score that reaches the target; None without one."""
-        target = self.of(run.repeat)
-        if target is None:
+        if (target := self.of(run.repeat)) is None:
             return None
         return next((place for place, (_, score) in enumerate(run.validation) if score >= target), None)
 

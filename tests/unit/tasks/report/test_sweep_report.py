@@ -6,8 +6,7 @@ import pytest
 
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.plotting import png_bytes
-from paceline.tasks.report.sweep_charts import draw_sweep, timeline_rows
-from paceline.tasks.report.sweep_report import render_sweep, sweep_notes, sweep_table
+from paceline.tasks.report.sweep_report import draw_sweep, render_sweep, sweep_notes, sweep_table, timeline_rows
 from paceline.tasks.sweep.concurrency import Colocation
 from tests.support.sweeps import five_trials, result_of, trial
 
