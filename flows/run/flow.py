@@ -19,9 +19,8 @@ from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.run import history, registry
-from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.record import Outcome, log_model, record, summarise
-from paceline.flows.run.starts import measure_starts
+from paceline.flows.run.starts import confirm_regression, measure_starts
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import RunError

@@ -22,9 +22,11 @@ from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.sweep.colocation import colocation_on
+from paceline.flows.lifecycle.request_artifact import open_parent_run
+from paceline.flows.lifecycle.retries import with_retries
+from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.sweep.record import log_sweep
-from paceline.flows.sweep.trial import SweepContext, SweepPlan, SweepRequest, run_trial
+from paceline.flows.sweep.trial import SweepContext, SweepPlan, SweepRequest, colocation_on, run_trial
 from paceline.tasks.cluster.client import count_workers
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare

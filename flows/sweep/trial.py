@@ -1,4 +1,4 @@
-"""One trial of a sweep: a training with its own recipe, in a thread of the flow's process."""
+"""Trials of a sweep: trainings with recipes of their own, in threads of the flow's process."""
 
 import threading
 import time
@@ -30,15 +30,18 @@ from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.progress import hidden_bars
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import Plan
+from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.speedup.study.records import StudyArm
-from paceline.tasks.sweep.concurrency import TrialConcurrency
+from paceline.tasks.sweep.concurrency import Colocation, TrialConcurrency, colocation_of, judge_colocation
 from paceline.tasks.sweep.optuna_study import TrialStore
 from paceline.tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
 from paceline.tasks.sweep.space import Parameter
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.launch.progress_file import scores_so_far
-from paceline.tasks.train.prefect_tasks import train_trial
+from paceline.tasks.train.prefect_tasks import measure, train_trial
+
+COLOCATION_FILE = "colocation.json"  # in the sweep's directory, for a resume
 
 
 class SweepRequest(Section):
@@ -96,6 +99,42 @@ class SweepContext(SweepPlan):
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
         """`key=value` for each parameter."""
         return tuple(parameter.override(proposal.values[parameter.setting]) for parameter in self.parameters)
+
+
+def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None, str]:
+    """Measure how trials slow each other down, or read the measurement of a resumed sweep; None with the reason."""
+    path, num = work.environment.root / "runs" / work.parent.run_id / COLOCATION_FILE, work.room.num_at_once
+    if (stored := load_result(path, Colocation)) is not None:
+        changed = f"{stored.num_devices} trials ran at once before the interruption, now {num} do"
+        return (stored, "") if stored.num_devices == num else (None, changed)
+    reasons = {
+        f"speedup.baseline={baseline}": baseline != "probe",
+        "one trial runs at a time": num == 1,
+        "each trial has several devices": work.config.execution.world_size > 1,
+    }
+    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        return None, reason
+    try:
+        colocation = _measure(work)
+    except (PacelineError, ConfigError) as error:
+        if is_interruption(error):
+            raise
+        return None, f"it could not be measured: {error}"
+    if colocation is None:
+        return None, "the measurement was too short"
+    save_result(path, colocation, [])
+    return colocation, ""
+
+
+def _measure(work: SweepContext) -> Colocation | None:
+    devices = f"execution.num_devices={work.room.num_at_once}"
+    config = make_config(work.config, [devices, "recipe.batch_scaling=weak", "speedup.baseline=probe"])
+    hardware = work.checked.hardware
+    plan = preflight.plan_on(config, hardware, work.checked.num_train).model_copy(update=work.layers)
+    checked = replace(work.checked, plan=plan)
+    measurement = colocation_of(plan, config.recipe.batch_size, hardware.num_cores)
+    job = train_job(config, checked, work.prepared, work.parent.run_id, work.environment, measurement=measurement)
+    return judge_colocation(measure(job, work.address).probe)
 
 
 class _Watch:

@@ -1,6 +1,7 @@
 """A run's summary as a short table for the terminal and for Prefect. Unknown quantities are left out, never guessed."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.tasks.formatting import format_interval, format_seconds
@@ -19,58 +20,46 @@ MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly alway
 
 def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """List rows (name, value) that answer what a user asks first."""
-    train, evaluate, speedup = (summary.get(name) or {} for name in ("train", "evaluate", "speedup"))
-    pretrained = summary.get("pretrained")
-    rates = {"training": train.get("samples_per_second"), "prediction": evaluate.get("samples_per_second")}
-    rows = [
-        ("data", _data(summary.get("dataset"))),
-        ("weights", Pretrained.model_validate(pretrained).summary if pretrained else ""),
-        ("quality", _quality(evaluate)),
-        ("headline", _headline(speedup)),
-        ("speedup", str(speedup.get("verdict") or "")),
-        ("factors", _factors(speedup.get("factors"))),
-        *((name.replace("_", " "), ratio["meaning"]) for name, ratio in (speedup.get("ratios") or {}).items()),
-        ("limit", _limit(speedup, train, summary.get("execution") or {})),
-        ("efficiency", _efficiency(speedup, train)),
-        ("prediction", prediction_text(summary.get("prediction"))),
-        ("history", _history(summary.get("regression"))),
-        ("registry", _registry(summary.get("registered"))),
-        ("throughput", ", ".join(f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None)),
-        ("energy", energy_text(train.get("energy"))),
-        ("compile", _compile(train.get("compile"))),
-        ("restarts", _restarts(train)),
-        ("checkpoints", _checkpoints(summary.get("execution"))),
-        ("time", _time(summary.get("time_budget"), summary.get("seconds"), train.get("clock_difference"))),
-    ]
+    rows = itertools.chain(_model_rows(summary), _speed_rows(summary), _run_rows(summary))
     return [(name, value) for name, value in rows if value]
 
 
-def _data(dataset: Mapping[str, Any] | None) -> str:
-    if not dataset:
-        return ""
-    counts = " / ".join(f"{dataset[key]:,}" for key in ("num_train", "num_validation", "num_test"))
-    rejected = f", {dataset['num_rejected']:,} rejected" if dataset.get("num_rejected") else ""
-    origin = "reused" if dataset.get("reused") else f"prepared in {format_seconds(dataset['seconds'])}"
-    return f"{counts} train / validation / test{rejected}; {dataset['fingerprint']}, {origin}"
+def _model_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if dataset := summary.get("dataset"):
+        counts = " / ".join(f"{dataset[key]:,}" for key in ("num_train", "num_validation", "num_test"))
+        rejected = f", {dataset['num_rejected']:,} rejected" if dataset.get("num_rejected") else ""
+        origin = "reused" if dataset.get("reused") else f"prepared in {format_seconds(dataset['seconds'])}"
+        yield "data", f"{counts} train / validation / test{rejected}; {dataset['fingerprint']}, {origin}"
+    if pretrained := summary.get("pretrained"):
+        yield "weights", Pretrained.model_validate(pretrained).summary
+    if evaluate := summary.get("evaluate"):
+        result = EvaluateResult.model_validate(evaluate)
+        shown_top = ("top-5 accuracy",) if len(result.per_class_accuracy) >= MIN_CLASSES_FOR_TOP_5 else ()
+        facts = quality_facts(result)
+        shown = (f"{name} {value}" for name, value in facts if name in shown_top or not name.startswith("top-"))
+        yield "quality", ", ".join(shown)
 
 
-def _quality(evaluate: Mapping[str, Any]) -> str:
-    if not evaluate:
-        return ""
-    result = EvaluateResult.model_validate(evaluate)
-    shown_top = ("top-5 accuracy",) if len(result.per_class_accuracy) >= MIN_CLASSES_FOR_TOP_5 else ()
-    facts = quality_facts(result)
-    return ", ".join(f"{name} {value}" for name, value in facts if name in shown_top or not name.startswith("top-"))
-
-
-def _headline(speedup: Mapping[str, Any]) -> str:
-    if (name := speedup.get("headline")) is None:
-        return ""
-    ratio = speedup["ratios"][name]
-    value, low, high = (ratio[key] for key in ("value", "low", "high"))
-    interval = "" if low is None or high is None else f" (95 % interval {format_ends(low, high, value)})"
-    disturbed = "; the machine was disturbed meanwhile" if speedup["contaminated"] else ""
-    return f"{format_ratio(value)} x{interval} {HEADLINES[name]}{disturbed}"
+def _speed_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    train, speedup = summary.get("train") or {}, summary.get("speedup") or {}
+    if (headline := speedup.get("headline")) is not None:
+        value, low, high = (speedup["ratios"][headline][key] for key in ("value", "low", "high"))
+        interval = "" if low is None or high is None else f" (95 % interval {format_ends(low, high, value)})"
+        disturbed = "; the machine was disturbed meanwhile" if speedup["contaminated"] else ""
+        yield "headline", f"{format_ratio(value)} x{interval} {HEADLINES[headline]}{disturbed}"
+    yield "speedup", str(speedup.get("verdict") or "")
+    yield "factors", _factors(speedup.get("factors"))
+    for name, ratio in (speedup.get("ratios") or {}).items():
+        yield name.replace("_", " "), ratio["meaning"]
+    yield "limit", _limit(speedup, train, summary.get("execution") or {})
+    if speedup.get("efficiency") is not None:
+        low, high = speedup.get("efficiency_low"), speedup.get("efficiency_high")
+        interval = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+        devices = f" of {train['world_size']} devices" if train else ""
+        equal = speedup.get("equal_hardware")
+        same = f"; {equal['value']:.2f} of one rank on all cores" if equal else ""
+        yield "efficiency", f"{speedup['efficiency']:.2f}{interval}{devices}{same}"
+    yield "prediction", prediction_text(summary.get("prediction"))
 
 
 def _limit(speedup: Mapping[str, Any], train: Mapping[str, Any], execution: Mapping[str, Any]) -> str:
@@ -98,17 +87,6 @@ def _factors(card: Mapping[str, Any] | None) -> str:
     return f"{', '.join(texts)} ({card['method']})" if card and texts else ""
 
 
-def _efficiency(speedup: Mapping[str, Any], train: Mapping[str, Any]) -> str:
-    if speedup.get("efficiency") is None:
-        return ""
-    low, high = speedup.get("efficiency_low"), speedup.get("efficiency_high")
-    interval = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
-    devices = f" of {train['world_size']} devices" if train else ""
-    equal = speedup.get("equal_hardware")
-    same = f"; {equal['value']:.2f} of one rank on all cores" if equal else ""
-    return f"{speedup['efficiency']:.2f}{interval}{devices}{same}"
-
-
 def prediction_text(prediction: Mapping[str, Any] | None) -> str:
     """Compare the predicted with the measured speedup, and say how good the predictions have been so far."""
     if not prediction:
@@ -120,44 +98,33 @@ def prediction_text(prediction: Mapping[str, Any] | None) -> str:
     )
 
 
-def _history(regression: Mapping[str, Any] | None) -> str:
-    if not regression or regression["verdict"] == "too few runs":
-        return ""
-    word = {"regression": "worse than before: ", "disturbed": "slower, and disturbed: "}.get(regression["verdict"], "")
-    return f"{word}{regression['text']}"
-
-
-def _registry(registered: Mapping[str, Any] | None) -> str:
-    if not registered:
-        return ""
-    where = f"version {registered['version']}, {registered['alias']}" if registered["version"] else "not registered"
-    return f"{registered['name']}: {where}; {registered['gate']}"
-
-
-def _compile(stats: Mapping[str, Any] | None) -> str:
-    if not stats:
-        return ""
-    graphs = f"{stats['num_graphs']} graph" + ("s" if stats["num_graphs"] > 1 else "")
-    origin = "from the cache, " if stats["is_warm"] else ""
-    return (
-        f"{graphs} in {format_seconds(stats['seconds'])}, {origin}hit rate {stats['hit_rate']:.2%} over "
-        f"{stats['num_calls']:,} calls"
-    )
-
-
-def _restarts(train: Mapping[str, Any]) -> str:
-    return "; ".join(
+def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    train, evaluate = summary.get("train") or {}, summary.get("evaluate") or {}
+    if (judged := summary.get("regression")) and judged["verdict"] != "too few runs":
+        words = {"regression": "worse than before: ", "disturbed": "slower, and disturbed: "}
+        yield "history", f"{words.get(judged['verdict'], '')}{judged['text']}"
+    if model := summary.get("registered"):
+        where = f"version {model['version']}, {model['alias']}" if model["version"] else "not registered"
+        yield "registry", f"{model['name']}: {where}; {model['gate']}"
+    rates = {"training": train.get("samples_per_second"), "prediction": evaluate.get("samples_per_second")}
+    known = (f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None)
+    yield "throughput", ", ".join(known)
+    yield "energy", energy_text(train.get("energy"))
+    if stats := train.get("compile"):
+        graphs = f"{stats['num_graphs']} graph" + ("s" if stats["num_graphs"] > 1 else "")
+        origin = "from the cache, " if stats["is_warm"] else ""
+        rate = f"hit rate {stats['hit_rate']:.2%} over {stats['num_calls']:,} calls"
+        yield "compile", f"{graphs} in {format_seconds(stats['seconds'])}, {origin}{rate}"
+    restarts = (
         f"{one['cause']}: resumed from step {one['first_step']} after {format_seconds(one['seconds'])}, "
         f"{one['lost_steps']} steps repeated"
         for one in train.get("restarts") or ()
     )
-
-
-def _checkpoints(execution: Mapping[str, Any] | None) -> str:
-    choice = ((execution or {}).get("reasons") or {}).get("checkpoint_steps")
-    if not choice or not isinstance(choice["value"], int):  # the training was over before one was due
-        return ""
-    return f"every {choice['value']:,} steps: {choice['reason']}"
+    yield "restarts", "; ".join(restarts)
+    choice = ((summary.get("execution") or {}).get("reasons") or {}).get("checkpoint_steps")
+    if choice and isinstance(choice["value"], int):  # else the training was over before one was due
+        yield "checkpoints", f"every {choice['value']:,} steps: {choice['reason']}"
+    yield "time", _time(summary.get("time_budget"), summary.get("seconds"), train.get("clock_difference"))
 
 
 def _time(time_budget: Mapping[str, float] | None, seconds: float | None, clock_difference: float | None) -> str:

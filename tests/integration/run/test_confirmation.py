@@ -9,7 +9,7 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from paceline.flows.run import confirmation
+from paceline.flows.run import starts
 from paceline.flows.run.record import Outcome
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.track import run as tracking
@@ -31,7 +31,7 @@ def _server(prefect_url):
 @flow(name="confirming")
 def confirm(outcome, job, address, handle, summary):
     """The end of a run whose alarm is to be confirmed."""
-    return confirmation.confirm_regression(outcome, job, address, handle, summary)
+    return starts.confirm_regression(outcome, job, address, handle, summary)
 
 
 class Night:

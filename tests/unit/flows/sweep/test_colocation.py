@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.flows.sweep.colocation import FILE, colocation_on
+from paceline.flows.sweep.trial import COLOCATION_FILE, colocation_on
 from paceline.tasks.measure.paired_ratio import Interval
+from paceline.tasks.result_cache import save_result
 from paceline.tasks.sweep.concurrency import Colocation
 
 MEASURED = Colocation(
@@ -21,9 +22,9 @@ MEASURED = Colocation(
 
 @pytest.mark.parametrize("num_at_once", [4, 2, 1])
 def test_it_counts_only_for_as_many_trials_at_once(num_at_once, tmp_path):
-    kept = tmp_path / "runs" / "0123" / FILE
+    kept = tmp_path / "runs" / "0123" / COLOCATION_FILE
     kept.parent.mkdir(parents=True)
-    kept.write_text(MEASURED.model_dump_json())
+    save_result(kept, MEASURED, [])
     room = SimpleNamespace(num_at_once=num_at_once)
     work = SimpleNamespace(environment=SimpleNamespace(root=tmp_path), parent=SimpleNamespace(run_id="0123"), room=room)
     found, why = colocation_on(work, "probe")
