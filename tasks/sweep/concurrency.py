@@ -70,8 +70,7 @@ def _devices(
     config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], workers_by_host: dict[str, int] | None
 ) -> tuple[int, int, str]:
     """Hosts, devices on each, and what to call these."""
-    devices = len(hardware.gpus) if accelerator == "gpu" else hardware.num_cores
-    unit = "GPUs" if accelerator == "gpu" else "cores"
+    devices, unit = (len(hardware.gpus), "GPUs") if accelerator == "gpu" else (hardware.num_cores, "cores")
     if workers_by_host is not None:
         return max(1, len(workers_by_host)), min(workers_by_host.values(), default=0), "workers"
     hosts, limit = kind_of(config.cluster).num_hosts(config), config.cluster.num_workers
@@ -107,8 +106,7 @@ class Colocation(Record):
     @property
     def over_best(self) -> Interval:
         """Over the faster of the ways to have one model on all devices."""
-        ways = [way for way in (self.over_together, self.over_whole) if way is not None]
-        return min(ways, key=lambda way: way.value)
+        return min(filter(None, (self.over_together, self.over_whole)), key=lambda way: way.value)
 
     @property
     def layout(self) -> Layout:

@@ -1,29 +1,23 @@
 """Proposals and pruning of trials by Optuna's samplers and pruners.
 
-The only module that imports Optuna. A journal in the run's folder has one line for each proposal, report
-and end, so that a sweep resumes after any crash. The run's owner alone writes it: see
-`paceline.tasks.train.launch.run_lock`.
-Knows nothing of trainings.
+A journal in the run's folder has one line for each proposal, report and end, so that a sweep resumes after any crash.
+The run's owner alone writes it: see `paceline.tasks.train.launch.run_lock`.
 """
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from paceline.tasks.records.record import Record
 from paceline.tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
 from paceline.tasks.sweep.space import Parameter
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 STUDY = "sweep"
 """Optuna's name of it; Hyperband sorts trials into brackets by name and number, so it is always the same."""
@@ -72,9 +66,10 @@ class TrialStore:
         A failed trial is proposed again under another number.
         """
         with self._lock:
-            running = [trial for trial in self._all() if trial.state == TrialState.RUNNING]
-            retried = {trial.user_attrs.get(AGAIN) for trial in self._all()}
-            for trial in self._all():
+            trials = self._all()
+            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+            retried = {trial.user_attrs.get(AGAIN) for trial in trials}
+            for trial in trials:
                 if trial.state == TrialState.FAIL and not trial.user_attrs.get(FINAL) and trial.number not in retried:
                     self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
             num_waiting = sum(trial.state == TrialState.WAITING for trial in self._all())
@@ -85,7 +80,7 @@ class TrialStore:
             ]
             return resumed + retries
 
-    def _values(self, known: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    def _values(self, known: FrozenTrial) -> dict[str, Any]:
         """Values of a running trial; those missing from the journal are drawn now."""
         if known.params.keys() >= self._distributions.keys():
             return known.params
@@ -132,12 +127,11 @@ class TrialStore:
         """Those that have ended, those of former processes included; of one that was tried again the last."""
         with self._lock:
             finished = [trial for trial in self._all() if ENDED in trial.user_attrs]
-            retried = {trial.user_attrs.get(AGAIN) for trial in finished}
-            return tuple(
-                Trial.model_validate(trial.user_attrs[ENDED]) for trial in finished if trial.number not in retried
-            )
+        retried = {trial.user_attrs.get(AGAIN) for trial in finished}
+        ended = (trial.user_attrs[ENDED] for trial in finished if trial.number not in retried)
+        return tuple(Trial.model_validate(stored) for stored in ended)
 
-    def _all(self) -> Sequence[optuna.trial.FrozenTrial]:
+    def _all(self) -> Sequence[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
     def _ask(self) -> Proposal:
@@ -156,39 +150,33 @@ class _Grid(optuna.samplers.GridSampler):
 
 
 def _distribution(parameter: Parameter) -> BaseDistribution:
-    match parameter.kind:
-        case "list":
-            return CategoricalDistribution(parameter.choices)
-        case "int":
-            return IntDistribution(int(parameter.low), int(parameter.high), step=parameter.step)
-        case kind:
-            return FloatDistribution(parameter.low, parameter.high, log=kind == "log")
+    if parameter.kind == "list":
+        return CategoricalDistribution(parameter.choices)
+    if parameter.kind == "int":
+        return IntDistribution(int(parameter.low), int(parameter.high), step=parameter.step)
+    return FloatDistribution(parameter.low, parameter.high, log=parameter.kind == "log")
 
 
 def _sampler(search: Search, seed: int) -> optuna.samplers.BaseSampler:
-    match search.sampler:
-        case "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        case "grid":
-            grid = {parameter.setting: parameter.all_values() for parameter in search.parameters}
-            return _Grid(grid, seed=search.seed)  # its order is to be the same in each process
-        case _:
-            # Trials that run count as bad ones, or those proposed at the same time would be alike.
-            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    if search.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    if search.sampler == "grid":
+        grid = {parameter.setting: parameter.all_values() for parameter in search.parameters}
+        return _Grid(grid, seed=search.seed)  # its order is to be the same in each process
+    # Trials that run count as bad ones, or those proposed at the same time would be alike.
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
 def _pruner(search: Search) -> optuna.pruners.BasePruner:
+    bounds = {"min_resource": 1, "reduction_factor": REDUCTION}
     match search.pruner:
         case "median":
             return optuna.pruners.MedianPruner()
         case "asha":
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+            return optuna.pruners.SuccessiveHalvingPruner(**bounds)
         case "hyperband":
-            return optuna.pruners.HyperbandPruner(
-                min_resource=1, max_resource=search.num_epochs, reduction_factor=REDUCTION
-            )
-        case _:
-            return optuna.pruners.NopPruner()
+            return optuna.pruners.HyperbandPruner(max_resource=search.num_epochs, **bounds)
+    return optuna.pruners.NopPruner()
 
 
 def _repair_journal(journal: Path) -> None:

@@ -97,10 +97,8 @@ def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
     """
     parameters = tuple(parse_parameter(*split_parameter(text)) for text in texts)
     if not parameters:
-        raise InputError(
-            "a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'",
-            setting="--param",
-        )
+        fault = "a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'"
+        raise InputError(fault, setting="--param")
     for first, second in itertools.combinations(parameters, 2):
         if first.setting == second.setting:
             raise InputError(f"--param {first.setting} is given twice; put all its values into one")
@@ -121,17 +119,6 @@ def parse_parameter(setting: str, values: str) -> Parameter:
     Raises:
         InputError: no such setting, one that cannot be swept, or values that cannot be read.
     """
-    _check_setting(setting)
-    if (range_match := _RANGE.fullmatch(values)) is not None:
-        return _range(setting, values, range_match)
-    if values.startswith("[") and values.endswith("]"):
-        return Parameter(setting=setting, kind="list", choices=_choices(setting, values))
-    if "," in values and "(" not in values:
-        return Parameter(setting=setting, kind="list", choices=_choices(setting, f"[{values}]"))
-    raise InputError(f"--param {setting}={values} is not understood; {FORM}")
-
-
-def _check_setting(setting: str) -> None:
     try:
         apply({}, f"{setting}=0")
     except ConfigError as error:
@@ -141,6 +128,13 @@ def _check_setting(setting: str) -> None:
             f"--param {setting}: the trials of a sweep share their data and are executed alike; choose among recipe.*, "
             "model.* and seed, and compare executions with paceline study"
         )
+    if (range_match := _RANGE.fullmatch(values)) is not None:
+        return _range(setting, values, range_match)
+    if "," in values and "(" not in values and not (values.startswith("[") and values.endswith("]")):
+        values = f"[{values}]"
+    if values.startswith("[") and values.endswith("]"):
+        return Parameter(setting=setting, kind="list", choices=_choices(setting, values))
+    raise InputError(f"--param {setting}={values} is not understood; {FORM}")
 
 
 def _range(setting: str, values: str, found: re.Match[str]) -> Parameter:
@@ -156,12 +150,8 @@ def _range(setting: str, values: str, found: re.Match[str]) -> Parameter:
         raise InputError(f"{given}: {low:g} is not below {high:g}; give the lower end first")
     if kind == "log" and low <= 0:
         raise InputError(f"{given}: a logarithmic scale has no {low:g}; start above 0 or use lin(...)")
-    if kind == "int":
-        return _whole(given, setting, numbers)
-    return Parameter(setting=setting, kind="log" if kind == "log" else "lin", low=low, high=high)
-
-
-def _whole(given: str, setting: str, numbers: Sequence[float]) -> Parameter:
+    if kind != "int":
+        return Parameter(setting=setting, kind="log" if kind == "log" else "lin", low=low, high=high)
     if any(number != int(number) for number in numbers):
         raise InputError(f"{given}: int(...) takes whole numbers; use lin(...) for others")
     low, high, step = (*map(int, numbers), 1)[:3]

@@ -114,7 +114,7 @@ def test_an_interruption_sends_the_alarm_and_leaves_the_run_as_it_was(night, clu
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(confirmation, "_against", interrupt)
+    monkeypatch.setattr(starts, "_against", interrupt)
     with pytest.raises(KeyboardInterrupt):
         night.confirm(cluster_address, THROUGHPUT)
     night.tags()
