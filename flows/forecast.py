@@ -1,7 +1,6 @@
 """The forecast: profiles devices and the link, predicts N devices, ranks changes, and records the result."""
 
 import time
-from functools import partial
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -130,7 +129,15 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             profile = _profile(config, plan, prepared.num_train, measured)
             run = {"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload}
             result = _advise(request, profile, link, moved, **run, seconds=time.monotonic() - started)
-            _record(handle, result, plan)
+            checks = past_checks(handle)
+            metrics: dict[str, float | None] = {
+                Metric.forecast(one.scaling, one.num_devices, name): getattr(one, name)
+                for one in result.predictions
+                for name in ("ratio", "low", "high")
+            }
+            tracking.log_facts(handle, metrics, {Tag.EXECUTION: execution_of(plan), Tag.BOUND: result.bound})
+            tracking.log_document(handle, Artifact.ADVICE, result.model_dump(mode="json"))
+            log_report(handle, render_advise(result, checks), draw_advise(result, checks))
     publish(advise_table(result), "advice", "What more devices would give")
     return summarise_advise(result, handle)
 
@@ -222,17 +229,6 @@ def _advise(
         advice=device_profile.rank_moves(device_profile.gains(probe), left_out),
         cheapest=None if deadline is None else cheapest(profile, link, kind, deadline, price),
     )
-
-
-def _record(handle: tracking.RunHandle, result: AdviseResult, plan: Plan) -> None:
-    checks = past_checks(handle)
-    metrics: dict[str, float | None] = {}
-    for prediction in result.predictions:
-        name = partial(Metric.forecast, prediction.scaling, prediction.num_devices)
-        metrics |= {name("ratio"): prediction.ratio, name("low"): prediction.low, name("high"): prediction.high}
-    tracking.log_facts(handle, metrics, {Tag.EXECUTION: execution_of(plan), Tag.BOUND: result.bound})
-    tracking.log_document(handle, Artifact.ADVICE, result.model_dump(mode="json"))
-    log_report(handle, render_advise(result, checks), draw_advise(result, checks))
 
 
 def summarise_advise(result: AdviseResult, handle: tracking.RunHandle) -> dict[str, Any]:

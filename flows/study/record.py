@@ -217,15 +217,14 @@ def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> Lo
     log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
     tracking.log_document(parent, Artifact.NO_GPU, result.model_dump(mode="json"))
     measured = [way for way in result.ways if way.is_measured]
-    for way in measured:
-        _log_way(parent, way)
+    figures = [_log_way(parent, way) for way in measured]
     summary = result.model_dump(mode="json", include={*NO_GPU_SUMMARY})
     summary |= {"tracking_uri": parent.public_uri, "report": Artifact.REPORT, "view": share_study(parent, ["accuracy"])}
     tracking.log_document(parent, Artifact.SUMMARY, summary)
     counts = (sum(way.num_failed for way in measured), sum(way.contaminated for way in measured))
     metrics = _study_metrics(len(measured), *counts, result.seconds)
-    for way in measured:
-        metrics |= _way_metrics(way)
+    for of_way in figures:
+        metrics |= of_way
     tracking.log_facts(parent, metrics, {Tag.VERDICT: result.verdict, Tag.CHOICE: result.choice})
     return summary | {"result": result.model_dump(mode="json")}, [result.verdict, *result.notes]
 
@@ -242,20 +241,8 @@ def _gpu_rows(work: StudyContext, trainings: StudyRuns) -> dict[str, tuple[Hardw
     return rows
 
 
-def _way_metrics(way: Approach) -> dict[str, float | None]:
-    name = way.name.replace(" ", "_").replace("-", "_")
-    return {
-        f"{name}/accuracy": way.score,
-        f"{name}/target_seconds": way.target_seconds.value,
-        f"{name}/end_to_end_seconds": way.whole_seconds.value,
-        f"{name}/joules": way.joules.value,
-        f"{name}/prediction_samples_per_second": way.executed.value,
-        f"{name}/eager_prediction_samples_per_second": way.eager.value,
-    }
-
-
-def _log_way(parent: RunHandle, way: Approach) -> None:
-    """Log a way's ratios over all repeats in each of its runs."""
+def _log_way(parent: RunHandle, way: Approach) -> dict[str, float | None]:
+    """Log a way's ratios over all repeats in each of its runs; the metrics of the way in the study's run."""
     ratio, low, high = figures_of(way.target_ratio)
     metrics: dict[str, float | None] = {
         Metric.TARGET_SPEEDUP: ratio,
@@ -265,3 +252,12 @@ def _log_way(parent: RunHandle, way: Approach) -> None:
     }
     for run_id in way.run_ids:
         tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {Tag.PARITY: way.parity})
+    name = way.name.replace(" ", "_").replace("-", "_")
+    return {
+        f"{name}/accuracy": way.score,
+        f"{name}/target_seconds": way.target_seconds.value,
+        f"{name}/end_to_end_seconds": way.whole_seconds.value,
+        f"{name}/joules": way.joules.value,
+        f"{name}/prediction_samples_per_second": way.executed.value,
+        f"{name}/eager_prediction_samples_per_second": way.eager.value,
+    }

@@ -60,7 +60,10 @@ def log_sweep(
         "view": view,
     }
     tracking.log_document(parent, Artifact.SUMMARY, summary)
-    tracking.log_facts(parent, _metrics(result), _tags(result))
+    tags = {Tag.LAYOUT: colocation.layout, Tag.CONTAMINATED: str(colocation.contaminated)} if colocation else {}
+    if best is not None:
+        tags |= {Tag.BEST_RUN_ID: best.run_id or "", Tag.BEST: " ".join(result.overrides(best))}
+    tracking.log_facts(parent, _metrics(result), tags)
     return result, summary
 
 
@@ -78,14 +81,6 @@ def _metrics(result: SweepResult) -> dict[str, float | None]:
         Metric.SWEEP_BEST_SCORE: best.score if best else None,
         Metric.SWEEP_BEST_TEST_SCORE: best.test_score if best else None,
     }
-
-
-def _tags(result: SweepResult) -> dict[str, str]:
-    best, colocation = result.best, result.colocation
-    tags = {Tag.LAYOUT: colocation.layout, Tag.CONTAMINATED: str(colocation.contaminated)} if colocation else {}
-    if best is not None:
-        tags |= {Tag.BEST_RUN_ID: best.run_id or "", Tag.BEST: " ".join(result.overrides(best))}
-    return tags
 
 
 def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from paceline.tasks.formatting import DASH, format_seconds
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.page import interval_text, render_page
 from paceline.tasks.report.run_charts import draw_ratios
 from paceline.tasks.speedup.study.no_gpu import SCRATCH, Approach, NoGpuResult, ReportedValue
@@ -26,10 +27,10 @@ def _row(way: Approach) -> list[str]:
         way.name,
         way.device,
         _score(way),
-        _seconds(way.target_seconds) + (f" ({way.num_reached} of {way.num_judged})" if is_partial else ""),
-        _speedup(way, "target"),
-        _seconds(way.whole_seconds),
-        _speedup(way, "whole"),
+        _cell(way.target_seconds) + (f" ({way.num_reached} of {way.num_judged})" if is_partial else ""),
+        _speedup(way, way.target_ratio),
+        _cell(way.whole_seconds),
+        _speedup(way, way.whole_ratio),
         _cell(way.joules, "{:,.0f} J"),
         _cell(way.executed, "{:,.0f}/s"),
         _cell(way.eager, "{:,.0f}/s"),
@@ -47,28 +48,22 @@ def _score(way: Approach) -> str:
     return f"{way.score:.2%}{spread}, {points[0]:+.1f} [{points[1]:+.1f}, {points[2]:+.1f}] points, {way.parity}"
 
 
-def _speedup(way: Approach, name: str) -> str:
+def _speedup(way: Approach, ratio: Interval | None) -> str:
     if not way.is_measured:
         return DASH
-    return "1" if way.name == SCRATCH else interval_text(way.target_ratio if name == "target" else way.whole_ratio)
+    return "1" if way.name == SCRATCH else interval_text(ratio)
 
 
-def _seconds(cell: ReportedValue) -> str:
+def _cell(cell: ReportedValue, form: str = "") -> str:
+    """A value in a format, seconds without one, after what it is unless it was measured."""
     if cell.value is None:
         return cell.kind
+    prefix = "" if cell.kind == "measured" else f"{cell.kind} "
+    if form:
+        rounded = cell.value if cell.kind == "measured" else float(f"{cell.value:.{DIGITS_OF_ESTIMATES}g}")
+        return prefix + form.format(rounded)
     is_short = cell.value < SHORTEST_SECONDS
-    return _prefix(cell) + (f"{1000 * cell.value:.1g} ms" if is_short else format_seconds(cell.value))
-
-
-def _cell(cell: ReportedValue, form: str) -> str:
-    if cell.value is None:
-        return cell.kind
-    value = cell.value if cell.kind == "measured" else float(f"{cell.value:.{DIGITS_OF_ESTIMATES}g}")
-    return _prefix(cell) + form.format(value)
-
-
-def _prefix(cell: ReportedValue) -> str:
-    return "" if cell.kind == "measured" else f"{cell.kind} "
+    return prefix + (f"{1000 * cell.value:.1g} ms" if is_short else format_seconds(cell.value))
 
 
 def render_no_gpu(result: NoGpuResult, environment: Mapping[str, Any]) -> str:

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -90,7 +88,17 @@ def draw_training(
         titles.append(f"Validation {SCORE_WORDS[score_name]} (best {max(validation_scores):.2%})")
     figure, axes = plot.new_figure(4.2 if validation_scores else 2.5, *titles)
     figure.set_label("loss and score over training")
-    _draw_loss(axes[0], np.asarray(losses, dtype=np.float64), first_step)
+    loss, course = np.asarray(losses, dtype=np.float64), axes[0]
+    steps, width = np.arange(first_step, first_step + len(loss)), max(1, len(loss) // 50)
+    drawn = np.unique(np.linspace(0, len(loss) - 1, num=min(len(loss), MAX_POINTS)).astype(int))
+    course.plot(steps[drawn], loss[drawn], color=plot.GREY, alpha=0.45, linewidth=0.8)
+    if width > 1:
+        kernel = np.ones(width)
+        smooth = np.convolve(loss, kernel, "same") / np.convolve(np.ones(len(loss)), kernel, "same")
+        course.plot(steps[drawn], smooth[drawn], color=plot.BLUE, linewidth=1.8)
+    course.grid(axis="y", color=plot.FAINT, linewidth=0.7)
+    course.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    course.set_xlabel("step")
     if validation_scores:
         axis = axes[1]
         epochs = np.arange(1, len(validation_scores) + 1)
@@ -101,20 +109,6 @@ def draw_training(
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axis.set_xlabel("epoch")
     return figure
-
-
-def _draw_loss(axis: Axes, losses: npt.NDArray[np.float64], first_step: int) -> None:
-    steps = np.arange(first_step, first_step + len(losses))
-    drawn = np.unique(np.linspace(0, len(losses) - 1, num=min(len(losses), MAX_POINTS)).astype(int))
-    width = max(1, len(losses) // 50)
-    axis.plot(steps[drawn], losses[drawn], color=plot.GREY, alpha=0.45, linewidth=0.8)
-    if width > 1:
-        kernel = np.ones(width)
-        smooth = np.convolve(losses, kernel, "same") / np.convolve(np.ones(len(losses)), kernel, "same")
-        axis.plot(steps[drawn], smooth[drawn], color=plot.BLUE, linewidth=1.8)
-    axis.grid(axis="y", color=plot.FAINT, linewidth=0.7)
-    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axis.set_xlabel("step")
 
 
 def budget_items(time_budget: Mapping[str, float]) -> list[tuple[str, float, float]]:

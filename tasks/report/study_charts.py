@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
@@ -200,8 +199,14 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
     rows = list(dict.fromkeys(setting[fields[1]] for setting in settings)) if len(fields) > 1 else [""]
     figure, (axis,) = plot.new_figure(1.1 + 0.75 * len(rows), "Which execution wins where")
     for group, setting in zip(groups, settings, strict=True):
+        best, column = winner(arms, group), columns.index(setting[fields[0]])
         row = rows.index(setting[fields[1]]) if len(fields) > 1 else 0
-        _draw_cell(axis, columns.index(setting[fields[0]]), row, winner(arms, group))
+        factor = best.ratio.value if best is not None and best.ratio is not None else 1.0
+        alpha, corner = 0.08 + 0.5 * min(1.0, max(0.0, np.log2(factor) / 2)), (column - 0.5, row - 0.5)
+        axis.add_patch(Rectangle(corner, 1, 1, facecolor=plot.BLUE, alpha=alpha, edgecolor=plot.PAPER, linewidth=2))
+        parts = ("nothing ran" if best is None else execution_name(best)).split(", ")
+        lines = "\n".join([*(plot.shorten(part, 18) for part in parts[:2]), f"{factor:.2f} x"])
+        plot.add_text(axis, column, row, lines, ha="center", fontsize=plot.FONT_POINTS - 1.5)
     axis.set_xlim(-0.5, len(columns) - 0.5)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xticks(range(len(columns)), columns)
@@ -209,18 +214,6 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
     axis.set_xlabel(fields[0])
     axis.set_ylabel(fields[1] if len(fields) > 1 else "")
     return figure
-
-
-def _draw_cell(axis: Axes, column: int, row: int, best: ArmSummary | None) -> None:
-    factor = best.ratio.value if best is not None and best.ratio is not None else 1.0
-    alpha = 0.08 + 0.5 * min(1.0, max(0.0, np.log2(factor) / 2))
-    corner = (column - 0.5, row - 0.5)
-    axis.add_patch(Rectangle(corner, 1, 1, facecolor=plot.BLUE, alpha=alpha, edgecolor=plot.PAPER, linewidth=2))
-    name = "nothing ran" if best is None else execution_name(best)
-    lines = [plot.shorten(part, 18) for part in name.split(", ")][:2]
-    plot.add_text(
-        axis, column, row, "\n".join([*lines, f"{factor:.2f} x"]), ha="center", fontsize=plot.FONT_POINTS - 1.5
-    )
 
 
 def execution_name(arm: ArmSummary) -> str:

@@ -106,14 +106,10 @@ def _verdict(arm: ArmSummary) -> str:
         return "too few repeats"
     if not arm.significant:
         return "not significant"
-    return "slower" if arm.ratio.value < 1 else _verdict_on_faster(arm)
-
-
-def _verdict_on_faster(arm: ArmSummary) -> str:
-    if arm.parity == "worse":
-        return "faster but worse"
+    if arm.ratio.value < 1:
+        return "slower"
     if not holds_parity(arm.parity):
-        return UNPROVEN
+        return "faster but worse" if arm.parity == "worse" else UNPROVEN
     return UNCONFIRMED if arm.confirmed is False else FASTER
 
 
@@ -197,10 +193,7 @@ def _winners(result: StudyResult) -> Iterator[str]:
 
 
 def _losers(result: StudyResult) -> Iterator[str]:
-    undecided = [arm.arm.name for arm in result.arms if arm.ratio is not None and not arm.significant]
-    slower = [arm.arm.name for arm in result.arms if arm.ratio and arm.significant and arm.ratio.value < 1]
-    worse = [arm.arm.name for arm in result.arms if arm.parity == "worse"]
-    if slower:
+    if slower := [arm.arm.name for arm in result.arms if arm.ratio and arm.significant and arm.ratio.value < 1]:
         yield f"Slower (95 % CI below 1): {'; '.join(slower)}."
     chance = [arm.arm.name for arm in result.arms if arm.ratio and not arm.significant and _excludes_one(arm.ratio)]
     if chance:
@@ -208,7 +201,7 @@ def _losers(result: StudyResult) -> Iterator[str]:
             f"Among {sum(arm.p_value is not None for arm in result.arms)} arms, the difference of these may be chance, "
             f"though the interval of each alone excludes 1 (Holm): {'; '.join(chance)}."
         )
-    if undecided:
+    if undecided := [arm.arm.name for arm in result.arms if arm.ratio and not arm.significant]:
         yield f"No significant difference: {'; '.join(undecided)}."
     unproven = [
         f"{arm.arm.name} ({parity_text(arm.parity, arm.accuracy_difference)})"
@@ -220,7 +213,7 @@ def _losers(result: StudyResult) -> Iterator[str]:
             f"Faster, but not shown to learn as much as the baseline within {100 * MARGIN:g} points: "
             f"{'; '.join(unproven)}. More repeats or more test samples can show it."
         )
-    if worse:
+    if worse := [arm.arm.name for arm in result.arms if arm.parity == "worse"]:
         yield f"Learned less than the baseline ({_score_word(result)}): {'; '.join(worse)}."
 
 

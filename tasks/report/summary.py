@@ -124,16 +124,12 @@ def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     choice = ((summary.get("execution") or {}).get("reasons") or {}).get("checkpoint_steps")
     if choice and isinstance(choice["value"], int):  # else the training was over before one was due
         yield "checkpoints", f"every {choice['value']:,} steps: {choice['reason']}"
-    yield "time", _time(summary.get("time_budget"), summary.get("seconds"), train.get("clock_difference"))
-
-
-def _time(time_budget: Mapping[str, float] | None, seconds: float | None, clock_difference: float | None) -> str:
-    """Give both totals their names: the budget covers the training process, which is a part of the run."""
-    items = budget_items(time_budget or {})
+    # Both totals have names: the budget covers the training process, which is a part of the run.
+    seconds, items = summary.get("seconds"), budget_items(summary.get("time_budget") or {})
     shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.0f} %" for name, _, share in items[:NUM_BUDGET_ITEMS])
     process = f"training process {format_seconds(sum(item[1] for item in items))}: {shares}" if items else ""
     total = "" if seconds is None else f"{format_seconds(seconds)} in all"
-    return "; ".join(filter(None, [total, process, clock_text(clock_difference)]))
+    yield "time", "; ".join(filter(None, [total, process, clock_text(train.get("clock_difference"))]))
 
 
 def energy_text(energy: Mapping[str, Any] | None) -> str:

@@ -6,7 +6,7 @@ from paceline.tasks.formatting import format_interval, number_text, seconds_text
 from paceline.tasks.report.page import render_page
 from paceline.tasks.report.run_charts import draw_ratios
 from paceline.tasks.speedup.compare import Comparison, compare_notes, compare_table
-from paceline.tasks.speedup.hardware_table import HardwareRow, HardwareTable, WorkTable
+from paceline.tasks.speedup.hardware_table import HardwareTable, WorkTable
 from paceline.tasks.speedup.limit_share import format_share
 
 HEAD = ("hardware", "samples/s", "of limit", "speedup", "runs", "fixed", "memory", "energy", "price", "execution")
@@ -15,22 +15,20 @@ HEAD = ("hardware", "samples/s", "of limit", "speedup", "runs", "fixed", "memory
 def hardware_rows(work: WorkTable) -> list[list[str]]:
     """Make the rows below `HEAD`."""
     has_prices = any(row.price_per_million_samples for row in work.rows)
-    return [_cells(row, row.price_per_million_samples if has_prices else None) for row in work.rows]
-
-
-def _cells(row: HardwareRow, price: float | None) -> list[str]:
-    memory, joules = row.peak_memory_bytes, row.joules_per_sample
     return [
-        row.label,
-        f"{row.samples_per_second:,.0f}",
-        format_share(row.of_limit) + ("" if row.mfu is None else f", MFU {row.mfu:.0%}"),
-        format_interval(row.speedup, row.low, row.high),
-        str(row.num_runs),
-        seconds_text(row.fixed_seconds),
-        number_text(memory and memory / 2**30, ".2f", " GiB"),
-        number_text(joules and 1000 * joules, ",.2f", " mJ/sample"),
-        number_text(price, ",.3f", " per million"),
-        row.execution,
+        [
+            row.label,
+            f"{row.samples_per_second:,.0f}",
+            format_share(row.of_limit) + ("" if row.mfu is None else f", MFU {row.mfu:.0%}"),
+            format_interval(row.speedup, row.low, row.high),
+            str(row.num_runs),
+            seconds_text(row.fixed_seconds),
+            number_text(row.peak_memory_bytes and row.peak_memory_bytes / 2**30, ".2f", " GiB"),
+            number_text(row.joules_per_sample and 1000 * row.joules_per_sample, ",.2f", " mJ/sample"),
+            number_text(row.price_per_million_samples if has_prices else None, ",.3f", " per million"),
+            row.execution,
+        ]
+        for row in work.rows
     ]
 
 

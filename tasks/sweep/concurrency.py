@@ -55,15 +55,20 @@ def plan_concurrency(
     hosts, devices, unit = _devices(config, hardware, accelerator, workers_by_host)
     each, across = config.execution.num_devices, config.execution.num_nodes
     fits = max(1, hosts * (devices // each) // across)
-    choice = _choice(fits, num_trials, asked, f"{hosts * devices} {unit} over {each * across} of each trial")
+    why = f"{hosts * devices} {unit} over {each * across} of each trial"
+    if asked is not None and asked > fits:
+        raise InputError(f"--at-once {asked} exceeds the {fits} trials that there are devices for ({why}); use fewer")
+    chosen, reason = min(fits if asked is None else asked, num_trials), "as asked for"
     by_memory = max(1, hosts * int(hardware.memory_bytes // TRIAL_BYTES) // (each * across))
-    if asked is None and accelerator == "cpu" and int(choice.value) > by_memory:
-        choice = Choice(value=by_memory, reason=f"{hardware.memory_bytes / 2**30:.0f} GiB of memory on each host")
-    per_host = -(-int(choice.value) * across // hosts)
+    if asked is None:
+        reason = why if chosen == fits else f"as many as there are trials, of {why}"
+        if accelerator == "cpu" and chosen > by_memory:
+            chosen, reason = by_memory, f"{hardware.memory_bytes / 2**30:.0f} GiB of memory on each host"
+    per_host = -(-chosen * across // hosts)
     demand = ClusterResources(num_hosts=max(hosts, across), workers_per_host=per_host * each, gpus=accelerator == "gpu")
     cores, memory = max(1, hardware.num_cores // per_host), hardware.memory_bytes // per_host
     share = hardware.model_copy(update={"num_cores": cores, "memory_bytes": memory})
-    return TrialConcurrency(choice, demand, share)
+    return TrialConcurrency(Choice(value=chosen, reason=reason), demand, share)
 
 
 def _devices(
@@ -75,15 +80,6 @@ def _devices(
         return max(1, len(workers_by_host)), min(workers_by_host.values(), default=0), "workers"
     hosts, limit = kind_of(config.cluster).num_hosts(config), config.cluster.num_workers
     return (hosts, devices, unit) if limit == "auto" else (hosts, min(devices, limit), "workers")
-
-
-def _choice(fits: int, num_trials: int, asked: int | None, why: str) -> Choice:
-    if asked is None:
-        chosen = min(fits, num_trials)
-        return Choice(value=chosen, reason=why if chosen == fits else f"as many as there are trials, of {why}")
-    if asked > fits:
-        raise InputError(f"--at-once {asked} exceeds the {fits} trials that there are devices for ({why}); use fewer")
-    return Choice(value=min(asked, num_trials), reason="as asked for")
 
 
 class Colocation(Record):

@@ -40,12 +40,23 @@ def judge(result: NoGpuResult) -> tuple[Choice, str]:
     if rented := _rental_sentence(result, best or scratch):
         return "gpu", rented
     if best is not None:
-        return TAKE[best.name], f"Without a GPU, {WORDS[best.name]}: {_sooner(best, scratch)}."
+        seconds, scratch_seconds = (format_seconds(way.target_seconds.value or 0.0) for way in (best, scratch))
+        return TAKE[best.name], (
+            f"Without a GPU, {WORDS[best.name]}: on the validation split it is as good as training from scratch in "
+            f"{_times(best.target_ratio, best.num_pairs)} of the time ({seconds} against {scratch_seconds}), with "
+            f"{_score(best)} against {_score(scratch)} of the test split right "
+            f"({parity_text(best.parity, best.difference)})."
+        )
     quick = [way for way in approaches if _is_certain(way.whole_ratio) and _value(way.whole_ratio) >= 1 / MAX_TIME]
     good = [way for way in quick if (way.score or 0.0) >= MIN_SHARE * (scratch.score or 0.0)]
     cheap = max(good, key=lambda way: way.score or 0.0, default=None)
     if cheap is not None:
-        return TAKE[cheap.name], f"Without a GPU, {WORDS[cheap.name]}: {_cheap(cheap, scratch)}."
+        share = (cheap.score or 0.0) / (scratch.score or 1.0)
+        return TAKE[cheap.name], (
+            f"Without a GPU, {WORDS[cheap.name]}: {share:.2f} of the accuracy of training from scratch "
+            f"({_score(cheap)} against {_score(scratch)}) in {_times(cheap.whole_ratio, cheap.num_pairs)} of its time, "
+            f"though {_reach_sentence(cheap)}."
+        )
     why = "; ".join(_why_not(way, scratch) for way in approaches) or "neither of the other ways was done"
     return "from scratch", f"Without a GPU, train from scratch: the weights do not help: {why}."
 
@@ -79,24 +90,6 @@ def _times(ratio: Interval | None, num_pairs: int) -> str:
     if ratio.low is None or ratio.high is None:
         return f"{1 / ratio.value:.2f} (of {num_pairs} {'pair' if num_pairs == 1 else 'pairs'}: no interval)"
     return f"{1 / ratio.value:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
-
-
-def _sooner(way: Approach, scratch: Approach) -> str:
-    seconds, scratch_seconds = way.target_seconds.value or 0.0, scratch.target_seconds.value or 0.0
-    share = _times(way.target_ratio, way.num_pairs)
-    return (
-        f"on the validation split it is as good as training from scratch in {share} of the time "
-        f"({format_seconds(seconds)} against {format_seconds(scratch_seconds)}), with {_score(way)} against "
-        f"{_score(scratch)} of the test split right ({parity_text(way.parity, way.difference)})"
-    )
-
-
-def _cheap(way: Approach, scratch: Approach) -> str:
-    share = (way.score or 0.0) / (scratch.score or 1.0)
-    return (
-        f"{share:.2f} of the accuracy of training from scratch ({_score(way)} against {_score(scratch)}) in "
-        f"{_times(way.whole_ratio, way.num_pairs)} of its time, though {_reach_sentence(way)}"
-    )
 
 
 def _score(way: Approach) -> str:

@@ -57,9 +57,16 @@ def scaling(kind: Kind, group: str, speedups: Mapping[int, Sequence[float]]) -> 
     """
     numbers = sorted({1, *speedups})
     points = tuple(_point(kind, number, speedups.get(number, ())) for number in numbers)
-    refused = _refusal(numbers, speedups)
     fits: tuple[Fit, ...] = ()
-    if refused is None:
+    refused = None
+    if len(numbers) < MIN_POINTS:
+        refused = (
+            f"no law is fitted to {len(numbers)} numbers of devices ({', '.join(map(str, numbers))}): "
+            f"it would pass through them whatever they are; measure at least {MIN_POINTS}"
+        )
+    elif len({len(speedups[number]) for number in numbers if number > 1}) > 1:
+        refused = "no law is fitted: some numbers of devices have fewer clean repeats than others"
+    else:
         counts = np.array([number for number in numbers if number > 1], dtype=np.float64)
         measured = np.array([speedups[int(number)] for number in counts])  # devices x repeats
         if kind == "strong":
@@ -74,17 +81,6 @@ def law(fit: Fit, num_devices: float) -> float:
     values = {name: interval.value for name, interval in fit.parameters.items()}
     excess = values.get("serial_fraction", 0.0) + values.get("contention", 0.0)
     return num_devices / (1 + (num_devices - 1) * (excess + values.get("coherence", 0.0) * num_devices))
-
-
-def _refusal(numbers: Sequence[int], speedups: Mapping[int, Sequence[float]]) -> str | None:
-    if len(numbers) < MIN_POINTS:
-        return (
-            f"no law is fitted to {len(numbers)} numbers of devices ({', '.join(map(str, numbers))}): "
-            f"it would pass through them whatever they are; measure at least {MIN_POINTS}"
-        )
-    if len({len(speedups[number]) for number in numbers if number > 1}) > 1:
-        return "no law is fitted: some numbers of devices have fewer clean repeats than others"
-    return None
 
 
 def _point(kind: Kind, num_devices: int, speedups: Sequence[float]) -> ScalingPoint:
