@@ -22,8 +22,7 @@ from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
-from paceline.tasks.report.run_charts import draw_speed
-from paceline.tasks.report.run_report import ReportInput, render_report
+from paceline.tasks.report.run_report import ReportInput, draw_speed, render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.comparability import comparison_facts
 from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files, find_steps, json_bytes, pack

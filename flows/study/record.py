@@ -217,14 +217,13 @@ def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> Lo
     log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
     tracking.log_document(parent, Artifact.NO_GPU, result.model_dump(mode="json"))
     measured = [way for way in result.ways if way.is_measured]
-    figures = [_log_way(parent, way) for way in measured]
+    num_failed, contaminated = sum(way.num_failed for way in measured), sum(way.contaminated for way in measured)
+    metrics = _study_metrics(len(measured), num_failed, contaminated, result.seconds)
+    for way in measured:
+        metrics |= _log_way(parent, way)
     summary = result.model_dump(mode="json", include={*NO_GPU_SUMMARY})
     summary |= {"tracking_uri": parent.public_uri, "report": Artifact.REPORT, "view": share_study(parent, ["accuracy"])}
     tracking.log_document(parent, Artifact.SUMMARY, summary)
-    counts = (sum(way.num_failed for way in measured), sum(way.contaminated for way in measured))
-    metrics = _study_metrics(len(measured), *counts, result.seconds)
-    for of_way in figures:
-        metrics |= of_way
     tracking.log_facts(parent, metrics, {Tag.VERDICT: result.verdict, Tag.CHOICE: result.choice})
     return summary | {"result": result.model_dump(mode="json")}, [result.verdict, *result.notes]
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from paceline.tasks.formatting import DASH, format_seconds
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.page import interval_text, render_page
-from paceline.tasks.report.run_charts import draw_ratios
+from paceline.tasks.report.plotting import draw_ratios
 from paceline.tasks.speedup.study.no_gpu import SCRATCH, Approach, NoGpuResult, ReportedValue
 
 HEAD = ("way", "on", "accuracy", "to the target", "speedup", "whole", "speedup", "energy", "predicts", "eager", "basis")

@@ -8,7 +8,7 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -32,6 +32,7 @@ FONT_POINTS = 9.5
 DASHED: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (3, 3))}
 """A line to compare with, such as a ratio of 1."""
 IDEAL: dict[str, Any] = {"color": GREY, "linewidth": 1.0, "linestyle": (0, (4, 3))}
+MAX_NAME = 30  # characters of a line of a name
 LEGEND: dict[str, Any] = {"frameon": False, "fontsize": FONT_POINTS - 1, "labelcolor": INK}
 
 
@@ -94,6 +95,28 @@ def draw_bars(
         add_text(axis, value, place, f" {text}")
     axis.set_yticks(places, names, parse_math=False)
     hide_x_axis(axis)
+
+
+def draw_ratios(
+    ratios: Mapping[str, tuple[float, float | None, float | None]], base: str, unit: str, title: str
+) -> Figure:
+    """Draw bars from the top down, each with its number and, where it is known, its interval; a line at 1."""
+    names = [break_name(name, MAX_NAME) for name in ratios]
+    lines = max(name.count("\n") + 1 for name in names)
+    figure, (axis,) = new_figure(0.9 + (0.2 + 0.17 * lines) * len(ratios), title)
+    places = range(len(ratios))[::-1]
+    colours = [GREY if name == base else BLUE for name in ratios]
+    axis.barh(places, [ratio for ratio, _, _ in ratios.values()], height=0.55, color=colours)
+    ends = [max(ratio, high or ratio) for ratio, _, high in ratios.values()]
+    for place, end, (ratio, low, high) in zip(places, ends, ratios.values(), strict=True):
+        if low is not None and high is not None:
+            axis.plot([low, high], [place, place], color=INK, linewidth=1.0)
+        add_text(axis, end, place, f" {ratio:.2f}", fontsize=FONT_POINTS - 1)
+    axis.axvline(1.0, **DASHED)
+    axis.set_yticks(places, names, parse_math=False)
+    axis.set_xlim(0, 1.12 * max(ends))
+    axis.set_xlabel(unit, loc="right")
+    return figure
 
 
 def hide_x_axis(axis: Axes) -> None:

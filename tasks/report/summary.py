@@ -7,13 +7,13 @@ from typing import Any
 from paceline.tasks.formatting import format_interval, format_seconds
 from paceline.tasks.records.data import Pretrained
 from paceline.tasks.records.training import EvaluateResult
-from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
 from paceline.tasks.speedup.baselines.ratios import HEADLINES
 from paceline.tasks.speedup.limit_share import format_flops, format_share
 from paceline.tasks.speedup.verdict import format_ends, format_ratio
 
 NUM_BUDGET_ITEMS = 4
+MIN_SHARE = 0.0005  # smaller shares of the time budget are summed into one item
 MAX_CLOCK_DIFFERENCE = 0.01
 MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly always among the first five
 
@@ -85,6 +85,19 @@ def _factors(card: Mapping[str, Any] | None) -> str:
         if one["basis"] != "unchanged"
     ]
     return f"{', '.join(texts)} ({card['method']})" if card and texts else ""
+
+
+def budget_items(time_budget: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """List (name, seconds, share of all), largest first; tiny items are summed at the end, so nothing is lost."""
+    total = sum(time_budget.values())
+    if total <= 0:
+        return []
+    items = sorted(((name, seconds, seconds / total) for name, seconds in time_budget.items()), key=lambda it: -it[1])
+    tiny = [item for item in items if abs(item[2]) < MIN_SHARE]
+    if len(tiny) <= 1:
+        return items
+    seconds = sum(item[1] for item in tiny)
+    return [*(item for item in items if item not in tiny), (f"{len(tiny)} tiny items", seconds, seconds / total)]
 
 
 def prediction_text(prediction: Mapping[str, Any] | None) -> str:

@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from paceline.tasks.formatting import format_interval, number_text, seconds_text
 from paceline.tasks.report.page import render_page
-from paceline.tasks.report.run_charts import draw_ratios
+from paceline.tasks.report.plotting import draw_ratios
 from paceline.tasks.speedup.compare import Comparison, compare_notes, compare_table
 from paceline.tasks.speedup.hardware_table import HardwareTable, WorkTable
 from paceline.tasks.speedup.limit_share import format_share

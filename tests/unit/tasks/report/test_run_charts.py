@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.report.plotting import png_bytes, svg_text
-from paceline.tasks.report.run_charts import budget_items, draw_speed, draw_speedup, draw_time_budget, draw_training
+from paceline.tasks.report.run_report import draw_speed, draw_speedup, draw_time_budget, draw_training
+from paceline.tasks.report.summary import budget_items
 from paceline.tasks.speedup.records import SpeedupResult
 
 
