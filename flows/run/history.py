@@ -44,7 +44,6 @@ R = TypeVar("R", bound=Record)
 
 
 def _finished_runs(handle: RunHandle, tags: dict[str, str], limit: int | None = MAX_RUNS) -> list[FoundRun]:
-    """Finished runs of the experiment with these tags, the newest first."""
     condition = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
     return find_runs(handle.tracking_uri, handle.experiment, f"{condition} and attributes.status = 'FINISHED'", limit)
 

@@ -1,7 +1,4 @@
-"""Fresh processes after a training: how starts of the run differ, and whether the alarm of its series is confirmed.
-
-An alarm is confirmed by a rebuild of the last good run of the series, which is timed against the new run on one node.
-"""
+"""Fresh processes after a training: how starts differ, and whether an alarm holds against the last good run."""
 
 import tempfile
 import time
@@ -88,16 +85,13 @@ def probe_job(job: TrainJob, probe: ProbeResult, planned: NextStart) -> TrainJob
 def confirm_regression(
     outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Confirm the alarm of a recorded run if `track.on_regression=confirm`; its summary with the confirmation.
-
-    The run is FINISHED, and stays so. An interruption sends the alarm as it is.
-    """
+    """Confirm the alarm of a FINISHED run if `track.on_regression=confirm`; its summary with the confirmation."""
     judged = summary["regression"]
     if outcome.config.track.on_regression != "confirm" or not judged or judged["verdict"] != "regression":
         return summary
     try:
         found = _confirm(outcome, job, address, handle, judged)
-    except BaseException:
+    except BaseException:  # the alarm is sent as it is
         history.report_regression(outcome, _with(summary, not_timed("it was interrupted")))
         raise
     get_run_logger().warning("The alarm is %s", found.text)

@@ -1,7 +1,4 @@
-"""Palette, size and shared elements of the reports' pictures; figures as PNG and SVG.
-
-Uses matplotlib's object interface only: no pyplot, no global state, no display.
-"""
+"""Palette, size and shared elements of the reports' pictures, by matplotlib's object interface: no global state."""
 
 import hashlib
 import html
@@ -37,10 +34,7 @@ LEGEND: dict[str, Any] = {"frameon": False, "fontsize": FONT_POINTS - 1, "labelc
 
 
 def new_figure(height_inches: float, *titles: str) -> tuple[Figure, list[Axes]]:
-    """Make a figure with plain axes above each other, one for each left-aligned heading; one without a heading.
-
-    The heading of a figure's only axes starts at the figure's edge.
-    """
+    """Make a figure with plain axes above each other, one for each left-aligned heading; one without a heading."""
     figure = _empty_figure(WIDTH_INCHES, height_inches)
     num_rows = max(1, len(titles))
     axes = [figure.add_subplot(num_rows, 1, row + 1) for row in range(num_rows)]
@@ -53,7 +47,7 @@ def new_figure(height_inches: float, *titles: str) -> tuple[Figure, list[Axes]]:
             side.label.set(fontsize=FONT_POINTS, color=INK)
         axis.set_axisbelow(True)
     looks: dict[str, Any] = {"fontsize": FONT_POINTS + 1, "fontweight": "bold", "color": INK, "parse_math": False}
-    if len(titles) == 1:
+    if len(titles) == 1:  # a heading that starts at the figure's edge
         figure.suptitle(titles[0], x=0.01, ha="left", **looks)
     else:
         for axis, title in zip(axes, titles, strict=False):

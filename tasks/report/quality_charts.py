@@ -178,8 +178,7 @@ class Mistake(NamedTuple):
 def worst_mistakes(train: TrainResult, prepared: PreparedSet, number: int = NUM_SHOWN) -> list[Mistake]:
     """Find the samples with the largest cross-entropy, the worst first; includes right ones where few are wrong.
 
-    Raises:
-        RunError: The predictions do not fit the split, or its pixels cannot be read.
+    Raises RunError: the predictions do not fit the split, or its pixels cannot be read.
     """
     path = Path(prepared.path)
     labels_N = read_test_split(path, prepared.class_names).labels_N
@@ -212,10 +211,7 @@ def _test_images(prepared: PreparedSet, chosen: npt.NDArray[np.int64]) -> list[n
 
 
 def draw_mistakes(train: TrainResult, prepared: PreparedSet, spectrogram: str | None = None) -> Figure | None:
-    """Draw the worst mistakes in a grid; None where the model does not classify images.
-
-    It is one picture: separate axes for each sample take matplotlib three times as long.
-    """
+    """Draw the worst mistakes in a grid; None where the model does not classify images."""
     if train.score_name != "accuracy" or not prepared.num_test:
         return None
     mistakes = worst_mistakes(train, prepared)
@@ -226,6 +222,7 @@ def draw_mistakes(train: TrainResult, prepared: PreparedSet, spectrogram: str | 
     shares = (HEAD_OF_STRIP, GAP_OF_STRIP) if are_clips else (HEAD, GAP)
     head, gap = (max(1, round(share * height)) for share in shares)
     num_rows = -(-len(tiles) // num_columns)
+    # One picture: separate axes for each sample take matplotlib three times as long.
     canvas = np.zeros((num_rows * (head + height), num_columns * (width + gap) - gap, 4))
     figure, (axis,) = plot.new_figure(0.35 + plot.WIDTH_INCHES * canvas.shape[0] / canvas.shape[1])
     axis.set_axis_off()

@@ -61,10 +61,7 @@ class TrialStore:
         self._left = search.num_trials - sum(AGAIN not in trial.user_attrs for trial in self._all())
 
     def resumable_trials(self) -> list[Proposal]:
-        """Trials of an interrupted sweep: running ones, and failed ones that may be retried.
-
-        A failed trial is proposed again under another number.
-        """
+        """Running trials of an interrupted sweep, and failed ones that may be retried, under other numbers."""
         with self._lock:
             trials = self._all()
             running = [trial for trial in trials if trial.state == TrialState.RUNNING]

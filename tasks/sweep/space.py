@@ -90,11 +90,7 @@ def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Pa
 
 
 def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
-    """Read `setting=log(1e-3,1)`, `setting=a,b` or `setting=[a,b]`, one text for each parameter.
-
-    Raises:
-        InputError: no such setting, one that cannot be swept, or values that cannot be read.
-    """
+    """Read `setting=log(1e-3,1)`, `setting=a,b` or `setting=[a,b]`, one text for each; raise as `parse_parameter`."""
     parameters = tuple(parse_parameter(*split_parameter(text)) for text in texts)
     if not parameters:
         fault = "a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'"
@@ -114,11 +110,7 @@ def split_parameter(text: str) -> tuple[str, str]:
 
 
 def parse_parameter(setting: str, values: str) -> Parameter:
-    """Read one parameter.
-
-    Raises:
-        InputError: no such setting, one that cannot be swept, or values that cannot be read.
-    """
+    """Read one parameter. Raises InputError: no setting that can be swept, or values that cannot be read."""
     try:
         apply({}, f"{setting}=0")
     except ConfigError as error:

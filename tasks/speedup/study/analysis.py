@@ -8,29 +8,13 @@ from typing import Any
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.speedup.study.inference import (
-    FAMILY_LEVEL,
-    adjust,
-    holds_parity,
-    provable_margin,
-    ratio_of_means,
-    run_parity,
-)
-from paceline.tasks.speedup.study.pairs import (
-    StudyRuns,
-    end_to_end,
-    log_ratios,
-    prediction_rate,
-    ratio_of,
-    steady,
-    transform,
-)
+from paceline.tasks.speedup.study import inference
+from paceline.tasks.speedup.study.pairs import StudyRuns, end_to_end, log_ratios, prediction_rate, ratio_of, transform
 from paceline.tasks.speedup.study.records import (
     ArmRun,
     ArmSummary,
     BudgetDifference,
     BudgetItem,
-    Parity,
     Rung,
     Scaling,
     StudyArm,
@@ -50,14 +34,7 @@ def summarise_arms(
     trainings: StudyRuns, target: float | None = None, price: float | None = None
 ) -> tuple[ArmSummary, ...]:
     """Summarise each arm of a study."""
-    baselines = [(arm, trainings.baseline(arm)) for arm in trainings.arms]
-    p_values = adjust(
-        {
-            arm.name: log_ratios(trainings.pairs(arm, baseline), steady)
-            for arm, baseline in baselines
-            if trainings.are_comparable(arm, baseline)
-        }
-    )
+    p_values = inference.adjust({arm.name: trainings.logs(arm, trainings.baseline(arm)) for arm in trainings.arms})
     return tuple(_summary(trainings, arm, target, price, p_values.get(arm.name)) for arm in trainings.arms)
 
 
@@ -65,19 +42,17 @@ def _summary(
     trainings: StudyRuns, arm: StudyArm, target: float | None, price: float | None, p_value: float | None
 ) -> ArmSummary:
     runs, baseline = trainings.of(arm), trainings.baseline(arm)
-    ratio, num_pairs = trainings.ratio(arm, baseline, steady)
+    logs = trainings.logs(arm, baseline)
+    ratio = ratio_of(logs)
     significant = None
     if ratio is not None and ratio.low is not None and ratio.high is not None:
-        significant = (ratio.low > 1 or ratio.high < 1) and (p_value is None or p_value <= FAMILY_LEVEL)
-    fresh, _ = trainings.fresh.ratio(arm, baseline, steady)
+        significant = (ratio.low > 1 or ratio.high < 1) and (p_value is None or p_value <= inference.FAMILY_LEVEL)
+    fresh = trainings.fresh.ratio(arm, baseline)
     confirmed: bool | None = None
     if not arm.is_baseline and any(run.arm == arm.name and run.is_fresh for run in trainings.runs):
         confirmed = fresh is not None and fresh.low is not None and fresh.low > 1
     even = break_even(trainings.of(baseline), runs) if significant else None
-    difference: Interval | None = None
-    parity: Parity = "unknown"
-    if trainings.are_comparable(arm, baseline):
-        difference, parity = run_parity(runs)
+    difference, parity = inference.run_parity(runs if trainings.are_comparable(arm, baseline) else [])
     medians: dict[str, Any] = {name: median_known([getattr(run, name) for run in runs]) for name in MEDIANS}
     epoch, devices = medians["epoch_seconds"], runs[0].world_size if runs else _asked_devices(arm)
     return ArmSummary(
@@ -88,12 +63,12 @@ def _summary(
         match=trainings.verdict(arm, baseline),
         **medians,
         ratio=ratio,
-        num_pairs=num_pairs,
+        num_pairs=len(logs),
         significant=significant,
         p_value=p_value,
         confirmation=fresh,
         confirmed=confirmed,
-        end_to_end_ratio=trainings.ratio(arm, baseline, end_to_end)[0],
+        end_to_end_ratio=trainings.ratio(arm, baseline, end_to_end),
         break_even_epochs=even.value if even else None,
         break_even_low=even.low if even else None,
         break_even_high=even.high if even else None,
@@ -101,12 +76,12 @@ def _summary(
         score=_mean([run.score for run in runs]),
         accuracy_difference=difference,
         parity=parity,
-        parity_margin=provable_margin(difference),
+        parity_margin=inference.provable_margin(difference),
         seconds_to_target=_time_to(runs, target_accuracy(trainings, arm.group) if target is None else target),
         peak_memory_bytes=max((run.peak_memory_bytes for run in runs if run.peak_memory_bytes), default=None),
         energy_joules_per_epoch=_mean([run.energy_joules / run.num_epochs for run in runs if run.energy_joules]),
         cost_per_epoch=None if price is None or epoch is None else price * devices * epoch / SECONDS_PER_HOUR,
-        prediction_ratio=trainings.ratio(arm, baseline, prediction_rate)[0],
+        prediction_ratio=trainings.ratio(arm, baseline, prediction_rate),
         hit_rate=min((run.compile.hit_rate for run in runs if run.compile), default=None),
         compile_seconds=median_known([run.compile.seconds for run in runs if run.compile]),
         cause=next((run.cause for run in runs if run.cause), None),
@@ -127,7 +102,7 @@ def winner(arms: Sequence[ArmSummary], group: str) -> ArmSummary | None:
     """
     members = [arm for arm in arms if arm.arm.group == group]
     faster = [arm for arm in members if arm.ratio is not None and arm.significant and arm.ratio.value > 1]
-    faster = [arm for arm in faster if holds_parity(arm.parity)]
+    faster = [arm for arm in faster if inference.holds_parity(arm.parity)]
     baseline = next((arm for arm in members if arm.arm.is_baseline and arm.num_done), None)
     best = max(faster, key=lambda arm: arm.ratio.value if arm.ratio else 0.0, default=None)
     return baseline if best is None or best.confirmed is False else best
@@ -140,7 +115,7 @@ def _asked_devices(arm: StudyArm) -> int:
 def _efficiency(trainings: StudyRuns, arm: StudyArm) -> Interval | None:
     """Against the arm with the fewest devices among those that are alike otherwise."""
     single = min((other for other in trainings.arms if _rest(other) == _rest(arm)), key=_asked_devices)
-    ratio, _ = trainings.ratio(arm, single, steady)
+    ratio = trainings.ratio(arm, single)
     if ratio is None:
         return None
     share = trainings.of(single)[0].world_size / trainings.of(arm)[0].world_size
@@ -173,7 +148,7 @@ def break_even(baseline: Sequence[ArmRun], runs: Sequence[ArmRun]) -> Interval |
         return Interval(value=0.0) if saving >= 0 else None
     if saving <= 0:
         return None
-    interval = ratio_of_means(costs, savings)
+    interval = inference.ratio_of_means(costs, savings)
     if interval is None or interval.low is None:
         return Interval(value=cost / saving)
     return interval.model_copy(update={"low": max(0.0, interval.low)})
@@ -208,8 +183,8 @@ def ladder(trainings: StudyRuns) -> tuple[tuple[Rung, ...], Interval | None]:
     contributions = tuple(
         Rung(
             factor=arm.factor or "",
-            contribution=trainings.ratio(arm, below, steady)[0],
-            alone=trainings.ratio(alone[arm.factor], rungs[0], steady)[0] if arm.factor in alone else None,
+            contribution=trainings.ratio(arm, below),
+            alone=trainings.ratio(alone[arm.factor], rungs[0]) if arm.factor in alone else None,
         )
         for below, arm in itertools.pairwise(rungs)
     )
@@ -219,13 +194,11 @@ def ladder(trainings: StudyRuns) -> tuple[tuple[Rung, ...], Interval | None]:
 
 def _interaction(trainings: StudyRuns, rungs: Sequence[StudyArm], alone: Sequence[StudyArm]) -> Interval | None:
     """Repeat by repeat: log of the whole, less the logs of the single factors."""
-    if len(alone) != len(rungs) - 1:
-        return None
-    if not all(trainings.are_comparable(arm, rungs[0]) for arm in (rungs[-1], *alone)):
+    combination = (rungs[-1], *alone)
+    if len(alone) != len(rungs) - 1 or not all(trainings.are_comparable(arm, rungs[0]) for arm in combination):
         return None
     logs_of = [
-        {base.repeat: log_ratios([(base, run)], steady) for base, run in trainings.pairs(arm, rungs[0])}
-        for arm in (rungs[-1], *alone)
+        {base.repeat: log_ratios([(base, run)]) for base, run in trainings.pairs(arm, rungs[0])} for arm in combination
     ]
     common = sorted(set.intersection(*({repeat for repeat, logs in repeats.items() if logs} for repeats in logs_of)))
     combined, *parts = logs_of
@@ -271,7 +244,7 @@ def scalings(trainings: StudyRuns) -> tuple[Scaling, ...]:
             if verdict is None or not verdict.matches:
                 continue
             kinds.add(verdict.scaling)
-            if logs := log_ratios(trainings.pairs(arm, single), steady):
+            if logs := trainings.logs(arm, single):
                 speedups[trainings.of(arm)[0].world_size] = [float(np.exp(log)) for log in logs]
         if speedups and len(kinds) == 1:
             results.append(scaling("weak" if kinds == {"weak"} else "strong", ", ".join(axes), speedups))

@@ -18,11 +18,7 @@ Axes = Mapping[str, Sequence[str]]
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Read `field=a,b,c`, one text per axis; the first value is the baseline's.
-
-    Raises:
-        InputError: no such setting, one that cannot be an axis, too few or repeated values.
-    """
+    """Read `field=a,b,c`, one text per axis; the first value is the baseline's. Raises InputError, as `expand` does."""
     axes: dict[str, list[str]] = {}
     for text in texts:
         field, equals, values = text.partition("=")
@@ -63,8 +59,7 @@ def expand(make: Callable[[list[str]], Config], axes: Axes, *, ladder: bool = Fa
     one, in the order given; each factor beyond the first is also tried alone, so that interactions show.
 
     Raises:
-        InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder has an axis that changes the
-            work.
+        InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder's axis changes the work.
     """
     for field, values in axes.items():  # a form's, or those of a stored study
         _check_axis(field, list(values), {})

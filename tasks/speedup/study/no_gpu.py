@@ -1,8 +1,7 @@
 """The study "no GPU?": what training from scratch, fine-tuning and features with a classifier give on a CPU.
 
 The ways do different work on purpose, so no throughput is divided. What is divided is the time to the same score on the
-same validation split, from trainings of one repeat, which share seed, data and machine. Figures that nobody measured
-say so in their cell, with what they rest on. Nothing here runs or draws.
+same validation split, from trainings of one repeat, which share seed, data and machine.
 """
 
 import statistics

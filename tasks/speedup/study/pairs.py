@@ -25,6 +25,21 @@ from paceline.tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
 Rate = Callable[[ArmRun], float | None]
 
 
+def steady(run: ArmRun) -> float | None:
+    """Samples per second in steady state."""
+    return run.samples_per_second
+
+
+def prediction_rate(run: ArmRun) -> float | None:
+    """Samples per second of prediction."""
+    return run.prediction_samples_per_second
+
+
+def end_to_end(run: ArmRun) -> float | None:
+    """Trainings per second, start-up included."""
+    return 1 / run.end_to_end_seconds if run.end_to_end_seconds else None
+
+
 @dataclass(frozen=True)
 class StudyRuns:
     """The trainings of a study by arm and repeat."""
@@ -76,28 +91,16 @@ class StudyRuns:
         verdict = None if arm == other else self.verdict(arm, other)
         return verdict is not None and verdict.matches
 
-    def ratio(self, arm: StudyArm, other: StudyArm, rate: Rate) -> tuple[Interval | None, int]:
-        """Rate of `arm` over that of `other`, and the number of pairs behind it; None without a match."""
-        logs = log_ratios(self.pairs(arm, other), rate) if self.are_comparable(arm, other) else []
-        return ratio_of(logs), len(logs)
+    def logs(self, arm: StudyArm, other: StudyArm, rate: Rate = steady) -> list[float]:
+        """Log-ratios of the pairs, the rate of `arm` over that of `other`; none without a match."""
+        return log_ratios(self.pairs(arm, other), rate) if self.are_comparable(arm, other) else []
+
+    def ratio(self, arm: StudyArm, other: StudyArm, rate: Rate = steady) -> Interval | None:
+        """Rate of `arm` over that of `other`; None without a match."""
+        return ratio_of(self.logs(arm, other, rate))
 
 
-def steady(run: ArmRun) -> float | None:
-    """Samples per second in steady state."""
-    return run.samples_per_second
-
-
-def prediction_rate(run: ArmRun) -> float | None:
-    """Samples per second of prediction."""
-    return run.prediction_samples_per_second
-
-
-def end_to_end(run: ArmRun) -> float | None:
-    """Trainings per second, start-up included."""
-    return 1 / run.end_to_end_seconds if run.end_to_end_seconds else None
-
-
-def log_ratios(pairs: Sequence[tuple[ArmRun, ArmRun]], rate: Rate) -> list[float]:
+def log_ratios(pairs: Sequence[tuple[ArmRun, ArmRun]], rate: Rate = steady) -> list[float]:
     """Log of the rate of each pair's second run over that of its first; pairs with an unknown rate are left out."""
     rates = ((rate(base), rate(run)) for base, run in pairs)
     return [float(np.log(above / below)) for below, above in rates if below and above]
