@@ -48,10 +48,6 @@ def _finished_runs(handle: RunHandle, tags: dict[str, str], limit: int | None = 
     return find_runs(handle.tracking_uri, handle.experiment, f"{condition} and attributes.status = 'FINISHED'", limit)
 
 
-def _known(outcome: Outcome) -> dict[str, float]:
-    return {name: value for name, value in judged_metrics(outcome).items() if value is not None}
-
-
 def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
     """Compare a run with its history; None if `track.on_regression` is off."""
     track = outcome.config.track
@@ -62,7 +58,7 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
         return RegressionVerdict(verdict="not comparable", text=f"finished on {ranks} of {num_devices} devices")
     past = past_runs(handle, outcome.series)
     tags = {Tag.CONTAMINATED: str(outcome.speedup.contaminated), Tag.HOSTS: outcome.hosts}
-    now = run_metrics(handle.run_id, _known(outcome), tags, time.time(), contaminated=outcome.is_disturbed)
+    now = run_metrics(handle.run_id, judged_metrics(outcome), tags, time.time(), contaminated=outcome.is_disturbed)
     margins = Tolerances(
         throughput=track.max_throughput_loss,
         score=track.max_accuracy_loss,
@@ -164,7 +160,7 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
         status="FINISHED",
         start_time=0.0,
         facts=outcome.facts,
-        metrics=_known(outcome),
+        metrics=judged_metrics(outcome),
         tags={Tag.DISTURBED: str(outcome.is_disturbed)},
     )
     limit = most_foreign(outcome.hardware.num_cores)

@@ -45,6 +45,10 @@ DATASET_KEYS = (
     *("fingerprint", "num_train", "num_validation", "num_test", "num_rejected"),
     *("reused", "seconds", "storage", "stored_size"),
 )
+JUDGED = (
+    *(Metric.THROUGHPUT, Metric.STEADY_THROUGHPUT, Metric.DATA_WAIT_FRACTION),
+    *(Metric.TEST_ACCURACY, Metric.TEST_SCORE),
+)
 
 
 @dataclass(frozen=True)
@@ -201,29 +205,26 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
 
 def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | None]:
     trained, evaluated, speedup = outcome.trained, outcome.evaluated, outcome.speedup
-    metrics = judged_metrics(outcome) | {
-        Metric.SPEEDUP: speedup.ratio,
-        Metric.SPEEDUP_LOW: speedup.low,
-        Metric.SPEEDUP_HIGH: speedup.high,
-        Metric.PROCESS_SPEEDUP: speedup.process_ratio,
-        Metric.EFFICIENCY: speedup.efficiency,
-        **share_metrics(outcome.share),
-        Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
-        Metric.COMMUNICATION_FRACTION: trained.communication_fraction,
-        Metric.IDLE_FRACTION: trained.idle_fraction,
-        Metric.PEAK_MEMORY: trained.peak_memory_bytes,
-        Metric.ENERGY: trained.energy_joules,
-        Metric.PREPARE_SECONDS: outcome.prepared.seconds,
-        Metric.WALL_SECONDS: summary["seconds"],
-        Metric.CLOCK_DIFFERENCE: trained.clock_difference,
-        Metric.TEST_ANGLE_RMSE: evaluated.angle_rmse_degrees,
-        Metric.TEST_PSNR: evaluated.psnr_db,
-        Metric.TEST_NOISY_PSNR: evaluated.noisy_psnr_db,
-        Metric.TRAIN_FINAL_LOSS: trained.final_loss,
-        Metric.NUM_REJECTED: outcome.prepared.num_rejected,
-        Metric.NUM_RESTARTS: len(trained.restarts),
-        Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
-    }
+    metrics = (
+        stage_metrics(trained, evaluated)
+        | judged_metrics(outcome)
+        | {
+            Metric.SPEEDUP: speedup.ratio,
+            Metric.SPEEDUP_LOW: speedup.low,
+            Metric.SPEEDUP_HIGH: speedup.high,
+            Metric.PROCESS_SPEEDUP: speedup.process_ratio,
+            Metric.EFFICIENCY: speedup.efficiency,
+            Metric.PREPARE_SECONDS: outcome.prepared.seconds,
+            Metric.WALL_SECONDS: summary["seconds"],
+            Metric.CLOCK_DIFFERENCE: trained.clock_difference,
+            Metric.TEST_ANGLE_RMSE: evaluated.angle_rmse_degrees,
+            Metric.TEST_PSNR: evaluated.psnr_db,
+            Metric.TEST_NOISY_PSNR: evaluated.noisy_psnr_db,
+            Metric.NUM_REJECTED: outcome.prepared.num_rejected,
+            Metric.NUM_RESTARTS: len(trained.restarts),
+            Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
+        }
+    )
     ratios = {
         Metric.OVER_COMPETENT: speedup.ratios.get("competent"),
         Metric.END_TO_END: speedup.ratios.get("end_to_end"),
@@ -237,48 +238,53 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
     if speedup.factors is not None:
         metrics |= {Metric.factor(one.factor): one.ratio for one in speedup.factors.factors}
         metrics[Metric.INTERACTION] = speedup.factors.interaction
-    metrics |= compile_metrics(trained) | outcome.prepared.reads.metrics
+    metrics |= outcome.prepared.reads.metrics
     return metrics | {Metric.test(f"top_{k}_accuracy"): value for k, value in evaluated.top_k.items()}
 
 
-def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
-    """Metrics that later runs are compared by (`paceline.flows.run.history`)."""
-    trained, earlier = outcome.trained, outcome.speedup.baseline_runs
+def judged_metrics(outcome: Outcome) -> dict[str, float]:
+    """Known metrics that later runs are compared by (`paceline.flows.run.history`)."""
+    trained, speedup = outcome.trained, outcome.speedup
+    metrics = stage_metrics(trained, outcome.evaluated)
+    names = (*JUDGED, Metric.test(outcome.evaluated.score_name), *map(Metric.seconds, trained.time_budget))
+    judged = {name: metrics[name] for name in names}
+    # a baseline's rate from another day or machine would mislead
+    judged[Metric.BASELINE_THROUGHPUT] = None if speedup.baseline_runs else speedup.baseline_samples_per_second
+    judged[Metric.FOREIGN_CORES] = trained.validity.foreign_load if trained.validity else None
+    return {name: value for name, value in judged.items() if value is not None}
+
+
+def stage_metrics(trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
+    """Metrics of a training and its evaluation, also inside a study or a sweep."""
+    share, stats = limit_share(trained), trained.compile
     metrics: dict[str, float | None] = {
         Metric.THROUGHPUT: trained.samples_per_second,
         Metric.STEADY_THROUGHPUT: steady_rate(trained),
-        # a rate from another day or machine would mislead
-        Metric.BASELINE_THROUGHPUT: None if earlier else outcome.speedup.baseline_samples_per_second,
+        Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
         Metric.DATA_WAIT_FRACTION: trained.data_wait_fraction,
-        Metric.TEST_ACCURACY: outcome.evaluated.accuracy,
-        f"test/{outcome.evaluated.score_name}": outcome.evaluated.score,
-        Metric.TEST_SCORE: outcome.evaluated.score,
-        Metric.FOREIGN_CORES: trained.validity.foreign_load if trained.validity else None,
-    }
-    return metrics | {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
-
-
-def share_metrics(share: LimitShare) -> dict[str, float | None]:
-    """Rates of one device in a training step, and their shares of the device's limit."""
-    return {
+        Metric.COMMUNICATION_FRACTION: trained.communication_fraction,
+        Metric.IDLE_FRACTION: trained.idle_fraction,
+        Metric.WALL_SECONDS: trained.wall_seconds,
+        Metric.PEAK_MEMORY: trained.peak_memory_bytes,
+        Metric.ENERGY: trained.energy_joules,
+        Metric.TEST_ACCURACY: evaluated.accuracy,
+        Metric.test(evaluated.score_name): evaluated.score,
+        Metric.TEST_SCORE: evaluated.score,
+        Metric.TRAIN_FINAL_LOSS: trained.final_loss,
         Metric.OF_LIMIT: share.of_limit,
         Metric.OF_BANDWIDTH: share.of_bandwidth,
         Metric.FLOPS_THROUGHPUT: share.flops_per_second,
         Metric.BYTES_THROUGHPUT: share.bytes_per_second,
         Metric.MFU: share.mfu,
     }
-
-
-def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
-    """Effect and cost of compilation; empty for an eager network."""
-    if (stats := trained.compile) is None:
-        return {}
-    return {
-        Metric.COMPILE_HIT_RATE: stats.hit_rate,
-        Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
-        Metric.COMPILE_SECONDS: stats.seconds,
-        Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
-    }
+    if stats is not None:
+        metrics |= {
+            Metric.COMPILE_HIT_RATE: stats.hit_rate,
+            Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
+            Metric.COMPILE_SECONDS: stats.seconds,
+            Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
+        }
+    return metrics | {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
 
 
 def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:

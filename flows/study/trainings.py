@@ -22,7 +22,7 @@ from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
 from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.record import compile_metrics, run_comparison_facts, share_metrics
+from paceline.flows.run.record import run_comparison_facts, stage_metrics
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
@@ -291,23 +291,5 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
 
 def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
     """MLflow metrics of a training inside a study or a sweep."""
-    metrics: dict[str, float | None] = {
-        Metric.STEADY_THROUGHPUT: run.samples_per_second,
-        Metric.THROUGHPUT: trained.samples_per_second,
-        Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
-        Metric.DATA_WAIT_FRACTION: run.data_wait_fraction,
-        Metric.COMMUNICATION_FRACTION: run.communication_fraction,
-        Metric.IDLE_FRACTION: run.idle_fraction,
-        Metric.END_TO_END_SECONDS: run.end_to_end_seconds,
-        Metric.EPOCH_SECONDS: run.epoch_seconds,
-        Metric.WALL_SECONDS: trained.wall_seconds,
-        Metric.PEAK_MEMORY: run.peak_memory_bytes,
-        Metric.ENERGY: run.energy_joules,
-        Metric.TEST_ACCURACY: evaluated.accuracy,
-        Metric.test(evaluated.score_name): evaluated.score,
-        Metric.TEST_SCORE: evaluated.score,
-        Metric.TRAIN_FINAL_LOSS: trained.final_loss,
-    }
-    metrics |= share_metrics(limit_share(trained))
-    metrics |= {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
-    return metrics | compile_metrics(trained)
+    times = {Metric.END_TO_END_SECONDS: run.end_to_end_seconds, Metric.EPOCH_SECONDS: run.epoch_seconds}
+    return stage_metrics(trained, evaluated) | times
