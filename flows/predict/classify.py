@@ -108,7 +108,10 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
             "seconds": time.monotonic() - started,
         }
         tracking.log_document(handle, Artifact.SUMMARY, summary)
-        tracking.log_facts(handle, _metrics(fitted), {})
+        metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: max(one.accuracy for one in fitted)}
+        for one in fitted:
+            metrics |= {f"{one.kind}/{name}": getattr(one, name) for name in ("accuracy", "fit_seconds", "joules")}
+        tracking.log_facts(handle, metrics, {})
     return summary
 
 
@@ -119,11 +122,3 @@ def _fit(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
     if not fitted.converged:
         get_run_logger().warning("%s has not converged; its accuracy is that of where it stopped", kind)
     return fitted
-
-
-def _metrics(fitted: list[Fitted]) -> dict[str, float | None]:
-    best = max(fitted, key=lambda classifier: classifier.accuracy)
-    metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: best.accuracy}
-    for one in fitted:
-        metrics |= {f"{one.kind}/{name}": getattr(one, name) for name in ("accuracy", "fit_seconds", "joules")}
-    return metrics

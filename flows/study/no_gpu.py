@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
-from paceline.conf.study_plan import PlanArm
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_weights
 from paceline.flows.lifecycle.signals import is_interruption
@@ -42,6 +41,20 @@ PACE_SECONDS = 2.0
 
 def check_arms(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
     """Check everything before any work starts; raise InputError for the first fault."""
+    if set(request.arms) != set(WAYS) or [name for name in WAYS if request.arms[name].linear_eval] != [FEATURES]:
+        raise InputError(
+            f"arms={', '.join(request.arms)}; a study with arms has {', '.join(WAYS)}, and linear_eval in {FEATURES} "
+            "alone",
+            hint="compare the plan with conf/plans/no-gpu.yaml",
+            setting="--plan",
+        )
+    for name, plan_arm in request.arms.items():
+        if wrong := [override for override in plan_arm.overrides if not override.startswith(OWN_SECTIONS)]:
+            raise InputError(
+                f"arm {name}: {wrong[0]} is not a setting of model or recipe; arms share all other settings",
+                hint=f"give {wrong[0]} to the study, and not to one arm",
+                setting=wrong[0].partition("=")[0],
+            )
     _check_request(request)
     list_data = cache(describe)
     listing = list_data(request.config.data)
@@ -66,7 +79,6 @@ def check_arms(request: StudyRequest, environment: Environment) -> list[PlannedA
 
 
 def _check_request(request: StudyRequest) -> None:
-    _check_arms(request.arms)
     config = request.config
     if request.target is not None and not 0 < request.target <= 1:
         raise InputError(f"--target {request.target:g} is not an accuracy; give a share above 0, and at most 1")
@@ -90,22 +102,6 @@ def _check_request(request: StudyRequest) -> None:
             f"execution.num_nodes={config.execution.num_nodes}: all ways run on one host, which computes the features; "
             "use 1"
         )
-
-
-def _check_arms(arms: dict[str, PlanArm]) -> None:
-    if set(arms) != set(WAYS) or [name for name in WAYS if arms[name].linear_eval] != [FEATURES]:
-        raise InputError(
-            f"arms={', '.join(arms)}; a study with arms has {', '.join(WAYS)}, and linear_eval in {FEATURES} alone",
-            hint="compare the plan with conf/plans/no-gpu.yaml",
-            setting="--plan",
-        )
-    for name, arm in arms.items():
-        if wrong := [override for override in arm.overrides if not override.startswith(OWN_SECTIONS)]:
-            raise InputError(
-                f"arm {name}: {wrong[0]} is not a setting of model or recipe; arms share all other settings",
-                hint=f"give {wrong[0]} to the study, and not to one arm",
-                setting=wrong[0].partition("=")[0],
-            )
 
 
 def _check_data(config: Config, listing: Listing) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.speedup.study import inference
+from paceline.tasks.speedup.study import inference, pairs
 from paceline.tasks.speedup.study.pairs import StudyRuns, end_to_end, log_ratios, prediction_rate, ratio_of, transform
 from paceline.tasks.speedup.study.records import (
     ArmRun,
@@ -44,9 +44,9 @@ def _summary(
     runs, baseline = trainings.of(arm), trainings.baseline(arm)
     logs = trainings.logs(arm, baseline)
     ratio = ratio_of(logs)
-    significant = None
-    if ratio is not None and ratio.low is not None and ratio.high is not None:
-        significant = (ratio.low > 1 or ratio.high < 1) and (p_value is None or p_value <= inference.FAMILY_LEVEL)
+    significant = pairs.excludes_one(ratio)
+    if significant and p_value is not None:
+        significant = p_value <= inference.FAMILY_LEVEL
     fresh = trainings.fresh.ratio(arm, baseline)
     confirmed: bool | None = None
     if not arm.is_baseline and any(run.arm == arm.name and run.is_fresh for run in trainings.runs):

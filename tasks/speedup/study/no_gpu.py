@@ -36,14 +36,10 @@ class ReportedValue(Record):
     """Of what is not measured here: what it rests on, or why there is nothing."""
 
 
-def no_value(why: str = NO_BASIS) -> ReportedValue:
-    """A value that is neither measured nor estimated."""
-    return ReportedValue(kind="not measured", basis=why)
-
-
-def measured_value(value: float | None, why_not: str = NO_BASIS) -> ReportedValue:
-    """A measured value; `no_value` if it is None."""
-    return no_value(why_not) if value is None else ReportedValue(kind="measured", value=value)
+def reported(value: float | None, why_not: str = NO_BASIS) -> ReportedValue:
+    """A measured value, or the reason for none."""
+    kind: Literal["measured", "not measured"] = "not measured" if value is None else "measured"
+    return ReportedValue(kind=kind, value=value, basis=why_not if value is None else "")
 
 
 class Approach(Record):
@@ -184,7 +180,7 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         median_seconds = median_known([goal.seconds(run) for run in _clean_runs(reached)])
         to_target_seconds = ReportedValue(kind="never" if median_seconds is None else "measured", value=median_seconds)
     else:
-        to_target_seconds = no_value("no training was done, or there is no target")
+        to_target_seconds = reported(None, "no training was done, or there is no target")
     difference, verdict = run_parity([] if arm.is_baseline else runs)
     return Approach(
         name=arm.name,
@@ -202,13 +198,13 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         num_judged=len(judged),
         num_reached=len(reached),
         target_seconds=to_target_seconds,
-        whole_seconds=measured_value(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
-        joules=measured_value(statistics.fmean(joules) if joules else None, NO_COUNTER),
+        whole_seconds=reported(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
+        joules=reported(statistics.fmean(joules) if joules else None, NO_COUNTER),
         target_ratio=_ratio(trainings, arm, goal.rate) if len(reached) == len(judged) else None,
         whole_ratio=_ratio(trainings, arm, end_to_end),
         num_pairs=0 if arm.is_baseline else len(trainings.pairs(arm, trainings.baseline(arm))),
-        eager=measured_value(rates.eager if rates else None),
-        executed=measured_value(rates.executed if rates else None),
+        eager=reported(rates.eager if rates else None),
+        executed=reported(rates.executed if rates else None),
     )
 
 
@@ -248,7 +244,7 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
     runs, rows = trainings.of(arm), gpu.rows.get(arm.name, ())
     row = max(rows, key=lambda hardware_row: hardware_row.samples_per_second, default=None)
     if arm.name not in TRAINED:
-        to_target = total = no_value("no basis: where the classifier is fitted was not tried")
+        to_target = total = reported(None, "no basis: where the classifier is fitted was not tried")
     else:
         to_target, total = _training_cells(runs, goal, gpu, row)
     if row is not None:
@@ -257,7 +253,7 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
         basis = f"estimate: bound by data sheet ({gpu.sheet.source})"
     else:
         basis = f"not measured, {NO_BASIS}"
-    epochs, joules = median_known([float(run.num_epochs) for run in runs]), no_value()
+    epochs, joules = median_known([float(run.num_epochs) for run in runs]), reported(None)
     if row is not None and row.joules_per_sample is not None and epochs is not None:
         spent, why = epochs * gpu.num_train * row.joules_per_sample, f"as many samples as here, by runs on {row.label}"
         joules = ReportedValue(kind="about", value=spent, basis=why)
@@ -272,7 +268,7 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
         target_seconds=to_target,
         whole_seconds=total,
         joules=joules,
-        eager=no_value(),
+        eager=reported(None),
         executed=executed,
     )
 
@@ -291,11 +287,11 @@ def _training_cells(
         kind, rate, fixed = "at least", max_training_throughput(gpu.sheet, gpu.cost, gpu.batch_size), 0.0
         basis = f"as many samples as here at no more than {rate:,.0f} samples/s, by the data sheet of {gpu.sheet.name}"
     else:
-        return no_value(), no_value()
+        return reported(None), reported(None)
 
     def cell(num_epochs: float | None, start: float) -> ReportedValue:
         if num_epochs is None:
-            return no_value("never reached here")
+            return reported(None, "never reached here")
         return ReportedValue(kind=kind, value=num_epochs * gpu.num_train / rate + start, basis=basis)
 
     return cell(to_target, 0.0), cell(median_known([float(run.num_epochs) for run in runs]), fixed)
@@ -309,7 +305,7 @@ def _prediction_rate(name: str, gpu: Gpu, row: HardwareRow | None) -> ReportedVa
         basis = f"median of {row.num_runs} matched runs on {row.label}"
         return ReportedValue(kind="about", value=row.prediction_samples_per_second, basis=basis)
     if gpu.cost is None:
-        return no_value()
+        return reported(None)
     value = max_prediction_throughput(gpu.sheet, gpu.cost)
     flops = gpu.cost.forward_flops / 1e6
     return ReportedValue(kind="at most", value=value, basis=f"{flops:.3g} Mflop a sample; {gpu.sheet.source}")

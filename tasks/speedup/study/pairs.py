@@ -125,3 +125,10 @@ def transform(interval: Interval, function: Callable[[float], float]) -> Interva
 def figures_of(interval: Interval | None) -> tuple[float | None, float | None, float | None]:
     """Value and ends of an interval; None for each that is not known."""
     return (None, None, None) if interval is None else (interval.value, interval.low, interval.high)
+
+
+def excludes_one(interval: Interval | None) -> bool | None:
+    """Whether an interval excludes 1; None where there is none."""
+    if interval is None or interval.low is None or interval.high is None:
+        return None
+    return interval.low > 1 or interval.high < 1
