@@ -1,38 +1,265 @@
 """Predicts a folder of images or a preset's test split with a trained model, into Parquet, in one MLflow run."""
 
+import hashlib
 import json
+import os
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
-from paceline.conf.environment import Environment
-from paceline.flows.checks.results import result_of
+from paceline.conf.config import Config
+from paceline.conf.credentials import Text
+from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
+from paceline.conf.environment import Environment, quieten
+from paceline.conf.load import load, preset_names, validate_as
+from paceline.conf.section import Section
+from paceline.flows.checks import preflight
+from paceline.flows.checks.preflight import training_host
+from paceline.flows.checks.pretrained import check_layer, check_own_size
+from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
-from paceline.flows.predict.request import PREDICTIONS_FILE, PredictRequest, check_predict
+from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
-from paceline.tasks.files import write_durably
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import nearest_existing, write_durably
+from paceline.tasks.model.user_package import check_package
+from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.predict.job import cut
+from paceline.tasks.predict.images import Images, in_folder, of_test_split
+from paceline.tasks.predict.job import Settings, batch_size_for, cut, key_of
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
+from paceline.tasks.records.data import ModelFacts
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.models import has_recorded_digest
+from paceline.tasks.track.environment import package_versions
+from paceline.tasks.track.models import fetch_model, has_recorded_digest
+from paceline.tasks.train.plan import resolve
 
+PNG_CHANNELS = (1, 3)
+PREDICTIONS_FILE = "predictions.json"  # file next to the parts that describes them
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
 LARGE_BYTES = 2**20  # assumed size of a decoded image at its own size, so that a part has few of them
+
+
+class PredictRequest(Section):
+    """Parameters of a prediction."""
+
+    model: Text
+    """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
+    source: Text
+    """A folder or URL of images, signals or clips, or a preset, whose test split is predicted."""
+    overrides: tuple[Text, ...] = ()
+    """Settings of data, execution and cluster, as key=value."""
+    layer: Text | None = None
+    """A layer of the model, whose output is written in place of the predictions."""
+    own_size: bool = False
+    """Predict each image at its own size; for models that predict pixels."""
+    out: Text | None = None
+    """Directory for the Parquet files; None for a directory under PACELINE_HOME."""
+
+
+@dataclass(frozen=True)
+class PredictionPlan:
+    """A checked prediction."""
+
+    config: Config
+    facts: ModelFacts
+    images: Images
+    plan: Plan
+    settings: Settings
+    experiment_id: str
+    out: Path
+    key: str
+    other_package: str | None  # a warning if the user's package of the model has changed
+    num_values: int  # values of the layer per image; 0 without a layer
+
+
+@reusable
+def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan:
+    """Check model, images, devices, stores and the place for the result; fetch the model."""
+    directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
+    other_package = check_package(facts.model, facts.package)
+    num_values, heads = 0, (len(facts.class_names), len(facts.target_names))
+    if request.layer is not None:
+        num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
+    if request.own_size:
+        if request.layer is not None:
+            raise InputError(
+                "--own-size cannot be used with --layer",
+                hint="--own-size applies to the output of segmentation and denoising models only",
+            )
+        check_own_size(facts.model, facts.image_shape, heads)
+    config, images = _source(request, facts)
+    config, hardware = _workers(config, request, environment)
+    plan = resolve(config, hardware, 0)
+    settings = Settings(
+        model_directory=str(directory),
+        model_digest=digest_of(facts),
+        precision=plan.precision,
+        gpu=plan.accelerator == "gpu",
+        num_threads=plan.num_threads,
+        batch_size=batch_size_for(facts.image_shape, facts.model.test_views),
+        package=facts.model.plugin.identity if facts.model.plugin else None,
+        layer=request.layer,
+        own_size=request.own_size,
+    )
+    if plan.compile == "step":
+        if request.own_size:
+            raise InputError("execution.compile=step compiles for one size, and --own-size has many; use compile=off")
+        if request.layer is not None:
+            raise InputError("execution.compile=step compiles the predictions, not a layer; use compile=off")
+        # One directory of compiled models for each of these settings and versions.
+        identity = settings.model_dump(mode="json", exclude={"model_directory", "own_size"})
+        identity_text = json.dumps([identity, package_versions().get("torch")])
+        compiled = environment.root / "compiled" / hashlib.sha256(identity_text.encode()).hexdigest()[:16]
+        settings = settings.model_copy(update={"compiled": str(compiled)})
+    key = key_of(settings, images)
+    out = Path(request.out).expanduser().absolute() if request.out else environment.root / "predictions" / key[:16]
+    _check_out(request, out, key)
+    experiment_id = preflight.check_servers(config, environment)
+    return PredictionPlan(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
+
+
+def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
+    is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
+    folders = "clips" if facts.num_frames else "folder" if facts.signal is None else "signals"
+    config = load(request.source if is_preset else folders, list(request.overrides))
+    if not is_preset and config.data.root is not None:
+        raise InputError(f"data.root={config.data.root} and the source {request.source}; name only one")
+    changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": _fit(request, facts, config)}
+    changes |= {} if is_preset else {"root": request.source}
+    if config.data.source in SIGNAL_SOURCES:
+        if facts.signal is None:
+            raise InputError(
+                f"{request.source}: signals, and {request.model} was trained on images; give a folder of images",
+                setting="SOURCE",
+            )
+        if given := _given(request, "data.signal."):
+            raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
+        changes["signal"] = facts.signal.model_dump(mode="json")
+    if facts.num_frames and config.data.source in CLIP_SOURCES:
+        if _given(request, "data.num_frames=") and config.data.num_frames != facts.num_frames:
+            raise InputError(
+                f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
+                "remove it"
+            )
+        changes["num_frames"] = facts.num_frames
+    data = validate_as(Data, config.data.model_dump(mode="json") | changes)
+    if is_preset:
+        images = of_test_split(data)
+    else:
+        task = facts.model.task
+        class_names = facts.class_names if task == "classify" else ()
+        known = class_names if request.layer is None else None  # a layer's output is valid for any classes
+        form: dict[str, Any] = {"num_frames": facts.num_frames, "fit": facts.fit or "scale"}
+        images = in_folder(request.source, known, facts.signal, leave_masks=task == "segment", **form)
+    _check_fits(request, facts, images)
+    # Not validated together: a network trains only on data of its task, but predicts any images.
+    return config.model_copy(update={"data": data, "model": facts.model}), images
+
+
+def _given(request: PredictRequest, start: str) -> list[str]:
+    return [override for override in request.overrides if override.startswith(start)]
+
+
+def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal["scale", "crop"]:
+    if given := _given(request, "data.fit="):
+        raise InputError(f"{given[0]}: {request.model} fixes how images are resized; remove it")
+    if request.own_size and not config.data.has_sizes:
+        raise InputError(
+            f"--own-size: the samples of data.source={config.data.source} do not have their own sizes; remove it"
+        )
+    return facts.fit if facts.fit is not None and config.data.has_sizes else "scale"
+
+
+def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
+    channels, task, of_layer = images.channels, facts.model.task, request.layer is not None
+    theirs, ours = ("clips" if number else "images" for number in (images.origin.num_frames, facts.num_frames))
+    fault = ""
+    if facts.signal is not None and images.origin.signal is None:
+        fault = (
+            f"images, and {request.model} was trained on signals; give a folder of signals, or the preset that it was "
+            "trained with"
+        )
+    elif facts.num_frames != images.origin.num_frames:
+        fault = f"{theirs}, and {request.model} was trained on {ours}; predict what it was trained for"
+    elif channels != facts.image_shape[2]:
+        fault = (
+            f"images of {channels} channels, and the model {request.model} takes {facts.image_shape[2]}; predict what "
+            "it was trained for"
+        )
+    elif images.num_planes and task == "classify" and not of_layer:
+        fault = f"has classes of pixels, and the model {request.model} classifies images; predict a folder of images"
+    elif images.num_planes and task == "segment" and images.class_names != facts.class_names and not of_layer:
+        fault = (
+            f"its masks have the classes {', '.join(images.class_names)}, and the model {request.model} those of "
+            f"{', '.join(facts.class_names)}; give the folder of the images, without masks"
+        )
+    if fault:
+        raise InputError(f"{request.source}: {fault}", setting="SOURCE")
+    if task == "denoise" and channels not in PNG_CHANNELS and not of_layer:
+        raise InputError(
+            f"{request.model}: takes images of {channels} channels, and its output is written as PNG, which "
+            "has 1 or 3; train on grey or colour images",
+            setting="MODEL",
+        )
+
+
+def _workers(config: Config, request: PredictRequest, environment: Environment) -> tuple[Config, Hardware]:
+    """Choose one worker for each device of a host, or the requested number; plain workers share one GPU."""
+    hardware = training_host(config, environment)
+    uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
+    is_plain = kind_of(config.cluster).shares_gpu
+    devices = config.execution.num_devices
+    if not _given(request, "execution.num_devices="):
+        devices = hardware.num_cores if not uses_gpus else 1 if is_plain else len(hardware.gpus)
+        if is_plain and not uses_gpus and config.cluster.num_workers != "auto":
+            devices = min(devices, config.cluster.num_workers)
+    if is_plain and uses_gpus and devices > 1:
+        raise InputError(
+            f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all use the first GPU; "
+            "use cluster.kind=local_cuda, which gives each its own"
+        )
+    changes: dict[str, Any] = {"execution": config.execution.model_copy(update={"num_devices": devices})}
+    if is_plain:
+        changes["cluster"] = config.cluster.model_copy(update={"num_workers": devices})
+    return config.model_copy(update=changes), hardware
+
+
+def _check_out(request: PredictRequest, out: Path, key: str) -> None:
+    try:
+        before = json.loads((out / PREDICTIONS_FILE).read_text(encoding="utf-8"))["key"]
+    except FileNotFoundError:
+        if out.is_dir() and any(out.iterdir()):
+            raise InputError(f"--out {request.out}: holds other files; give an empty or a new directory") from None
+        place = nearest_existing(out)
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            raise InputError(f"--out {out}: cannot be written; give a directory of yours") from None
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--out {out}: {PREDICTIONS_FILE} cannot be read ({error}); give another directory") from error
+    if before != key and any(out.glob("part-*.parquet")):
+        raise InputError(
+            f"--out {out}: holds predictions of another model, source, precision, layer or size; give another "
+            "directory or remove it"
+        )
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)

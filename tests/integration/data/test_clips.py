@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
-from paceline.flows.predict.request import PredictRequest, check_predict
+from paceline.flows.predict.flow import PredictRequest, check_predict
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.support.clips import make_clips
 from tests.support.pictures import make_pictures

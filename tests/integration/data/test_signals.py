@@ -11,7 +11,7 @@ from PIL import Image
 
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
-from paceline.flows.predict.request import PredictRequest, check_predict
+from paceline.flows.predict.flow import PredictRequest, check_predict
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.sources import registry as source
 from tests.support.pictures import make_pictures

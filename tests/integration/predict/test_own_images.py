@@ -16,7 +16,7 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from paceline.conf.environment import Environment
-from paceline.flows.predict.request import PredictRequest, check_predict
+from paceline.flows.predict.flow import PredictRequest, check_predict
 from paceline.tasks.data.decode.transform import decode
 from paceline.tasks.data.loading.batch import Normalise
 from paceline.tasks.files import sha256_of
