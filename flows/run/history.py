@@ -110,15 +110,9 @@ def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
 
 
 def run_metrics(
-    run_id: str,
-    metrics: Mapping[str, float],
-    tags: Mapping[str, str],
-    start_time: float,
-    *,
-    contaminated: bool = False,
-    regressed: bool = False,
+    run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str], start_time: float, **marks: Any
 ) -> RunMetrics:
-    """Select the metrics of a run that a regression is judged by."""
+    """Select the metrics of a run that a regression is judged by; marks are `contaminated` and `regressed`."""
     rate = metrics.get(Metric.THROUGHPUT)
     seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
     total = sum(seconds.values())
@@ -134,8 +128,7 @@ def run_metrics(
         start_time=start_time,
         item_seconds=items,
         foreign_cores=metrics.get(Metric.FOREIGN_CORES),
-        contaminated=contaminated,
-        regressed=regressed,
+        **marks,
     )
 
 

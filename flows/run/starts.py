@@ -71,15 +71,10 @@ def probe_job(job: TrainJob, probe: ProbeResult, planned: NextStart) -> TrainJob
     blocks = {"num_blocks": planned.num_rounds, "steps_per_block": probe.rounds[0][0].num_steps}
     speedup = job.config.speedup.model_copy(update=blocks | {"max_seconds": planned.block_seconds, "diagnose": False})
     execution = job.config.execution.model_copy(update={"max_restarts": 0})
-    return job.model_copy(
-        update={
-            "config": job.config.model_copy(update={"speedup": speedup, "execution": execution}),
-            "measurement": Measurement(arms={"baseline": probe.baseline, "candidate": probe.candidate}),
-            "search": None,
-            "may_search": False,
-            "resume": False,
-        }
-    )
+    config = job.config.model_copy(update={"speedup": speedup, "execution": execution})
+    measurement = Measurement(arms={"baseline": probe.baseline, "candidate": probe.candidate})
+    changes = {"config": config, "measurement": measurement, "search": None, "may_search": False, "resume": False}
+    return job.model_copy(update=changes)
 
 
 def confirm_regression(
@@ -126,9 +121,8 @@ def _confirm(outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, j
 
 def _against(run_id: str, outcome: Outcome, job: TrainJob, address: str) -> Confirmation:
     (earlier,) = get_runs(job.tracking_uri, [run_id])
-    summary, record = (
-        read_document(job.tracking_uri, run_id, name) for name in (Artifact.SUMMARY, Artifact.ENVIRONMENT)
-    )
+    names = Artifact.SUMMARY, Artifact.ENVIRONMENT
+    summary, record = (read_document(job.tracking_uri, run_id, name) for name in names)
     if not summary or not record:
         return not_timed(f"the records of the last good run {run_id[:8]} are gone")
     plan, rebuilt, missing = outcome.plan, [], []

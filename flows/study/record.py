@@ -38,8 +38,6 @@ NO_GPU_SUMMARY = (
     *("run_id", "experiment", "choice", "verdict", "num_repeats", "target", "targets", "ways", "prediction_ratio"),
     "seconds",
 )
-Logged = tuple[dict[str, Any], list[str]]
-"""The JSON of the command, and notes on what was found."""
 
 
 def study_runs(work: StudyContext, arms: list[PlannedArm]) -> StudyRuns:
@@ -66,8 +64,8 @@ def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: dict[str, Pr
     return run.model_copy(update={"num_gained": gained, "num_lost": lost})
 
 
-def log_study(work: StudyContext, arms: list[PlannedArm], started: float) -> Logged:
-    """Record a study in its parent run, and each arm's ratio in the arm's runs."""
+def log_study(work: StudyContext, arms: list[PlannedArm], started: float) -> tuple[dict[str, Any], list[str]]:
+    """Record a study in its parent run, and each arm's ratio in the arm's runs; the JSON of the command, and notes."""
     request, parent, hardware = work.request, work.parent, arms[0].checked.hardware
     price, seconds = request.config.speedup.price_per_device_hour, time.monotonic() - started
     trainings = study_runs(work, arms)
@@ -176,8 +174,8 @@ def _serial_fractions(scalings: Sequence[Scaling]) -> dict[str, Any] | None:
     return next(iter(non_empty.values()), None) if len(non_empty) <= 1 else non_empty
 
 
-def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> Logged:
-    """Record a study with arms and its ways, with what the store's runs on GPUs say of the same work."""
+def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> tuple[dict[str, Any], list[str]]:
+    """Record a study with arms and its ways, with what the store's runs on GPUs say; the JSON and notes."""
     request, parent, checked = work.request, work.parent, arms[-1].checked
     assert checked.pretrained is not None
     trainings = study_runs(work, arms)

@@ -47,10 +47,8 @@ def quality_figures(
 
 def draw_quality(result: EvaluateResult) -> dict[str, Figure]:
     """Draw what the result alone shows, by name."""
-    figures = {}
-    if result.confusion:
-        figures["confusion"] = draw_confusion(result.confusion, tuple(result.per_class_accuracy))
-    word, scores = class_scores(result)
+    confusion, (word, scores) = result.confusion, class_scores(result)
+    figures = {"confusion": draw_confusion(confusion, tuple(result.per_class_accuracy))} if confusion else {}
     bars = draw_classes(scores, word)
     return figures if bars is None else figures | {f"class_{word.lower()}": bars}
 

@@ -18,7 +18,7 @@ from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.record import Choice, Record
-from paceline.tasks.speedup.study.pairs import as_interval
+from paceline.tasks.speedup.study.pairs import as_interval, excludes_one
 from paceline.tasks.train.plan import arm_of
 
 TRIAL_BYTES = 3 * 2**29
@@ -108,11 +108,9 @@ class Colocation(Record):
     def layout(self) -> Layout:
         """The layout with more samples per second over all trials."""
         ratio = self.over_best
-        if ratio.low is not None and ratio.low > 1:
-            return "one model per device"
-        if ratio.high is not None and ratio.high < 1:
-            return "one model on all devices"
-        return "no certain difference"
+        if not excludes_one(ratio):
+            return "no certain difference"
+        return "one model per device" if ratio.value > 1 else "one model on all devices"
 
 
 def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:

@@ -101,8 +101,8 @@ def winner(arms: Sequence[ArmSummary], group: str) -> ArmSummary | None:
     second fastest was not measured again.
     """
     members = [arm for arm in arms if arm.arm.group == group]
-    faster = [arm for arm in members if arm.ratio is not None and arm.significant and arm.ratio.value > 1]
-    faster = [arm for arm in faster if inference.holds_parity(arm.parity)]
+    on_par = [arm for arm in members if inference.holds_parity(arm.parity)]
+    faster = [arm for arm in on_par if arm.ratio is not None and arm.significant and arm.ratio.value > 1]
     baseline = next((arm for arm in members if arm.arm.is_baseline and arm.num_done), None)
     best = max(faster, key=lambda arm: arm.ratio.value if arm.ratio else 0.0, default=None)
     return baseline if best is None or best.confirmed is False else best
