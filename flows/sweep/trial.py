@@ -137,44 +137,68 @@ def _measure(work: SweepContext) -> Colocation | None:
     return judge_colocation(measure(job, work.address).probe)
 
 
-class _Watch:
-    """Watches a training, and decides when to stop it."""
+class _RunningTrial:
+    """A trial from its start: watches its training, decides when to stop it, and records how it ended."""
 
-    def __init__(self, work: SweepContext, number: int, directory: Path) -> None:
-        self._work = work
-        self._number = number
-        self._directory = directory
-        self._num_reported = work.proposer.count_reported(number)
+    def __init__(self, work: SweepContext, proposal: Proposal) -> None:
+        self.work, self.proposal, self.run_id = work, proposal, proposal.run_id
         self.scores: tuple[float, ...] = ()
+        self.started, self._started = time.time(), time.monotonic()
+        self._num_reported = 0
 
-    def stop_reason(self) -> str | None:
-        """The reason to stop the training; None to continue."""
-        if self._work.stopped.is_set():
-            return f"interrupted; resume with: paceline sweep --resume {self._work.parent.run_id}"
-        return self.take(scores_so_far(self._directory))
+    def watch(self, directory: Path) -> Callable[[], str | None]:
+        """Watch the training in a directory: a function that says why to stop it, or None to continue."""
+        self._num_reported = self.work.proposer.count_reported(self.proposal.number)
+
+        def stop_reason() -> str | None:
+            if self.work.stopped.is_set():
+                return f"interrupted; resume with: paceline sweep --resume {self.work.parent.run_id}"
+            return self.take(scores_so_far(directory))
+
+        return stop_reason
 
     def take(self, scores: tuple[float, ...]) -> str | None:
         """Report new scores to the pruner; the reason to stop, or None."""
         self.scores = max(self.scores, scores, key=len)
         for score in self.scores[self._num_reported :]:
             self._num_reported += 1
-            if self._work.proposer.report(self._number, self._num_reported, score):
+            if self.work.proposer.report(self.proposal.number, self._num_reported, score):
                 return f"pruned after epoch {self._num_reported}, at {score:.4f}: others were better by then"
         return None
+
+    def record(self, status: Status, error: str | None = None) -> Trial:
+        """The record of the trial if it ends now."""
+        return Trial(
+            number=self.proposal.number,
+            values=self.proposal.values,
+            run_id=self.run_id,
+            status=status,
+            score=self.scores[-1] if self.scores and status != "failed" else None,
+            scores=self.scores,
+            seconds=time.monotonic() - self._started,
+            started=self.started,
+            error=error,
+        )
+
+    def fail(self, error: Exception, *, final: bool) -> Trial:
+        """Store a failure; a resume does not repeat a `final` one, whose cause is the trial's settings."""
+        trial = self.record("failed", one_line(error))
+        self.work.proposer.mark_ended(trial, final=final)
+        return trial
 
 
 def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
     """Run a trial and store its result; None if the sweep was interrupted. A failure ends this trial alone."""
-    running = _RunningTrial(proposal)
+    running = _RunningTrial(work, proposal)
     try:
         config, plan = work.configure(proposal)
     except (ConfigError, InputError) as error:
-        return _record_failure(work, running, error, final=True)
+        return running.fail(error, final=True)
     try:
         with nested_run(work.parent, config, config.name, "trial", proposal.run_id) as handle:
             running.run_id = handle.run_id
             work.proposer.mark_started(proposal.number, handle.run_id)
-            trial = _train(work, running, config, plan, handle)
+            trial = _train(running, config, plan, handle)
     except StoppedError as stopped:
         if work.stopped.is_set():
             return None
@@ -184,53 +208,20 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
             return None
         if not isinstance(error, PacelineError):
             get_run_logger().warning("Trial %d", proposal.number, exc_info=error)
-        return _record_failure(work, running, error, final=isinstance(error, RankError) and error.final)
+        return running.fail(error, final=isinstance(error, RankError) and error.final)
     work.proposer.mark_ended(trial)
     return trial
 
 
-class _RunningTrial:
-    def __init__(self, proposal: Proposal) -> None:
-        self.proposal = proposal
-        self.run_id = proposal.run_id
-        self.scores: Callable[[], tuple[float, ...]] = tuple
-        self.started = time.time()
-        self._started = time.monotonic()
-
-    def record(self, status: Status, error: str | None = None) -> Trial:
-        """The record of the trial if it ends now."""
-        scores = self.scores()
-        return Trial(
-            number=self.proposal.number,
-            values=self.proposal.values,
-            run_id=self.run_id,
-            status=status,
-            score=scores[-1] if scores and status != "failed" else None,
-            scores=scores,
-            seconds=time.monotonic() - self._started,
-            started=self.started,
-            error=error,
-        )
-
-
-def _record_failure(work: SweepContext, running: _RunningTrial, error: Exception, *, final: bool) -> Trial:
-    """Store a failure; a resume does not repeat a `final` failure, whose cause is the trial's settings."""
-    trial = running.record("failed", one_line(error))
-    work.proposer.mark_ended(trial, final=final)
-    return trial
-
-
-def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle) -> Trial:
+def _train(running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle) -> Trial:
     """Train, evaluate and log; raise StoppedError if the pruner or the end of the sweep stops the trial."""
-    resume = running.proposal.run_id is not None
+    work, resume = running.work, running.proposal.run_id is not None
     if not resume:
         tracking.log_dataset(handle, work.prepared, config.data.source)
     checked = replace(work.checked, plan=plan)
     options = {"resume": resume, "may_measure_limit": False}  # next to other trials
     job = train_job(config, checked, work.prepared, handle.run_id, work.environment, **options)
-    watch = _Watch(work, running.proposal.number, job.directory)
-    running.scores = lambda: watch.scores
-    with deadline.stoppable(watch.stop_reason), hidden_bars():
+    with deadline.stoppable(running.watch(job.directory)), hidden_bars():
         trained = train_trial.with_options(task_run_name=config.name)(job, work.address)
     if isinstance(trained, State):
         if not work.stopped.is_set():
@@ -238,7 +229,7 @@ def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Pla
             tags = {Tag.TRIAL: str(pruned.number), Tag.PRUNED: trained.message or ""}
             tracking.log_facts(handle, _metrics(pruned), tags)
         raise StoppedError(trained.message or "")
-    watch.take(trained.validation_scores)  # the pruner compares later trials with them
+    running.take(trained.validation_scores)  # the pruner compares later trials with them
     with_name = evaluate.with_options(task_run_name=f"evaluate {config.name}")
     evaluated = with_name(trained, work.prepared, config.limits.evaluate_seconds)
     scores = {"test_score": evaluated.score, "samples_per_second": trained.samples_per_second}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.flows.sweep import trial as sweep_trial
-from paceline.flows.sweep.trial import _RunningTrial, _Watch, run_trial
+from paceline.flows.sweep.trial import _RunningTrial, run_trial
 from paceline.tasks.sweep.optuna_study import Search, TrialStore
 from paceline.tasks.sweep.records import Proposal
 from paceline.tasks.sweep.space import parse_parameters
@@ -40,40 +40,41 @@ def tell(directory, scores, attempt=0):
 
 
 def test_a_trial_ends_when_others_were_better_at_that_epoch(work, tmp_path):
-    good = _Watch(work, work.proposer.propose().number, tmp_path / "good")
-    assert good.stop_reason() is None
+    good = _RunningTrial(work, work.proposer.propose())
+    stop_reason = good.watch(tmp_path / "good")
+    assert stop_reason() is None
     tell(tmp_path / "good", [0.5])
-    assert good.stop_reason() is None
+    assert stop_reason() is None
     tell(tmp_path / "good", [0.5, 0.6, 0.7, 0.8])
-    assert good.stop_reason() is None
+    assert stop_reason() is None
     assert good.scores == (0.5, 0.6, 0.7, 0.8)
 
-    number = work.proposer.propose().number
-    poor = _Watch(work, number, tmp_path / "poor")
+    proposal = work.proposer.propose()
+    stop_reason = _RunningTrial(work, proposal).watch(tmp_path / "poor")
     tell(tmp_path / "poor", [0.4, 0.9])
-    assert poor.stop_reason() == "pruned after epoch 1, at 0.4000: others were better by then"
-    assert work.proposer.count_reported(number) == 1
+    assert stop_reason() == "pruned after epoch 1, at 0.4000: others were better by then"
+    assert work.proposer.count_reported(proposal.number) == 1
 
 
 def test_scores_of_a_former_process_are_reported_once(work, tmp_path):
-    number = work.proposer.propose().number
+    proposal = work.proposer.propose()
     tell(tmp_path, [0.5, 0.6])
-    assert _Watch(work, number, tmp_path).stop_reason() is None
-    again = _Watch(work, number, tmp_path)
+    assert _RunningTrial(work, proposal).watch(tmp_path)() is None
+    stop_reason = _RunningTrial(work, proposal).watch(tmp_path)
     tell(tmp_path, [0.5, 0.6, 0.7], attempt=1)
-    assert again.stop_reason() is None
-    assert work.proposer.count_reported(number) == 3
+    assert stop_reason() is None
+    assert work.proposer.count_reported(proposal.number) == 3
 
 
 def test_a_sweep_that_ends_says_how_to_go_on(work, tmp_path):
-    watch = _Watch(work, work.proposer.propose().number, tmp_path)
+    stop_reason = _RunningTrial(work, work.proposer.propose()).watch(tmp_path)
     work.stopped.set()
-    assert watch.stop_reason() == "interrupted; resume with: paceline sweep --resume 0123"
+    assert stop_reason() == "interrupted; resume with: paceline sweep --resume 0123"
 
 
-def test_a_failed_trial_has_no_score_but_its_course():
-    running = _RunningTrial(Proposal(number=3, values={"seed": 1}))
-    running.scores = lambda: (0.1, 0.2)
+def test_a_failed_trial_has_no_score_but_its_course(work):
+    running = _RunningTrial(work, Proposal(number=3, values={"seed": 1}))
+    running.scores = (0.1, 0.2)
     assert running.record("pruned", "why").score == 0.2
     failed = running.record("failed", "lost")
     assert (failed.score, failed.scores, failed.error) == (None, (0.1, 0.2), "lost")
