@@ -191,7 +191,7 @@ def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> tu
         batch_size=request.config.global_batch_size,
     )
     validity, scratch = predictions.validity if predictions else None, rates.get(no_gpu.SCRATCH)
-    ways = no_gpu.ways_of(trainings, request.target, rates)
+    goal = no_gpu.TargetScore(trainings, request.target)
     result = NoGpuResult(
         run_id=parent.run_id,
         experiment=parent.experiment,
@@ -200,8 +200,8 @@ def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> tu
         layer=request.arms[no_gpu.FEATURES].linear_eval or "",
         num_repeats=request.repeats,
         target=request.target,
-        targets=no_gpu.TargetScore(trainings, request.target).all(),
-        ways=ways + no_gpu.on_gpu(trainings, request.target, gpu),
+        targets=goal.all(),
+        ways=no_gpu.ways_of(goal, rates) + no_gpu.on_gpu(goal, gpu),
         prediction_ratio=scratch.ratio if scratch else None,
         prediction_disturbed=validity.reasons if validity and validity.contaminated else (),
         cost=gpu.cost,

@@ -115,9 +115,8 @@ class SweepResult(Record):
     def speedup(self) -> Interval | None:
         """How many times as fast all trials were done as one after the other on one such device; None where unknown.
 
-        The steps side by side were so much faster, and so large a share of the places was taken. Start-up and
-        evaluation are taken to be held back by their neighbours as the steps are; tests/benchmarks/test_sweep.py holds
-        that against sweeps that did run one after the other.
+        The steps' ratio times the share of places taken. Start-up and evaluation are taken to be held back by their
+        neighbours as the steps are; tests/benchmarks/test_sweep.py compares that with sweeps one after the other.
         """
         share = self.occupancy
         if self.colocation is None or share is None:

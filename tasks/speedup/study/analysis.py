@@ -162,9 +162,10 @@ def _fixed_seconds(run: ArmRun) -> float | None:
 
 def target_accuracy(trainings: StudyRuns, group: str) -> float | None:
     """The lowest validation score with which a baseline run of the group ended; None without validation."""
-    baseline = next((arm for arm in trainings.arms if arm.is_baseline and arm.group == group), None)
-    finals = [run.validation[-1][1] for run in (trainings.of(baseline) if baseline else []) if run.validation]
-    return min(finals, default=None)
+    baselines = [arm for arm in trainings.arms if arm.is_baseline and arm.group == group]
+    return min(
+        (run.validation[-1][1] for arm in baselines for run in trainings.of(arm) if run.validation), default=None
+    )
 
 
 def _time_to(runs: Sequence[ArmRun], target: float | None) -> float | None:

@@ -161,16 +161,13 @@ class TargetScore:
         return self.trainings.of(next(arm for arm in self.trainings.arms if arm.name == SCRATCH))
 
 
-def ways_of(
-    trainings: StudyRuns, given: float | None, rates: Mapping[str, PredictionThroughput]
-) -> tuple[Approach, ...]:
+def ways_of(goal: TargetScore, rates: Mapping[str, PredictionThroughput]) -> tuple[Approach, ...]:
     """The measured rows."""
-    goal = TargetScore(trainings, given)
-    return tuple(_way(trainings, arm, goal, rates.get(arm.name)) for arm in trainings.arms)
+    return tuple(_way(arm, goal, rates.get(arm.name)) for arm in goal.trainings.arms)
 
 
-def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: PredictionThroughput | None) -> Approach:
-    runs, counts = trainings.of(arm), trainings.counts(arm)
+def _way(arm: StudyArm, goal: TargetScore, rates: PredictionThroughput | None) -> Approach:
+    trainings, runs, counts = goal.trainings, goal.trainings.of(arm), goal.trainings.counts(arm)
     scores = [run.score for run in runs if run.score is not None]
     judged = [run for run in runs if goal.of(run.repeat) is not None]
     reached = [run for run in judged if goal.seconds(run) is not None]
@@ -234,14 +231,13 @@ class Gpu:
     batch_size: int
 
 
-def on_gpu(trainings: StudyRuns, given: float | None, gpu: Gpu) -> tuple[Approach, ...]:
+def on_gpu(goal: TargetScore, gpu: Gpu) -> tuple[Approach, ...]:
     """The rows of a GPU, each figure with what it rests on."""
-    goal = TargetScore(trainings, given)
-    return tuple(_on_gpu(trainings, arm, goal, gpu) for arm in trainings.arms)
+    return tuple(_on_gpu(arm, goal, gpu) for arm in goal.trainings.arms)
 
 
-def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) -> Approach:
-    runs, rows = trainings.of(arm), gpu.rows.get(arm.name, ())
+def _on_gpu(arm: StudyArm, goal: TargetScore, gpu: Gpu) -> Approach:
+    runs, rows = goal.trainings.of(arm), gpu.rows.get(arm.name, ())
     row = max(rows, key=lambda hardware_row: hardware_row.samples_per_second, default=None)
     if arm.name not in TRAINED:
         to_target = total = reported(None, "no basis: where the classifier is fitted was not tried")

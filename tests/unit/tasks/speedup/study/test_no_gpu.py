@@ -55,7 +55,7 @@ def runs_of(repeats=3, tuned=(0.6, 0.85), features=(0.82,), **fields):
 
 
 def result_of(runs, target=None, repeats=3, gpu=None):
-    trainings = StudyRuns(ARMS, runs)
+    goal = TargetScore(StudyRuns(ARMS, runs), target)
     gpu = gpu or gpu_of()
     found = NoGpuResult(
         run_id="0" * 32,
@@ -65,8 +65,8 @@ def result_of(runs, target=None, repeats=3, gpu=None):
         layer="pool",
         num_repeats=repeats,
         target=target,
-        targets=TargetScore(trainings, target).all(),
-        ways=ways_of(trainings, target, RATES) + on_gpu(trainings, target, gpu),
+        targets=goal.all(),
+        ways=ways_of(goal, RATES) + on_gpu(goal, gpu),
         cost=gpu.cost,
         sheet=gpu.sheet,
         hardware="host: 2 cores",
@@ -194,7 +194,7 @@ def test_what_a_data_sheet_bounds_is_labelled_and_known_by_hand():
     light = COST.model_copy(update={"training_flops": 1.0})
     assert max_training_throughput(sheet, light, 64) == pytest.approx(320e9 / (3072 + 8e6 / 64))
 
-    scratch, tuned, features = on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of())
+    scratch, tuned, features = on_gpu(TargetScore(StudyRuns(ARMS, runs_of()), None), gpu_of())
     assert not scratch.is_measured
     assert scratch.basis == "estimate: bound by data sheet (NVIDIA T4 data sheet, 2019)"
     assert (scratch.executed.kind, scratch.executed.value) == ("at most", pytest.approx(65_000))
@@ -205,7 +205,7 @@ def test_what_a_data_sheet_bounds_is_labelled_and_known_by_hand():
 
 
 def test_without_any_basis_nothing_is_told():
-    for way in on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of(cost=None)):
+    for way in on_gpu(TargetScore(StudyRuns(ARMS, runs_of()), None), gpu_of(cost=None)):
         cells = (way.target_seconds, way.whole_seconds, way.joules, way.eager, way.executed)
         assert {(cell.kind, cell.value) for cell in cells} == {("not measured", None)}
         assert way.basis == "not measured, no basis"
@@ -225,7 +225,7 @@ ROW = HardwareRow(
 
 
 def test_matched_runs_on_a_gpu_come_before_data_sheets():
-    scratch, tuned, _ = on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of(rows=(ROW,)))
+    scratch, tuned, _ = on_gpu(TargetScore(StudyRuns(ARMS, runs_of()), None), gpu_of(rows=(ROW,)))
     assert (scratch.device, scratch.basis) == ("1 x H200", "estimate: 2 matched runs in the store")
     assert (scratch.target_seconds.kind, scratch.target_seconds.value) == ("about", pytest.approx(2.0))
     assert scratch.whole_seconds.value == pytest.approx(8.0)
@@ -244,7 +244,9 @@ def test_a_gpu_is_rented_by_matched_runs_alone():
 
 def test_a_gpu_of_this_host_is_measured():
     rates = {SCRATCH: PredictionThroughput(eager=500.0, executed=1000.0, gpu=80_000.0)}
-    scratch, tuned, _ = on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of(rows=(ROW,), rates=rates, name="L4"))
+    scratch, tuned, _ = on_gpu(
+        TargetScore(StudyRuns(ARMS, runs_of()), None), gpu_of(rows=(ROW,), rates=rates, name="L4")
+    )
     assert (scratch.executed.kind, scratch.executed.value) == ("measured", 80_000.0)
     assert scratch.executed.basis == "on this host's L4"
     assert tuned.executed.kind == "at most"
