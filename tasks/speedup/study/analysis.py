@@ -163,9 +163,8 @@ def _fixed_seconds(run: ArmRun) -> float | None:
 def target_accuracy(trainings: StudyRuns, group: str) -> float | None:
     """The lowest validation score with which a baseline run of the group ended; None without validation."""
     baselines = [arm for arm in trainings.arms if arm.is_baseline and arm.group == group]
-    return min(
-        (run.validation[-1][1] for arm in baselines for run in trainings.of(arm) if run.validation), default=None
-    )
+    runs = [run for arm in baselines for run in trainings.of(arm) if run.validation]
+    return min((run.validation[-1][1] for run in runs), default=None)
 
 
 def _time_to(runs: Sequence[ArmRun], target: float | None) -> float | None:
