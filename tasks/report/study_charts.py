@@ -14,10 +14,8 @@ from paceline.tasks.speedup.study.analysis import winner
 from paceline.tasks.speedup.study.records import ArmSummary, BudgetDifference, Scaling, StudyResult
 from paceline.tasks.speedup.study.scaling import law
 
-MAX_NAME = 26
-MAX_TITLE = 52
-MAX_DIFFERENCES = 6
-MAX_ITEMS = 8
+MAX_NAME, MAX_TITLE = 26, 52  # characters
+MAX_DIFFERENCES, MAX_ITEMS = 6, 8
 LAW_COLOURS = {"Amdahl": plot.GREEN, "Universal Scalability": plot.ORANGE}
 
 
