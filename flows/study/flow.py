@@ -1,7 +1,6 @@
 """The study: trains every arm several times in a balanced order. Each training is a run nested in the study's run."""
 
 import time
-from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -17,24 +16,12 @@ from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.study.no_gpu import check_arms
-from paceline.flows.study.record import log_no_gpu, log_study, study_runs
-from paceline.flows.study.trainings import (
-    PlannedArm,
-    StudyContext,
-    StudyRequest,
-    confirm,
-    open_study,
-    run_all,
-    train_arm,
-)
+from paceline.flows.study.record import log_no_gpu, log_study, unconfirmed_winners
+from paceline.flows.study.trainings import PlannedArm, StudyRequest, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
 from paceline.tasks.redact import redact_errors
-from paceline.tasks.speedup.study.analysis import summarise_arms, winner
 from paceline.tasks.speedup.study.design import expand
-from paceline.tasks.speedup.study.records import StudyArm
-
-MAX_UNCHOSEN = 2  # a baseline and one arm: nothing is chosen, so nothing needs to be confirmed
 
 
 @reusable
@@ -79,17 +66,9 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     with open_study(request, arms, environment, resume) as (work, arms):
         run_all(work, arms)
         if request.axes:
-            confirm(work, arms, _winners(work, arms))
+            confirm(work, arms, unconfirmed_winners(work, arms))
         summary, notes = (log_no_gpu if request.arms else log_study)(work, arms, started)
     title = "What to do without a GPU" if request.arms else "What the arms gave"
     publish([("", note) for note in notes], request.kind, title)
     mlflow_views.link(summary["view"], "The trainings of this study")
     return summary
-
-
-def _winners(work: StudyContext, arms: list[PlannedArm]) -> list[StudyArm]:
-    """Winners among several arms, which fresh trainings must confirm."""
-    summaries = summarise_arms(study_runs(work, arms))
-    groups = Counter(arm.arm.group for arm in arms)
-    winners = [winner(summaries, group) for group, count in groups.items() if count > MAX_UNCHOSEN]
-    return [best.arm for best in winners if best is not None and not best.arm.is_baseline]

@@ -1,6 +1,7 @@
 """Records a study, of either kind: the report in its parent run, and the ratios in the runs of its arms."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +19,11 @@ from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study, study_notes
 from paceline.tasks.speedup.data_sheet import SHEETS
 from paceline.tasks.speedup.hardware_table import HardwareRow, same_work, tabulate
-from paceline.tasks.speedup.study import no_gpu
-from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
+from paceline.tasks.speedup.study import analysis, no_gpu
 from paceline.tasks.speedup.study.no_gpu import Approach, NoGpuResult
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns, figures_of
-from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyResult
+from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.run import RunHandle
@@ -38,6 +38,7 @@ NO_GPU_SUMMARY = (
     *("run_id", "experiment", "choice", "verdict", "num_repeats", "target", "targets", "ways", "prediction_ratio"),
     "seconds",
 )
+MAX_UNCHOSEN = 2  # a baseline and one arm: nothing is chosen, so nothing needs to be confirmed
 
 
 def study_runs(work: StudyContext, arms: list[PlannedArm]) -> StudyRuns:
@@ -49,6 +50,14 @@ def study_runs(work: StudyContext, arms: list[PlannedArm]) -> StudyRuns:
     baselines = {(groups[run.arm], run.repeat): run for run in runs if run.status == "done" and run.arm in names}
     compared = [_compare_with_baseline(run, baselines.get((groups[run.arm], run.repeat)), prepared) for run in runs]
     return StudyRuns(planned, compared)
+
+
+def unconfirmed_winners(work: StudyContext, arms: list[PlannedArm]) -> list[StudyArm]:
+    """Winners among several arms, which fresh trainings must confirm."""
+    summaries = analysis.summarise_arms(study_runs(work, arms))
+    groups = Counter(arm.arm.group for arm in arms)
+    winners = [analysis.winner(summaries, group) for group, count in groups.items() if count > MAX_UNCHOSEN]
+    return [best.arm for best in winners if best is not None and not best.arm.is_baseline]
 
 
 def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: dict[str, PreparedSet]) -> ArmRun:
@@ -69,20 +78,21 @@ def log_study(work: StudyContext, arms: list[PlannedArm], started: float) -> tup
     request, parent, hardware = work.request, work.parent, arms[0].checked.hardware
     price, seconds = request.config.speedup.price_per_device_hour, time.monotonic() - started
     trainings = study_runs(work, arms)
-    rungs, interaction = ladder(trainings)
-    groups = {arm.group for arm in trainings.arms}
-    target = request.target if request.target is not None or len(groups) > 1 else target_accuracy(trainings, "")
+    rungs, interaction = analysis.ladder(trainings)
+    target = request.target
+    if target is None and len({arm.group for arm in trainings.arms}) == 1:
+        target = analysis.target_accuracy(trainings, "")
     result = StudyResult(
         run_id=parent.run_id,
         experiment=parent.experiment,
         preset=request.preset,
         kind="ladder" if request.ladder else "grid",
         num_repeats=request.repeats,
-        arms=summarise_arms(trainings, request.target, price),
+        arms=analysis.summarise_arms(trainings, request.target, price),
         rungs=rungs,
         interaction=interaction,
-        differences=budget_differences(trainings),
-        scalings=scalings(trainings),
+        differences=analysis.budget_differences(trainings),
+        scalings=analysis.scalings(trainings),
         target_accuracy=target,
         price_per_device_hour=price,
         contaminated=sum(bool(run.contaminated) for run in trainings.runs),
