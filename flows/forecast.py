@@ -120,8 +120,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             measured = measure(job.model_copy(update={"measurement": _profiling(config, plan, request)}), address)
             moved = measure(job.model_copy(update={"measurement": _moves(config, plan)}), address)
             if request.link == "measured":
-                messages = [reduce for reduce in measured.all_reduces if reduce.num_bytes > TOKEN_BYTES]
-                link = fit_link(device_profile.link_samples(messages))
+                link = fit_link([timing for timing in measured.all_reduces if timing.num_bytes > TOKEN_BYTES])
             elif request.link == "given":
                 link = given_link(request.latency_seconds, request.gigabytes_per_second)
             else:

@@ -37,8 +37,7 @@ from paceline.tasks.files import nearest_existing, write_durably
 from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.predict.images import Images, in_folder, of_test_split
-from paceline.tasks.predict.job import Settings, batch_size_for, cut, key_of
+from paceline.tasks.predict.job import Images, Settings, batch_size_for, cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
 from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.records.execution import Plan

@@ -22,7 +22,7 @@ from paceline.tasks.records.execution import BASELINE, Plan
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.speedup.between_starts import MAX_STARTS
-from paceline.tasks.speedup.comparability import differences, match
+from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
 from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
 from paceline.tasks.speedup.nights.regression import RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
@@ -157,7 +157,7 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
         tags={Tag.DISTURBED: str(outcome.is_disturbed)},
     )
     limit = most_foreign(outcome.hardware.num_cores)
-    return speedup_across(now, bases, match, limit, arm_of(outcome.plan).label)
+    return speedup_across(now, bases, limit, arm_of(outcome.plan).label)
 
 
 def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:

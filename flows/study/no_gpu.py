@@ -28,7 +28,6 @@ from paceline.tasks.predict.prefect_tasks import classify_features, time_predict
 from paceline.tasks.predict.subprocess_job import RESULT
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.records.training import TrainResult
-from paceline.tasks.result_cache import load_result
 from paceline.tasks.speedup.data_sheet import SHEETS
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TRAINED, WAYS
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm

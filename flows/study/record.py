@@ -10,8 +10,7 @@ from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from paceline.flows.study.no_gpu import time_predictions
 from paceline.flows.study.trainings import PlannedArm, StudyContext
-from paceline.tasks.evaluate.metrics import discordant
-from paceline.tasks.evaluate.pixel_metrics import score_difference
+from paceline.tasks.evaluate.metrics import discordant, score_difference
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu

@@ -26,11 +26,11 @@ from paceline.flows.study.trainings import arm_run, training_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
 from paceline.tasks.evaluate.prefect_tasks import evaluate
+from paceline.tasks.files import load_result, save_result
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.progress import hidden_bars
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import Plan
-from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.speedup.study.records import StudyArm
 from paceline.tasks.sweep.concurrency import Colocation, TrialConcurrency, colocation_of, judge_colocation
 from paceline.tasks.sweep.optuna_study import TrialStore

@@ -27,7 +27,6 @@ from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.hardware import Gpu
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.records.record import Record
-from paceline.tasks.speedup.study.pairs import as_interval
 from paceline.tasks.speedup.study.records import PredictionThroughput
 
 MODULE = "paceline.tasks.predict.throughput"
@@ -87,7 +86,7 @@ def time_networks(job: ThroughputJob) -> PredictionThroughputs:
     paces = {}
     for name, (arms, block) in ways.items():
         rates = {kind: len(block) / median(seconds[name, kind]) for kind in arms}
-        ratio = as_interval(estimate_ratio(np.log(seconds[name, EAGER]) - np.log(seconds[name, EXECUTED])))
+        ratio = estimate_ratio(np.log(seconds[name, EAGER]) - np.log(seconds[name, EXECUTED]))
         eager, executed, gpu = rates[EAGER], rates[EXECUTED], rates.get(ON_GPU)
         paces[name] = PredictionThroughput(eager=eager, executed=executed, ratio=ratio, gpu=gpu)
     first = next(iter(job.ways.values()))

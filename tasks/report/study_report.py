@@ -16,7 +16,6 @@ from paceline.tasks.speedup.comparability import explain
 from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.speedup.study.analysis import winner
 from paceline.tasks.speedup.study.inference import MARGIN, holds_parity, parity_text
-from paceline.tasks.speedup.study.pairs import excludes_one
 from paceline.tasks.speedup.study.records import ArmSummary, StudyResult
 
 FASTER = "faster"  # the verdict on an arm that significantly beats its baseline and learns as much
@@ -192,7 +191,7 @@ def _winners(result: StudyResult) -> Iterator[str]:
 def _losers(result: StudyResult) -> Iterator[str]:
     if slower := [arm.arm.name for arm in result.arms if arm.ratio and arm.significant and arm.ratio.value < 1]:
         yield f"Slower (95 % CI below 1): {'; '.join(slower)}."
-    chance = [arm.arm.name for arm in result.arms if arm.ratio and not arm.significant and excludes_one(arm.ratio)]
+    chance = [arm.arm.name for arm in result.arms if arm.ratio and not arm.significant and arm.ratio.significant]
     if chance:
         yield (
             f"Among {sum(arm.p_value is not None for arm in result.arms)} arms, the difference of these may be chance, "

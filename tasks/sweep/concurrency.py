@@ -18,7 +18,6 @@ from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.record import Choice, Record
-from paceline.tasks.speedup.study.pairs import as_interval, excludes_one
 from paceline.tasks.train.plan import arm_of
 
 TRIAL_BYTES = 3 * 2**29
@@ -108,7 +107,7 @@ class Colocation(Record):
     def layout(self) -> Layout:
         """The layout with more samples per second over all trials."""
         ratio = self.over_best
-        if not excludes_one(ratio):
+        if not ratio.significant:
             return "no certain difference"
         return "one model per device" if ratio.value > 1 else "one model on all devices"
 
@@ -127,7 +126,7 @@ def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
 def judge_colocation(probe: ProbeResult) -> Colocation | None:
     """Judge the measurement; None if it was too short."""
     roles = (ALONE, TOGETHER, WHOLE)
-    alone, together, all_cores = (as_interval(arm_ratio(probe.rounds, role, BESIDE)) for role in roles)
+    alone, together, all_cores = (arm_ratio(probe.rounds, role, BESIDE) for role in roles)
     if alone is None or together is None:
         return None
     return Colocation(

@@ -8,7 +8,6 @@ from pydantic import Field
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.record import Choice, Record
 from paceline.tasks.records.training import ScoreName
-from paceline.tasks.speedup.study.pairs import transform
 from paceline.tasks.sweep.concurrency import Colocation
 from paceline.tasks.sweep.space import Parameter, Scalar
 
@@ -121,4 +120,4 @@ class SweepResult(Record):
         share = self.occupancy
         if self.colocation is None or share is None:
             return None
-        return transform(self.colocation.over_alone, lambda steps: steps * share)
+        return self.colocation.over_alone.times(share)

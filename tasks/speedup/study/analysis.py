@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.speedup.study import inference, pairs
-from paceline.tasks.speedup.study.pairs import StudyRuns, end_to_end, log_ratios, prediction_rate, ratio_of, transform
+from paceline.tasks.speedup.study import inference
+from paceline.tasks.speedup.study.pairs import StudyRuns, end_to_end, log_ratios, prediction_rate, ratio_of
 from paceline.tasks.speedup.study.records import (
     ArmRun,
     ArmSummary,
@@ -44,7 +44,7 @@ def _summary(
     runs, baseline = trainings.of(arm), trainings.baseline(arm)
     logs = trainings.logs(arm, baseline)
     ratio = ratio_of(logs)
-    significant = pairs.excludes_one(ratio)
+    significant = ratio.significant if ratio else None
     if significant and p_value is not None:
         significant = p_value <= inference.FAMILY_LEVEL
     fresh = trainings.fresh.ratio(arm, baseline)
@@ -116,10 +116,7 @@ def _efficiency(trainings: StudyRuns, arm: StudyArm) -> Interval | None:
     """Against the arm with the fewest devices among those that are alike otherwise."""
     single = min((other for other in trainings.arms if _rest(other) == _rest(arm)), key=_asked_devices)
     ratio = trainings.ratio(arm, single)
-    if ratio is None:
-        return None
-    share = trainings.of(single)[0].world_size / trainings.of(arm)[0].world_size
-    return transform(ratio, lambda value: value * share)
+    return ratio and ratio.times(trainings.of(single)[0].world_size / trainings.of(arm)[0].world_size)
 
 
 def _rest(arm: StudyArm) -> tuple[str, ...]:

@@ -11,14 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.tasks.measure.paired_ratio import (
-    FIXED_CONFIDENCE,
-    MIN_INTERVAL_ROUNDS,
-    Estimate,
-    Floats,
-    Interval,
-    estimate_ratio,
-)
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Floats, Interval, estimate_ratio
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
 
@@ -108,27 +101,9 @@ def log_ratios(pairs: Sequence[tuple[ArmRun, ArmRun]], rate: Rate = steady) -> l
 
 def ratio_of(logs: Sequence[float] | Floats) -> Interval | None:
     """The ratio behind log-ratios of the repeats; None without any."""
-    return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
-
-
-def as_interval(estimate: Interval | None) -> Interval | None:
-    """An estimate as a record."""
-    return None if estimate is None else Interval(value=estimate.value, low=estimate.low, high=estimate.high)
-
-
-def transform(interval: Interval, function: Callable[[float], float]) -> Interval:
-    """Apply an increasing function to a quantity and the ends of its interval."""
-    low, high = (None if end is None else function(end) for end in (interval.low, interval.high))
-    return Interval(value=function(interval.value), low=low, high=high)
+    return estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE)
 
 
 def figures_of(interval: Interval | None) -> tuple[float | None, float | None, float | None]:
     """Value and ends of an interval; None for each that is not known."""
     return (None, None, None) if interval is None else (interval.value, interval.low, interval.high)
-
-
-def excludes_one(interval: Interval | None) -> bool | None:
-    """Whether an interval excludes 1; None where there is none."""
-    if interval is None or interval.low is None or interval.high is None:
-        return None
-    return interval.low > 1 or interval.high < 1

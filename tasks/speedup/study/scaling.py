@@ -16,7 +16,7 @@ alone is fitted.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ from paceline.tasks.measure.paired_ratio import (
     location_interval,
 )
 from paceline.tasks.speedup.study.inference import ratio_of_means
-from paceline.tasks.speedup.study.pairs import ratio_of, transform
+from paceline.tasks.speedup.study.pairs import ratio_of
 from paceline.tasks.speedup.study.records import Fit, Scaling, ScalingPoint
 
 MIN_POINTS = 4
@@ -91,10 +91,15 @@ def _point(kind: Kind, num_devices: int, speedups: Sequence[float]) -> ScalingPo
     assert speedup is not None, "a point has at least one repeat"
     serial = None
     if kind == "strong":  # the fraction falls as the speedup rises, so the ends change places
-        falling = transform(speedup, lambda value: karp_flatt(value, num_devices))
+        falling = _transform(speedup, lambda value: karp_flatt(value, num_devices))
         serial = falling.model_copy(update={"low": falling.high, "high": falling.low})
-    efficiency = transform(speedup, lambda value: value / num_devices)
+    efficiency = _transform(speedup, lambda value: value / num_devices)
     return ScalingPoint(num_devices=num_devices, speedup=speedup, efficiency=efficiency, karp_flatt=serial)
+
+
+def _transform(interval: Interval, function: Callable[[float], float]) -> Interval:
+    low, high = (None if end is None else function(end) for end in (interval.low, interval.high))
+    return Interval(value=function(interval.value), low=low, high=high)
 
 
 def _universal(counts_D: Floats, measured_DR: Floats) -> Fit:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from paceline.conf.environment import Environment
 from paceline.flows.predict.flow import PredictRequest, check_predict
-from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
+from paceline.tasks.evaluate.metrics import evaluate_statistics
 from paceline.tasks.predict.job import cut
 from paceline.tasks.predict.part import check_parity, finished_record, predict_part
 from paceline.tasks.scores import mean_iou

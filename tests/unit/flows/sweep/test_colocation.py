@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.flows.sweep.trial import COLOCATION_FILE, colocation_on
+from paceline.tasks.files import save_result
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.result_cache import save_result
 from paceline.tasks.sweep.concurrency import Colocation
 
 MEASURED = Colocation(
