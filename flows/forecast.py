@@ -21,6 +21,7 @@ from paceline.flows.lifecycle.report_artifacts import log_report
 from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run.history import execution_of, past_checks
+from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError

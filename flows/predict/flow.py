@@ -28,7 +28,7 @@ from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
-from paceline.tasks.cluster.kinds import kind_of
+from paceline.tasks.cluster.kinds import kind_of, open_cluster
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
