@@ -19,8 +19,30 @@ ARGUMENTS = (
 )
 
 
-def main(options: Namespace) -> None:
-    """Write the predictions of a model, or the output of one of its layers."""
+@command(
+    ("paceline predict RUN_ID DIR", "paceline predict models:/NAME@champion DIR --out predictions"),
+    *ARGUMENTS,
+    argument(
+        "--own-size",
+        "each image as large as it is, not scaled to what the model was trained on; for models of pixels",
+    ),
+)
+def predict(options: Namespace) -> None:
+    """Predict a folder of images, or a preset's test split, with a trained model."""
+    _predict(options, own_size=options.own_size)
+
+
+@command(
+    ("paceline features RUN_ID DIR --layer pool", "paceline features RUN_ID digits --layer pool --out features"),
+    *ARGUMENTS,
+    argument("--layer NAME", "layer whose output is written, flattened; a wrong name lists all layers", required=True),
+)
+def features(options: Namespace) -> None:
+    """Write a layer's output for a folder of images, or a preset's test split."""
+    _predict(options, layer=options.layer)
+
+
+def _predict(options: Namespace, **more: Any) -> None:
     from paceline.flows.predict.flow import PredictRequest, check_predict, run_predict
 
     values = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")}

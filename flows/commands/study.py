@@ -96,7 +96,7 @@ def _show_factors(summary: dict[str, Any]) -> None:
 def no_gpu(options: Namespace) -> None:
     """Measure on CPUs what pays without a GPU: from scratch, fine-tuning or features."""
     from paceline.flows.study.flow import check_study, run_study
-    from paceline.flows.study.request import StudyRequest
+    from paceline.flows.study.trainings import StudyRequest
 
     tree = stored_request(options, "no-gpu") if options.resume else no_gpu_request(options)
     flow = run_study.with_options(name="paceline-no-gpu", flow_run_name="no GPU: {request.config.name}")

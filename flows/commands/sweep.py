@@ -30,12 +30,6 @@ def sweep(options: Namespace) -> None:
     """Search better settings of a recipe, several trials at a time."""
     from paceline.flows.sweep.flow import check_sweep, run_sweep
     from paceline.flows.sweep.trial import SweepRequest
-
-    tree = stored_request(options, "sweep") if options.resume else _request(options)
-    start_flow(options, validate_as(SweepRequest, tree), check_sweep, run_sweep, _show)
-
-
-def _request(options: Namespace) -> dict[str, Any]:
     from paceline.tasks.sweep.space import parse_parameters, split_parameter
 
     if options.resume:

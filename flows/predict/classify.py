@@ -15,8 +15,7 @@ from paceline.conf.section import Section
 from paceline.flows.checks import preflight
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
-from paceline.flows.lifecycle.outage import outlive_outages
-from paceline.flows.lifecycle.signals import stop_on_signal
+from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.predict.flow import PREDICTIONS_FILE
 from paceline.tasks.errors import InputError
 from paceline.tasks.evaluate import linear_classifier

@@ -16,7 +16,7 @@ from prefect.utilities.annotations import quote
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment
 from paceline.conf.load import load, preset_names, validate_as
 from paceline.conf.section import Section
 from paceline.flows.checks import preflight
@@ -26,8 +26,6 @@ from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.retries import with_retries
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.tasks.cluster.kinds import kind_of, open_cluster
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.user_packages import require_packages
@@ -42,7 +40,6 @@ from paceline.tasks.predict.prefect_tasks import Predicted, predict
 from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions

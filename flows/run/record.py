@@ -9,7 +9,7 @@ from prefect import get_run_logger
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle.report_artifacts import log_report
+from paceline.flows.lifecycle.mlflow_views import log_report
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
 from paceline.tasks.measure.records import FurtherStarts

@@ -14,13 +14,11 @@ from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.study.no_gpu import check_arms
 from paceline.flows.study.record import log_no_gpu, log_study, unconfirmed_winners
 from paceline.flows.study.trainings import PlannedArm, StudyRequest, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.speedup.study.design import expand
 
 

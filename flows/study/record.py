@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.flows.hardware_table import trained_runs
-from paceline.flows.lifecycle.mlflow_views import share_study
-from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.compare import trained_runs
+from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report, share_study
 from paceline.flows.study.no_gpu import time_predictions
 from paceline.flows.study.trainings import PlannedArm, StudyContext
 from paceline.tasks.evaluate.metrics import discordant, score_difference

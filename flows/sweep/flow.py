@@ -19,13 +19,10 @@ from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
+from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
-from paceline.flows.lifecycle.request_artifact import open_parent_run
-from paceline.flows.lifecycle.retries import with_retries
-from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.sweep.trial import SweepContext, SweepPlan, SweepRequest, colocation_on, run_trial
 from paceline.tasks.cluster.client import count_workers
 from paceline.tasks.cluster.kinds import open_cluster
@@ -33,7 +30,6 @@ from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.sweep_report import draw_sweep, render_sweep, sweep_notes, trial_line
 from paceline.tasks.scores import SCORE_OF_TASK, SCORE_WORDS
 from paceline.tasks.speedup.study.pairs import figures_of
