@@ -38,7 +38,7 @@ from paceline.tasks.sweep.records import Proposal, Pruner, Sampler, Status, Tria
 from paceline.tasks.sweep.space import Parameter
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
-from paceline.tasks.train.launch.progress_file import scores_so_far
+from paceline.tasks.train.launch.coordinator import scores_so_far
 from paceline.tasks.train.prefect_tasks import measure, train_trial
 
 COLOCATION_FILE = "colocation.json"  # in the sweep's directory, for a resume
