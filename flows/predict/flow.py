@@ -32,8 +32,7 @@ from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing, write_durably
-from paceline.tasks.model.user_package import check_package
-from paceline.tasks.model_bundle import digest_of
+from paceline.tasks.model_bundle import check_package, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.job import Images, Settings, batch_size_for, cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
