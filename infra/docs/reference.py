@@ -56,11 +56,11 @@ def _settings(schema: dict[str, Any], prefix: str, field: dict[str, Any]) -> lis
     if text := field.get("description") or section.get("description"):
         lines += [*_paragraphs(text), ""]
     inner = []
-    for name, one in section["properties"].items():
-        if _section(schema, one):
-            inner += _settings(schema, f"{prefix}.{name}", one)
+    for name, entry in section["properties"].items():
+        if _section(schema, entry):
+            inner += _settings(schema, f"{prefix}.{name}", entry)
         else:
-            lines += _setting(f"{prefix}.{name}", one)
+            lines += _setting(f"{prefix}.{name}", entry)
     return lines + inner
 
 
@@ -89,7 +89,7 @@ def yaml_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(yaml_value(one) for one in value) + "]"
+        return "[" + ", ".join(yaml_value(each) for each in value) + "]"
     return json.dumps(value)
 
 

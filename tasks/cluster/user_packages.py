@@ -47,11 +47,10 @@ def find_differences(packages: Sequence[Plugin], answer: WorkerPackages) -> list
 
 def list_packages(asked: tuple[PackageName, ...]) -> WorkerPackages:
     """Look up packages on the worker that runs this, without importing them."""
-    return WorkerPackages(host=socket.gethostname(), identities=tuple(_identity(*request) for request in asked))
-
-
-def _identity(kind: Kind, name: str) -> str | None:
-    try:
-        return plugins.find(kind, name).identity
-    except PluginError:  # not installed here, or by two packages
-        return None
+    identities: list[str | None] = []
+    for kind, name in asked:
+        try:
+            identities.append(plugins.find(kind, name).identity)
+        except PluginError:  # not installed here, or by two packages
+            identities.append(None)
+    return WorkerPackages(host=socket.gethostname(), identities=tuple(identities))

@@ -49,10 +49,11 @@ def _draw_predicted(predictions: Sequence[Prediction], kind: str) -> Figure:
 def _draw_checks(checks: Sequence[Check]) -> Figure:
     figure, (axis,) = plot.new_figure(2.2, "Error of earlier predictions")
     places = range(1, len(checks) + 1)
-    for place, one in zip(places, checks, strict=True):
-        colour = plot.BLUE if one.inside else plot.ORANGE
-        axis.plot([place, place], (one.low / one.measured - 1, one.high / one.measured - 1), color=colour, linewidth=2)
-        axis.plot([place], [one.error], "o", color=colour, markersize=5)
+    for place, check in zip(places, checks, strict=True):
+        colour = plot.BLUE if check.inside else plot.ORANGE
+        ends = (check.low / check.measured - 1, check.high / check.measured - 1)
+        axis.plot([place, place], ends, color=colour, linewidth=2)
+        axis.plot([place], [check.error], "o", color=colour, markersize=5)
     axis.axhline(0.0, **plot.DASHED)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.set_xticks(places if len(checks) <= MAX_NUMBERED_CHECKS else [1, len(checks)])
@@ -73,8 +74,8 @@ def render_advise(result: AdviseResult, checks: Sequence[Check]) -> str:
             *(sentence for _, sentence in _sentences(result)),
         ],
         moves=[
-            f"`{one.setting}`: {_gain(one)}{'' if one.ratio is None else ' the throughput'}, {one.reason}."
-            for one in result.advice
+            f"`{advice.setting}`: {_gain(advice)}{'' if advice.ratio is None else ' the throughput'}, {advice.reason}."
+            for advice in result.advice
         ],
     )
 
@@ -128,11 +129,11 @@ def advise_table(result: AdviseResult) -> list[tuple[str, str]]:
     return [
         *(
             (
-                f"{one.num_devices} devices, {one.scaling}",
-                f"{one.ratio:.2f} x [{one.low:.2f}, {one.high:.2f}], epoch {format_seconds(one.epoch_seconds)}, "
-                f"bound by {one.bound}",
+                f"{prediction.num_devices} devices, {prediction.scaling}",
+                f"{prediction.ratio:.2f} x [{prediction.low:.2f}, {prediction.high:.2f}], epoch {format_seconds(prediction.epoch_seconds)}, "
+                f"bound by {prediction.bound}",
             )
-            for one in result.predictions
+            for prediction in result.predictions
         ),
         *_sentences(result),
         *(("next", f"{advice.setting}: {_gain(advice)}; {advice.reason}") for advice in result.advice),

@@ -122,7 +122,11 @@ def next_start(settings: Speedup, train: TrainResult, done: FurtherStarts) -> Ne
     num_needed = max(1, MIN_PROCESSES - 1 - num_done)
     num = int(min(num_left, budget // shortest, blocks // (MIN_ROUNDS * one_round)))
     if num < num_needed:
-        return NextStart(_cost(train, done) if done.probes else _too_long(train, settings, num_needed * shortest))
+        too_long = (
+            f"two processes would take about {format_seconds(num_needed * shortest)}; {MAX_SHARE:.0%} of the training "
+            f"are {format_seconds(MAX_SHARE * train.seconds)}, and speedup.max_seconds={settings.max_seconds:g}"
+        )
+        return NextStart(_cost(train, done) if done.probes else too_long)
     affordable = min((budget / num - process) / one_round, blocks / num / one_round)
     num_rounds = min(len(probe.rounds), affordable, _best_rounds(probe, done, process / one_round))
     num_rounds = max(MIN_ROUNDS, int(num_rounds) // 2 * 2)
@@ -150,10 +154,3 @@ def _block_seconds(probe: ProbeResult, role: str) -> float:
 
 def _cost(train: TrainResult, done: FurtherStarts) -> str:
     return f"took {format_seconds(done.seconds)}, {done.seconds / train.seconds:.1%} of the training's time"
-
-
-def _too_long(train: TrainResult, settings: Speedup, seconds: float) -> str:
-    return (
-        f"two processes would take about {format_seconds(seconds)}; {MAX_SHARE:.0%} of the training are "
-        f"{format_seconds(MAX_SHARE * train.seconds)}, and speedup.max_seconds={settings.max_seconds:g}"
-    )

@@ -46,6 +46,9 @@ WIDTHS = {
 }
 WIDTH = 150  # of any other column, in pixels: room for a name such as speedup/efficiency
 
+# Each run's interval is a vertical line at its time.
+FIXED = {"useGlobalXaxisKey": False, "useGlobalLineSmoothing": False, "displayPoints": True, "lineSmoothness": 0}
+ERROR_BARS = {"type": "LINE", "xAxisKey": "time", **FIXED}
 MAX_BARS = 60
 SECTION = "paceline"
 OTHER_SECTIONS = (
@@ -141,14 +144,8 @@ def view_state(view: View) -> dict[str, Any]:
         "compareRunSections": [
             {"uuid": key, "name": name, "display": is_open, "isReordered": True} for key, name, is_open in sections
         ],
-        "compareRunCharts": [_error_bars(Metric.SPEEDUP_INTERVAL), *map(_bars, charts_of(view.scores))],
+        "compareRunCharts": [_bars((Metric.SPEEDUP_INTERVAL,)) | ERROR_BARS, *map(_bars, charts_of(view.scores))],
     }
-
-
-def _error_bars(metric: str) -> dict[str, Any]:
-    """Each run's interval as a vertical line at its time."""
-    fixed = {"useGlobalXaxisKey": False, "useGlobalLineSmoothing": False, "displayPoints": True, "lineSmoothness": 0}
-    return _bars((metric,)) | {"type": "LINE", "xAxisKey": "time"} | fixed
 
 
 def _bars(metrics: tuple[str, ...]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ WRITE_AGAIN = "write it again with: paceline evidence RUN_ID -o FILE"
 @cache
 def analysis_plan(settings: Speedup) -> bytes:
     """The settings of the probe, and the SHA-256 of each module of `RULES`, as this process has loaded it."""
-    sums = {one.__name__: hashlib.sha256(Path(one.__file__ or "").read_bytes()).hexdigest() for one in RULES}
+    sums = {module.__name__: hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest() for module in RULES}
     return json_bytes({"settings": settings.model_dump(mode="json"), "rules": sums})
 
 
@@ -57,10 +57,10 @@ def find_steps(directory: Path, digest: str | None) -> bytes | None:
 def _merge_processes(raw: Sequence[bytes]) -> dict[str, Any]:
     """The step times of several processes in one table, with the number of the process in each row."""
     loaded = [dict(np.load(io.BytesIO(content))) for content in raw]
-    arms, arm = np.unique(np.concatenate([one["arms"][one.pop("arm")] for one in loaded]), return_inverse=True)
-    process = np.repeat(np.arange(len(loaded), dtype=np.int8), [one["seconds"].size for one in loaded])
-    num_left_out = sum(one.pop("num_left_out") for one in loaded)
-    columns = {name: np.concatenate([one[name] for one in loaded]) for name in loaded[0] if name != "arms"}
+    arms, arm = np.unique(np.concatenate([steps["arms"][steps.pop("arm")] for steps in loaded]), return_inverse=True)
+    process = np.repeat(np.arange(len(loaded), dtype=np.int8), [steps["seconds"].size for steps in loaded])
+    num_left_out = sum(steps.pop("num_left_out") for steps in loaded)
+    columns = {name: np.concatenate([steps[name] for steps in loaded]) for name in loaded[0] if name != "arms"}
     return {"process": process, "arms": arms, "arm": arm.astype(np.int8), **columns, "num_left_out": num_left_out}
 
 
@@ -130,9 +130,9 @@ def _factor_terms(measured: ProbeResult, card: Sequence[Mapping[str, Any]]) -> d
     """Weights behind the factor card by the pattern of their figures; the steps of a search are not in the evidence."""
     weights = {name: terms for name, (_, terms) in factor_card.factor_terms(measured).items()}
     patterns = {
-        f"factors.{place}.{{}}": weights.get(one["factor"], {})
-        for place, one in enumerate(card)
-        if one["basis"] != "in the search"
+        f"factors.{place}.{{}}": weights.get(factor["factor"], {})
+        for place, factor in enumerate(card)
+        if factor["basis"] != "in the search"
     }
     return patterns | {"interaction{}": weights.get(factor_card.INTERACTION, {})}
 

@@ -90,9 +90,9 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     is_last = places["baseline"] > places["candidate"]
     bias, p_value = carry_over(per_sample["baseline"] + per_sample["candidate"], is_last)
     inside = allow_for(estimate(ratio), bias, p_value)
-    logs = [np.log(one["baseline"] / one["candidate"]) for _, one, *_ in processes[1:]]
-    further = [estimate(one + math.log(samples["candidate"] / samples["baseline"]))[0] for one in logs]
-    starts, num_rounds = [inside[0], *further], [ratio.size, *(one.size for one in logs)]
+    logs = [np.log(times["baseline"] / times["candidate"]) for _, times, *_ in processes[1:]]
+    further = [estimate(log + math.log(samples["candidate"] / samples["baseline"]))[0] for log in logs]
+    starts, num_rounds = [inside[0], *further], [ratio.size, *(log.size for log in logs)]
     (value, low, high), num_starts = across_starts(inside, starts, facts["earlier"])
     step = float(np.mean([spread["baseline"], spread["candidate"]])) * 2
     num_steps = int(np.max(steps["step"][steps["process"] == 0])) + 1
