@@ -130,8 +130,8 @@ def advise_table(result: AdviseResult) -> list[tuple[str, str]]:
         *(
             (
                 f"{prediction.num_devices} devices, {prediction.scaling}",
-                f"{prediction.ratio:.2f} x [{prediction.low:.2f}, {prediction.high:.2f}], epoch {format_seconds(prediction.epoch_seconds)}, "
-                f"bound by {prediction.bound}",
+                f"{prediction.ratio:.2f} x [{prediction.low:.2f}, {prediction.high:.2f}], "
+                f"epoch {format_seconds(prediction.epoch_seconds)}, bound by {prediction.bound}",
             )
             for prediction in result.predictions
         ),
