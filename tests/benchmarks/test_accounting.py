@@ -16,7 +16,7 @@ import pytest
 from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio
 from paceline.tasks.speedup.forecast.device_profile import measure_interference, profile_of
 from paceline.tasks.speedup.forecast.links import fit_link
-from paceline.tasks.speedup.forecast.model import predict, step_seconds
+from paceline.tasks.speedup.forecast.model import Forecast, predict
 from paceline.tasks.speedup.forecast.records import DeviceProfile
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.layout import rank_environment
@@ -178,7 +178,8 @@ def test_predictions_against_measurements(predicting, cluster_address, precision
     for size in HELD_OUT:
         ratio = arm_ratio(rounds, f"one {size}", "baseline")  # seconds per sample
         scale = BATCH / size / profile.points[-1].seconds.value
-        check_step(f"goal 8, {precision}, step at held-out batch {size}", step_seconds(profile, size), scale, ratio)
+        seconds = Forecast(profile, link).step(size)[0]
+        check_step(f"goal 8, {precision}, step at held-out batch {size}", seconds * scale, ratio)
 
 
 def test_predictions_of_a_held_out_precision(predicting):
@@ -192,8 +193,7 @@ def test_predictions_of_a_held_out_precision(predicting):
         check(f"goal 8, held-out precision bf16-mixed, N = 2, batch {size}", predicted, measured[size], 0.10)
 
 
-def check_step(goal, predicted, scale, measured):
-    value = predicted.value * scale
+def check_step(goal, value, measured):
     ends = [value / end - 1 for end in (measured.high, measured.low)]
     tell(
         f"{goal}: |predicted / measured - 1| <= 10%",
