@@ -181,7 +181,7 @@ class _RootParser(_Parser):
         lines = [HEAD]
         for group, commands in GROUPS.items():
             helps = ((command.name, command.sentence.removesuffix(".")) for command in commands)
-            lines += [f"{group}:", *(f"  {name:<12}{text[0].lower()}{text[1:]}" for name, text in helps)]
+            lines += [f"{group}:", *(f"  {name:<12}{text[:1].lower()}{text[1:]}" for name, text in helps)]
         return "\n".join(lines) + "\n" + TAIL
 
 

@@ -108,10 +108,13 @@ def _log_outages(workload: Callable[..., Coroutine[Any, Any, None]]) -> Callable
 
 
 def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
-    """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows."""
+    """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows.
+
+    With `catch_up` the schedule stays on at the end, so that the next server starts missed runs.
+    """
 
     async def start() -> None:
-        runner = PatientRunner(pause_on_shutdown=not catch_up)  # an active schedule: the next server starts missed runs
+        runner = PatientRunner(pause_on_shutdown=not catch_up)
         stopping = _stop_on_signals(runner)
         deployment_id = await runner.aadd_deployment(deployment)
         clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))

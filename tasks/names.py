@@ -74,6 +74,7 @@ class Tag:
 
 
 DOCTOR_EXPERIMENT = "paceline-doctor"  # holds the history of `paceline doctor --measure`
+PREDICTIONS_FILE = "predictions.json"  # next to the parts of a prediction; it describes them
 REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for
 SERIES_RESOURCE = "paceline.series"  # prefix of the event's resource
 

@@ -68,7 +68,7 @@ def check(
     _check_home(environment)
     check_reachable(environment.tracking_uri)
     if prestart is not None:
-        prepare_api(environment)
+        prepare_api(environment)  # early; the Prestart ends it if no flow uses it
     with list_on(config.cluster.address):
         listing = list_data(config.data)
     plan = plan_on(config, hardware, listing.num_train)

@@ -1,4 +1,7 @@
-"""Starts a cluster of this host, with its rank processes, while a run is checked; a deployment's run opens its own."""
+"""Starts Prefect's temporary API and a cluster of this host, with its rank processes, while a run is checked.
+
+The run of a deployment opens its own.
+"""
 
 import os
 from collections.abc import Callable, Iterator

@@ -81,8 +81,8 @@ def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
     """
     stored = tree.pop("cluster", None)
     before = stored if isinstance(stored, dict) else {}
-    given = apply(tree, *(override for override in options.overrides if override.startswith(SECTION)))
-    named, default = given.setdefault("cluster", {}), Cluster().model_dump(mode="json")
+    apply(tree, *(override for override in options.overrides if override.startswith(SECTION)))
+    named, default = tree.setdefault("cluster", {}), Cluster().model_dump(mode="json")
     kind = before.get("kind", default["kind"])
     if "kind" not in named and kind != default["kind"]:
         raise InputError(

@@ -167,12 +167,12 @@ def close_abandoned_runs(environment: Environment, experiment: str) -> None:
         handle = RunHandle(
             tracking_uri=environment.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
         )
+        warn = get_run_logger().warning
         with suppress(InputError), run_lock(directory):  # another process may just have resumed it
             if handle.client.get_run(run.run_id).info.status == "RUNNING":
                 upload_rest(environment.root / "runs" / run.run_id, environment.tracking_uri, run.run_id)
                 hint = _resume_hint(run.tags.get(Tag.ROLE), run.run_id)
                 tracking.finish(handle, "KILLED", f"its process is gone{hint}")
-                warn = get_run_logger().warning
                 warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 
 

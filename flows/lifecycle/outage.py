@@ -47,7 +47,7 @@ def guard_flow(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
             _own()
 
     @stop_on_signal
-    @wraps(redacted)
+    @wraps(redacted)  # Prefect reads the signature that `redact_errors` sets
     def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         quieten()
         _own()

@@ -102,7 +102,9 @@ def _resend_lost_signals() -> Iterator[None]:
         main = threading.main_thread().ident
         assert main is not None
         time.sleep(AGAIN_SECONDS)
-        while any(frame.f_code is hook.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[main])):
+        while (top := sys._current_frames().get(main)) and any(
+            frame.f_code is hook.__code__ for frame, _ in traceback.walk_stack(top)
+        ):
             time.sleep(0.001)  # a signal raised in `hook` would be lost
         signal.pthread_kill(main, number)  # interrupts a sleeping main thread
 

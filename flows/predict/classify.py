@@ -16,12 +16,11 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow
-from paceline.flows.predict.flow import PREDICTIONS_FILE
 from paceline.tasks.errors import InputError
 from paceline.tasks.evaluate import linear_classifier
 from paceline.tasks.evaluate.linear_classifier import Features, Fitted, Kind
 from paceline.tasks.measure.energy import EnergyMeter
-from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.names import PREDICTIONS_FILE, Artifact, Metric, Tag
 from paceline.tasks.track import run as tracking
 
 SAME = ("model_digest", "layer")  # facts that both sets of features must share

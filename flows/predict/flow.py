@@ -33,7 +33,7 @@ from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing, write_durably
 from paceline.tasks.model_bundle import check_package, digest_of
-from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.names import PREDICTIONS_FILE, Artifact, Metric, Tag
 from paceline.tasks.predict.job import Images, Settings, batch_size_for, cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
 from paceline.tasks.records.data import ModelFacts
@@ -46,7 +46,6 @@ from paceline.tasks.track.models import fetch_model, has_recorded_digest
 from paceline.tasks.train.plan import resolve
 
 PNG_CHANNELS = (1, 3)
-PREDICTIONS_FILE = "predictions.json"  # file next to the parts that describes them
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}

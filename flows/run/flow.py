@@ -103,9 +103,10 @@ def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, An
         judgement=judgement,
         prediction=history.check_prediction(outcome, handle),
         registered=registry.register_model(outcome, judgement, handle),
-        speedup=add_ratios(outcome.speedup, outcome.config, outcome.prepared, outcome.trained, cold_seconds()),
     )
     view = mlflow_views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
+    speedup = add_ratios(outcome.speedup, outcome.config, outcome.prepared, outcome.trained, cold_seconds())
+    outcome = replace(outcome, speedup=speedup)
     summary = summarise(outcome, handle, view, time.monotonic() - started)
     record(outcome, handle, summary)
     registry.promote(outcome, outcome.registered, handle)

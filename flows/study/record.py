@@ -72,7 +72,10 @@ def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: dict[str, Pr
 
 
 def log_study(work: StudyContext, arms: list[PlannedArm], started: float) -> tuple[dict[str, Any], list[str]]:
-    """Record a study in its parent run, and each arm's ratio in the arm's runs; the JSON of the command, and notes."""
+    """Record a study in its parent run, and each arm's ratio in the arm's runs.
+
+    Returns the JSON of the command, a public contract, and notes.
+    """
     request, parent, hardware = work.request, work.parent, arms[0].checked.hardware
     price, seconds = request.config.speedup.price_per_device_hour, time.monotonic() - started
     trainings = study_runs(work, arms)
@@ -183,7 +186,10 @@ def _serial_fractions(scalings: Sequence[Scaling]) -> dict[str, Any] | None:
 
 
 def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> tuple[dict[str, Any], list[str]]:
-    """Record a study with arms and its ways, with what the store's runs on GPUs say; the JSON and notes."""
+    """Record a study with arms and its ways, with what the store's runs on GPUs say.
+
+    Returns the JSON of the command, a public contract, and notes.
+    """
     request, parent, checked = work.request, work.parent, arms[-1].checked
     assert checked.pretrained is not None
     trainings = study_runs(work, arms)

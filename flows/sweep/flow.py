@@ -194,7 +194,10 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
 def _log(
     work: SweepContext, colocation: Colocation | None, no_colocation: str, seconds: float
 ) -> tuple[SweepResult, dict[str, Any]]:
-    """Record the sweep in its run, with the reason for no measurement of colocation; the JSON of `paceline sweep`."""
+    """Record the sweep in its run, with the reason for no measurement of colocation; the JSON of `paceline sweep`.
+
+    Its names and shape are the public contract.
+    """
     parent, hardware = work.parent, work.checked.hardware
     result = SweepResult(
         run_id=parent.run_id,

@@ -24,7 +24,10 @@ MIN_SIZE = 256  # rows of the smallest matrices
 MAX_SIZE = {"cpu": 2048, "cuda": 8192}
 SIZE_SHARE = 0.1  # part of a precision's time that one product may take
 COPY_BYTES = 128 * 2**20  # of each buffer: above the caches of most devices
-DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "64-true": torch.float64}  # others have float32
+DTYPES = {
+    **{"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "64-true": torch.float64},
+    **{"32-true": torch.float32, "tf32": torch.float32},
+}
 TF32_CAPABILITY = (8, 0)
 
 
@@ -70,7 +73,7 @@ def measure_limit(
 
 def _product_rate(device: torch.device, precision: str, seconds: float) -> float:
     """Operations per second of the product of the largest matrices that memory and `seconds` allow."""
-    size, dtype = MIN_SIZE, DTYPES.get(precision, torch.float32)
+    size, dtype = MIN_SIZE, DTYPES[precision]
     with _fp32_products("tf32" if precision == "tf32" else "ieee", device):
         product = _product(size, dtype, device)
         single = best_seconds(product, device, 0.0)

@@ -107,10 +107,12 @@ def run_probe(
         RunError: A step's time is not a positive finite number.
     """
     link = _Link(agree, clock, steps or StepTimes())
-    started, required = clock(), ["baseline", "candidate"]
+    started = clock()
+    required = ["baseline", "candidate"]
     if missing := [role for role in required if role not in runners]:
         raise ValueError(f"runners={sorted(runners)} lack {' and '.join(missing)}; a probe needs both")
-    runners = {role: runners[role] for role in [*required, *sorted(set(runners) - set(required))]}  # as on every rank
+    # The same order on every rank, whatever the mapping's, since blocks are collective.
+    runners = {role: runners[role] for role in [*required, *sorted(set(runners) - set(required))]}
     num_steps = _steps_per_block([_warm_up(role, runner, link) for role, runner in runners.items()], settings)
     runners = {role: runner for role, runner in runners.items() if role not in link.lost}
     attempt, validity, num_repeats = _attempts(runners, num_steps, settings, link, watch)

@@ -72,7 +72,8 @@ def _gpu_load(library: Any, board: Any) -> dict[str, float]:
     """Of one GPU, as far as its driver reports it."""
     figures: dict[str, float] = {}
     if (memory := read_nvml(library.nvmlDeviceGetMemoryInfo, board)) is not None:
-        figures["memory_usage_percentage"] = memory.used / memory.total * 100
+        if memory.total:
+            figures["memory_usage_percentage"] = memory.used / memory.total * 100
         figures["memory_usage_megabytes"] = memory.used / MEGABYTE
     if (rates := read_nvml(library.nvmlDeviceGetUtilizationRates, board)) is not None:
         figures["utilization_percentage"] = float(rates.gpu)

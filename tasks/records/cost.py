@@ -15,5 +15,5 @@ class Cost(Record):
     num_parameters: int
     num_trained: int = 0  # of them, those with a gradient
     saved_values: float = 0.0  # floating-point values stored for the backward pass, without parameters and buffers
-    saved_bytes: float = 0.0  # other values that it stores, such as indices of a max-pool
+    saved_bytes: float = 0.0  # other values that the forward pass stores, such as indices of a max-pool
     image_bytes: int  # of a sample as it lies in memory, one byte a value

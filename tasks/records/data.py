@@ -23,7 +23,7 @@ class Pretrained(Record):
     path: str  # where all ranks see them
     sha256: str  # of the file
     num_tensors: int  # that the network takes from it
-    reinitialized: tuple[str, ...] = Field(default=(), alias="anew")  # by the seed: a head for other classes
+    reinitialized: tuple[str, ...] = Field(default=(), alias="anew")  # set by the seed, as a head for other classes
 
     @property
     def summary(self) -> str:

@@ -39,7 +39,9 @@ class Plan(Record):
     gradient_compression: Compression = "off"
     micro_batch: int | None = None  # samples that a rank computes on at once; None for its whole share of a batch
     activation_checkpointing: bool = False  # the backward pass computes activations again
-    failed_capture: str | None = None  # why an earlier attempt could not record the step as a CUDA graph
+    failed_capture: str | None = (
+        None  # why an earlier attempt could not record the step as a CUDA graph; None: none failed
+    )
     reasons: dict[str, Choice]  # for each field that was `auto`: what was chosen and why
 
     @property

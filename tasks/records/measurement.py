@@ -52,8 +52,8 @@ class Validity(Record):
     foreign_load: float | None = None  # mean number of cores busy with processes that do not belong to the run
     num_cores: int | None = None
     foreign_device_processes: int | None = None  # processes of others with memory on the run's GPUs; None without a GPU
-    min_cpu_mhz: float | None = None
-    max_cpu_mhz: float | None = None  # lowest and highest clock seen on any core at the start and the end
+    min_cpu_mhz: float | None = None  # lowest and highest clock seen on any core at the start and the end
+    max_cpu_mhz: float | None = None
     min_gpu_clock_fraction: float | None = None  # lowest multiprocessor clock seen on a busy GPU, over its highest
     throttled: tuple[str, ...] = ()  # reasons why a GPU or CPU ran slower than it could: `power cap`, `thermal`
     throttled_fraction: float | None = None

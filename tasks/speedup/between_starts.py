@@ -37,7 +37,7 @@ from paceline.tasks.speedup.records import VarianceComponents
 
 MIN_STARTS = 4  # fewest earlier starts to borrow from. Their interval is 1.6 times as wide as with a known variance
 MAX_STARTS = 30
-MIN_PROCESSES = 3  # fewest, the training's own included, whose scatter gives an interval: 2.5 standard deviations
+MIN_PROCESSES = 3  # fewest, with the training's own, that give an interval: it is 2.5 standard deviations wide
 MAX_SHARE = 0.05  # of the training's time for all further processes
 MAX_FURTHER = 5
 MIN_ROUNDS = 4  # two palindromes

@@ -53,7 +53,8 @@ def limit_share(train: TrainResult) -> LimitShare:
         return share.model_copy(update={"why_no_share": train.uncounted or "the device's limit was not measured"})
     peak, sheet = train.limit.flops_per_second[precision], sheet_of(train.limit.device_name)
     sheet_peak = sheet.peaks.get(precision) if sheet else None
-    of_limit, of_bandwidth = flops / peak, None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
+    of_limit = flops / peak
+    of_bandwidth = None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
     return share.model_copy(
         update={
             "of_limit": of_limit,

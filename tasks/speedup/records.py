@@ -48,8 +48,8 @@ class Ratio(Record):
     """A ratio, and what it means."""
 
     value: float | None = None
-    low: float | None = None
-    high: float | None = None  # ends of the 95 % interval
+    low: float | None = None  # ends of the 95 % interval
+    high: float | None = None
     meaning: str  # one sentence with the figures, or why the ratio is not known
 
 
@@ -57,8 +57,8 @@ class SpeedupResult(Record):
     """The `speedup` part of a run's summary. None where not measured."""
 
     ratio: float | None = None  # candidate's throughput over the baseline's, steady state: ratio of total times
-    low: float | None = None
-    high: float | None = None  # ends of the 95 % interval of `ratio`
+    low: float | None = None  # ends of the 95 % interval of `ratio`
+    high: float | None = None
     scope: Literal["within this process", "across starts"] | None = None
     """What the interval holds for: repetitions inside this process, or further starts of the run too. None where the
     ratio is not of a probe."""
@@ -70,9 +70,9 @@ class SpeedupResult(Record):
     start_rounds: tuple[int, ...] = ()
     """Ratio and rounds of each measured process, this one first; empty where the variance was not measured."""
     variance: VarianceComponents | None = None
-    process_ratio: float | None = None
+    process_ratio: float | None = None  # ratio and interval within this process
     process_low: float | None = None
-    process_high: float | None = None  # ratio and interval within this process
+    process_high: float | None = None
     typical_ratio: float | None = None
     typical_low: float | None = None
     typical_high: float | None = None
@@ -102,8 +102,8 @@ class SpeedupResult(Record):
     baseline_arithmetic: str | None = None
     candidate_arithmetic: str | None = None
     """Arithmetic of matrix products and convolutions on GPUs, with cuDNN's mode; None on CPUs and where unknown."""
-    baseline_samples_per_second: float | None = None
-    candidate_samples_per_second: float | None = None  # steady-state throughput of the two arms, over all their devices
+    baseline_samples_per_second: float | None = None  # steady-state throughput of the two arms, over all their devices
+    candidate_samples_per_second: float | None = None
     diverged: tuple[str, ...] = ()  # arms of the probe whose loss was not a finite number
     contaminated: bool | None = None
     validity: Validity | None = None  # of the machine during the probe

@@ -1,4 +1,7 @@
-"""Resolves every `auto` of an execution into a value and a reason, from a record of the hardware."""
+"""Resolves every `auto` of an execution into a value and a reason, from a record of the hardware.
+
+Each rule states the measurement that supports it.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal

@@ -116,7 +116,8 @@ class Forecast:
     def predict(self, num_devices: int, scaling: ScalingKind, batch_size: int | None = None) -> Prediction:
         """Prediction for N devices; `batch_size` in place of the profile's."""
         profile, several = self.profile, num_devices > 1
-        batch_size, times = batch_size or profile.batch_size, num_devices if scaling == "weak" else 1
+        batch_size = profile.batch_size if batch_size is None else batch_size
+        times = num_devices if scaling == "weak" else 1
         local = _local_batch(batch_size, num_devices, scaling)
         one_D, compute_D, exchange_D, waiting_D = self.step(batch_size), self.step(local), self.zero_D, self.zero_D
         if several:
@@ -240,7 +241,7 @@ def limits(profile: DeviceProfile, link: Link, scaling: ScalingKind) -> Limits:
         scaling=scaling,
         best_num_devices=max(ratios, key=lambda number: ratios[number]),
         last_paying_num_devices=paying,
-        smallest_paying_batch_size=None if batch == 1 else batch,
+        smallest_paying_batch_size=None if batch == 1 else batch,  # None: always, 0: never
     )
 
 

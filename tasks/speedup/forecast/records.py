@@ -59,9 +59,10 @@ class Prediction(Record):
 
     num_devices: int
     scaling: ScalingKind
+    # Speedup over one device and its 95 % interval; weak: in samples per second.
     ratio: float
     low: float
-    high: float  # speedup over one device and its 95 % interval; weak: in samples per second
+    high: float
     efficiency: float
     step_seconds: float
     communication_seconds: float  # of the all-reduce per step, all of it; what backward hides is not subtracted
@@ -89,9 +90,10 @@ class Advice(Record):
     """One step that may be taken next, with the gain expected of it."""
 
     setting: str  # `key=value`
+    # Expected gain in throughput and its 95 % interval; None where it was not measured.
     ratio: float | None
     low: float | None
-    high: float | None  # expected gain in throughput; None where it was not measured
+    high: float | None
     reason: str
 
 

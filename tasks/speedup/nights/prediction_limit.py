@@ -104,7 +104,9 @@ def location(values: Sequence[float], noise: float) -> float:
 
 
 def scale_qn(values: Sequence[float], hosts: np.ndarray | None = None, same: bool = True) -> float:
-    """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal.
+    """Qn, a robust standard deviation of two values or more: an order statistic of the distances of all pairs.
+
+    Consistent at the normal.
 
     With `hosts` only pairs of the same host count, or only pairs of different hosts.
     """

@@ -134,7 +134,8 @@ def break_even(baseline: Sequence[ArmRun], runs: Sequence[ArmRun]) -> Interval |
     costs, savings = [], []
     for run in runs:
         base = by_repeat.get(run.repeat)
-        before, after = None if base is None else _fixed_seconds(base), _fixed_seconds(run)
+        before = None if base is None else _fixed_seconds(base)
+        after = _fixed_seconds(run)
         if base is not None and before is not None and after is not None and base.epoch_seconds and run.epoch_seconds:
             costs.append(after - before)
             savings.append(base.epoch_seconds - run.epoch_seconds)

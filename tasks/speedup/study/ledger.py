@@ -10,7 +10,10 @@ from paceline.tasks.speedup.study.records import ArmRun
 
 
 class Ledger:
-    """Runs of a study as JSON lines in a file. Raises InputError: another version has written it."""
+    """Runs of a study as JSON lines in a file, each written before the next training starts.
+
+    Raises InputError: another version has written it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

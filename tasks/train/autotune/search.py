@@ -90,7 +90,7 @@ def layer_arms(plan: Plan) -> list[Arm]:
         formats.append(alternatives(plan)["memory_format"].memory_format)
     precisions = (plan.precision, *other_precisions(plan))
     pairs = itertools.product(precisions, formats)
-    return [rules.model_copy(update=dict(zip(ARITHMETIC, pair, strict=True))) for pair in pairs]
+    return [rules.model_copy(update={"precision": precision, "memory_format": form}) for precision, form in pairs]
 
 
 def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneResult | None) -> AutotuneResult | None:

@@ -277,7 +277,7 @@ class _Attempts:
         if before is not None and saved > before:
             raise _RegroupError("more workers are available")
         if before is None and can_add_ranks(client, config, self._job.plan.accelerator, self.num_ranks):
-            self._saved_epochs_before = saved
+            self._saved_epochs_before = self._saved_epochs  # another thread may have counted one meanwhile
 
     def _read_earlier(self, kind: type[R], name: str) -> R | None:
         """A measurement of an earlier attempt, so that a restart does not repeat it."""

@@ -187,7 +187,7 @@ def name_oom(what: str, stage: str | None = None) -> Iterator[None]:
         if not is_out_of_memory(error) or (known is not None and known.stage is not None):
             raise
         label = what if stage is None else None
-        raise MeasureMemoryError(f"{what}: {error}", stage, known.arm if known else label) from error
+        raise MeasureMemoryError(f"{what}: {error}", stage, (known and known.arm) or label) from error
 
 
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:

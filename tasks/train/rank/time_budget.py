@@ -10,7 +10,8 @@ class Stopwatch:
     """Accounts every second to exactly one item, from `started_at` by `time.monotonic()`, perhaps before it existed."""
 
     def __init__(self, first: str, started_at: float | None = None) -> None:
-        self._since, self._current = time.monotonic() if started_at is None else started_at, first
+        self._since = time.monotonic() if started_at is None else started_at
+        self._current = first
         self._seconds: dict[str, float] = defaultdict(float)
 
     def switch(self, item: str) -> str:

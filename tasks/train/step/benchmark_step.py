@@ -1,4 +1,7 @@
-"""The loop in which all arms of a probe run the training step; Lightning's own cost is `loop` in the time budget."""
+"""The loop in which all arms of a probe run the training step, each on a copy of the network.
+
+One loop for all, so that ratios compare executions only; Lightning's own cost is `loop` in the time budget.
+"""
 
 import copy
 import time

@@ -27,7 +27,8 @@ NUM_EAGER_EXCHANGES = 11  # steps before it with DistributedDataParallel, which 
 class CapturedStep:
     """A step, eager or compiled, that replays its CUDA graph; its optimizer must be prepared for that.
 
-    Parts of a step are those of `TrainStep`; the recording is `capture`, a replay `graph`.
+    Parts of a step are those of `TrainStep`; the recording is `capture`, a replay `graph`. `num_eager` steps run before
+    the recording.
     """
 
     def __init__(

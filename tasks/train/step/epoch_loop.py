@@ -28,7 +28,8 @@ from paceline.tasks.train.step.train_step import TrainStep, raise_if_out_of_memo
 class StepLoop(_TrainingEpochLoop):
     """The loop over the batches of an epoch, to replace that of a trainer that has not started.
 
-    `draws` is the seed of a network that draws random numbers, as for dropout; each step adds its number.
+    `draws` is the seed of a network that draws random numbers, as for dropout; each step adds its number; None for
+    a network that draws none. The stopwatch gets `forward`, `backward`, `optimizer`, or `graph`, and `loop`.
     """
 
     def __init__(
