@@ -31,7 +31,10 @@ def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
 
 
 def ious(counts_3K: Sequence[float]) -> list[float | None]:
-    """Intersection over union of each class, of its correct, predicted and actual pixels; None without any of these."""
+    """Intersection over union of each class; None for a class that is neither predicted nor present.
+
+    `counts_3K` has the correct, the predicted and the actual pixels, each of all classes, one after the other.
+    """
     third = len(counts_3K) // 3
     columns = zip(counts_3K[:third], counts_3K[third : 2 * third], counts_3K[2 * third :], strict=True)
     unions = [(both, predicted + actual - both) for both, predicted, actual in columns]

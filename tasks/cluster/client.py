@@ -32,10 +32,10 @@ def connect(address: str) -> Iterator[Client]:
 
     site = Environment()
     security = security_of(address, site)
-    fault = _find_fault(address, security)
+    fault, cause = _find_fault(address, security)
     try:
         if fault:
-            raise OSError(fault)
+            raise OSError(fault) from cause
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
     except (OSError, ValueError) as error:
         why, remedy = f" ({fault})" if fault else "", "use tls:// where the scheduler wants certificates"
@@ -51,8 +51,8 @@ def connect(address: str) -> Iterator[Client]:
         client.close(timeout=5)
 
 
-def _find_fault(address: str, security: Security | None) -> str:
-    """Why no Dask scheduler speaks at an address, asked in bounded time; empty if one does.
+def _find_fault(address: str, security: Security | None) -> tuple[str, Exception | None]:
+    """Why no Dask scheduler speaks at an address, asked in bounded time, and the error behind it; empty if one does.
 
     Dask's client does not limit the time of its handshake, and takes the first bytes of any other server for a length.
     """
@@ -60,15 +60,15 @@ def _find_fault(address: str, security: Security | None) -> str:
 
     try:
         part = asyncio.run(_ask_part(address, security))
-    except TimeoutError:
-        return "something accepts connections there and does not answer"
-    except CommClosedError:
-        return "something accepts connections there and closes them"
-    except OSError:
-        return "nothing accepts connections there"
-    except Exception:  # noqa: BLE001  whatever another server's bytes lead to
-        return "something answers there in another protocol than Dask's"
-    return "" if part == "Scheduler" else f"a Dask {part.lower()} answers there, not a scheduler"
+    except TimeoutError as error:
+        return "something accepts connections there and does not answer", error
+    except CommClosedError as error:
+        return "something accepts connections there and closes them", error
+    except OSError as error:
+        return "nothing accepts connections there", error
+    except Exception as error:  # noqa: BLE001  whatever another server's bytes lead to
+        return "something answers there in another protocol than Dask's", error
+    return "" if part == "Scheduler" else f"a Dask {part.lower()} answers there, not a scheduler", None
 
 
 async def _ask_part(address: str, security: Security | None) -> str:

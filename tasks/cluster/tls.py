@@ -137,7 +137,10 @@ def register_security(address: str, security: Security | None) -> Iterator[None]
 
 
 def security_of(address: str, site: Environment) -> Security | None:
-    """TLS settings of a scheduler: of a cluster of this process, else of this site; None for tcp. Raises InputError."""
+    """TLS settings of a scheduler: of a cluster of this process, else of this site; None for tcp.
+
+    Raises InputError as `find_certificates` does.
+    """
     if not address.startswith(SCHEME):
         return None
     return _clusters.get(address) or find_certificates(site).security()

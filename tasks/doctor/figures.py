@@ -46,7 +46,8 @@ class LinkFigures(Record):
     """Rate of all-reduces among some devices."""
 
     devices: tuple[str, ...]  # host and device of each
-    bytes_per_second: float  # bus bandwidth, comparable among groups of n: 2 (n - 1) / n of the message by the time
+    # Bus bandwidth: 2 (n - 1) / n times the message over the time, so that groups of n devices can be compared.
+    bytes_per_second: float
 
 
 class Measurements(Record):

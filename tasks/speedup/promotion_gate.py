@@ -32,8 +32,8 @@ def gate(
 
     `evaluated` is its quality as it is delivered: folded, in the precision of the plan. `champion` is the test score
     that the present champion sets as a bar, and of what it is; None without a champion, or it is not known.
-    `judgement` is None where nobody has looked, `trained` has the model's score as it was trained. `other_score` is what
-    that champion is judged by, where it is not what this model is.
+    `judgement` is None where nobody has looked, `trained` has the model's score as it was trained. `other_score` is
+    what that champion is judged by, where it is not what this model is.
     """
     score, margin, plain = evaluated.score, track.max_accuracy_loss, trained.plain_score
     name = SCORE_WORDS[evaluated.score_name]

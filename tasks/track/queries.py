@@ -76,8 +76,9 @@ def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: in
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:
     """A JSON artifact of a run; None when it has none of that name."""
+    content = read_artifact(tracking_uri, run_id, name)
     try:
-        return json.loads(read_artifact(tracking_uri, run_id, name) or b"null")
+        return json.loads(content or b"null")
     except ValueError:
         return None
 

@@ -15,7 +15,8 @@ from paceline.tasks.errors import one_line
 
 DEMUXERS = {"audio": "flac,mp3,ogg", "video": "mov,avi,matroska,mpeg,mpegvideo,mpegts,flv,asf,ogg,gif"}
 """FFmpeg's names of what is read. Others are refused: playlists, for one, open files and addresses that they name."""
-WHOLE = 0.9  # share of the length in its header without which a file was cut off; lossy sounds have estimates there
+# Share of the length in its header without which a file was cut off: exact for FLAC, an estimate for other codecs.
+WHOLE, FLAC_WHOLE = 0.9, 1.0
 _HEADS = (b"fLaC", b"OggS", b"ID3")
 _SYNC = 0xFFE0  # first 11 bits of a frame of MP3
 _DTYPES = {"u8": "u8p", "s16": "s16p", "s32": "s32p"}  # kinds of integers, in planes; others become float32
@@ -68,7 +69,7 @@ def decode_audio(content: bytes, max_samples: int) -> tuple[npt.NDArray[np.gener
         values = np.concatenate(planes, axis=1).T
         if stream.duration is not None and stream.time_base is not None:
             announced = float(stream.duration * stream.time_base)
-            if len(values) / rate < (1.0 if stream.codec_context.name == "flac" else WHOLE) * announced:
+            if len(values) / rate < (FLAC_WHOLE if stream.codec_context.name == "flac" else WHOLE) * announced:
                 raise DecodeError(f"ends after {len(values) / rate:.2f} of {announced:.2f} seconds")
     return values, Fraction(rate)
 

@@ -44,8 +44,9 @@ class UnreadError(DecodeError):
 def decode(content: bytes, image_size: int, fit: Extent = "scale") -> UInt8s:
     """Decode an image file: upright, on white, RGB, and brought to (image_size, image_size, 3) by `fit`.
 
-    Of an animation the first frame is taken. A grey image becomes three equal channels. DecodeError if the file is
-    empty, truncated, no image, too large, too small to be cropped, or of a kind that has no meaning in 8 bits.
+    With `whole` and `side` it is (H, W, 3). Of an animation the first frame is taken. A grey image becomes
+    three equal channels. DecodeError if the file is empty, truncated, no image, too large, too small to be cropped, or
+    of a kind that has no meaning in 8 bits.
     """
     if not content:
         raise DecodeError("empty file")
@@ -180,7 +181,7 @@ def decode_mask(content: bytes, image: bytes, image_size: int, fit: Extent = "sc
 
 
 def resize_mask(values_HW: UInt8s, image_size: int, fit: Extent = "scale") -> UInt8s:
-    """Bring a mask to (image_size, image_size) by `fit`, by nearest pixels; 1 for the first class, 0 for 255 (none)."""
+    """Bring a mask to the size of its image by `fit`, by nearest pixels; 1 for the first class, 0 for 255 (none)."""
     if values_HW.shape != (image_size, image_size):
         values_HW = _fit(Image.fromarray(values_HW), image_size, fit, Resampling.NEAREST)
     return values_HW + np.uint8(1)  # 255 becomes 0

@@ -145,6 +145,8 @@ def _npz_rows(root: str, path: str, rows: Sequence[int]) -> Iterator[Row]:
     with open_file(root, path) as stream, zipfile.ZipFile(stream) as archive, archive.open(name) as member:
         shape, dtype, row_bytes = _image_header(member)
         info, source, start = archive.getinfo(name), member, member.tell()
+        # What a member skips in one go it leaves in part as a tail, which every later read copies: at most 1 MiB.
+        member.MAX_SEEK_READ = BLOCK_BYTES  # type: ignore[attr-defined]
         if info.compress_type == zipfile.ZIP_STORED:
             # In the file itself: before Python 3.13 a member reads what it skips. The last two numbers of the local
             # header are the lengths of a name and of an extra field.

@@ -97,6 +97,11 @@ def _clip_key(origin: Origin) -> dict[str, Any]:
     return {"clip": [origin.num_frames, clips.CLIP_VERSION]}
 
 
+def _drawing_key(origin: Origin) -> dict[str, Any]:
+    """Of textures and motions, which drew some of the `data.classes` wrongly in version 1."""
+    return {"drawing": 2} | (_clip_key(origin) if origin.num_frames else {})
+
+
 _of_rows = partial(SourceSpec, has_rows=True)
 _of_digits = partial(_of_rows, libraries=lambda _: ("scikit-learn",))
 _of_signals = partial(SourceSpec, libraries=signals.libraries, key=signals.key)
@@ -108,12 +113,16 @@ SOURCES: dict[str, SourceSpec] = {
     "cifar10": _of_rows("cifar10", cifar10.list_samples, cifar10.read_samples),
     "pairs": SourceSpec("pairs", pairs.list_samples, pairs.read),
     "shapes": _of_rows("shapes", partial(generated.list_samples, "shapes"), generated.read_shapes),
-    "textures": _of_rows("textures", partial(generated.list_samples, "textures"), generated.read_textures),
+    "textures": _of_rows(
+        "textures", partial(generated.list_samples, "textures"), generated.read_textures, key=_drawing_key
+    ),
     "signals": _of_signals("signals", signals.list_samples, signals.read),
     "tones": _of_signals("tones", partial(generated.list_samples, "tones"), generated.read_tones),
     "arrays": _of_rows("arrays", arrays.list_samples, arrays.read, libraries=arrays.libraries),
     "clips": SourceSpec("clips", clips.list_samples, clips.read, libraries=lambda _: ("av",), key=_clip_key),
-    "motions": SourceSpec("motions", partial(generated.list_samples, "motions"), generated.read_motions, key=_clip_key),
+    "motions": SourceSpec(
+        "motions", partial(generated.list_samples, "motions"), generated.read_motions, key=_drawing_key
+    ),
     "webdataset": SourceSpec("webdataset", webdataset.list_samples, webdataset.read),
     "imagefolder": SourceSpec("files", imagefolder.list_samples, _read_files),
 }

@@ -1,6 +1,7 @@
 """Some of the classes of a source."""
 
 import numpy as np
+import pytest
 
 from paceline.conf.data import Data
 from paceline.tasks.data import key
@@ -11,6 +12,10 @@ from tests.support.refusals import refused
 
 def listing(*classes):
     return source.list_samples(Data(classes=classes or None))
+
+
+def drawings(listing):
+    return source.read_items(listing.origin, listing.test, 8)
 
 
 def test_the_samples_of_some_classes_are_those_that_they_are_among_all():
@@ -28,6 +33,18 @@ def test_their_images_are_theirs():
     assert images_NHWC.shape == (len(some.test), 8, 8, 1)
     row = next(sample.row for sample in some.test if sample.label == 1)
     assert digits._digits()[1][row] == 7
+
+
+@pytest.mark.parametrize(("kind", "names"), [("textures", ("stripes", "rings")), ("motions", ("north", "south"))])
+def test_drawings_of_some_classes_are_those_that_they_are_among_all(kind, names):
+    whole, some = (source.list_samples(Data(source=kind, classes=classes)) for classes in (None, names))
+    drawn, expected = (
+        {sample.row: item.picture for sample, item in zip(one.test, drawings(one), strict=True)}
+        for one in (some, whole)
+    )
+    assert some.test
+    assert all(np.array_equal(expected[row], picture) for row, picture in drawn.items() if row in expected)
+    assert drawn.keys() & expected.keys()
 
 
 def test_other_classes_are_another_set():
