@@ -202,7 +202,7 @@ def test_a_classifier_on_features_tells_classes_that_the_model_was_not_trained_f
         ((halves["train"], tmp_path), "holds no features"),
     ):
         status, _, said = call("classify", *wrong)
-        assert (status, said.count("\n")) == (2, 1)
+        assert (status, said.count("\n")) == (2, 2), "the fault and the hint"
         assert told in said
 
 
@@ -243,7 +243,7 @@ def test_a_model_by_its_alias_and_one_that_was_changed(call, trained, tmp_path):
     shutil.copytree(kept, changed)
     (changed / "weights.pt").write_bytes((changed / "weights.pt").read_bytes() + b" ")
     status, _, said = call("predict", changed, root)
-    assert (status, said.count("\n")) == (2, 1)
+    assert (status, said.count("\n")) == (2, 2), "the fault and the hint"
     assert "the file is damaged or was changed" in said
 
 
