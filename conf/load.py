@@ -125,7 +125,7 @@ def _read_preset(preset: str) -> dict[str, Any]:
 
 
 def apply(tree: dict[str, Any], *overrides: str) -> dict[str, Any]:
-    """Put `key=value` overrides into a tree of plain values; raise ConfigError if there is no such setting."""
+    """Put `key=value` overrides into a tree of plain values; raise ConfigError if a setting does not exist."""
     for override in overrides:
         _apply(tree, override)
     return tree
@@ -286,7 +286,7 @@ def plan_names() -> list[str]:
 
 
 def load_plan(name: str) -> StudyPlan:
-    """Read a plan by name or path; raise ConfigError if there is no such plan."""
+    """Read a plan by name or path; raise ConfigError if it does not exist."""
     path = find_yaml(PLANS, name)
     if path is None:
         near = hints.did_you_mean(suggest(name, plan_names()), f"choices: {', '.join(plan_names())}, or a YAML file")

@@ -60,7 +60,7 @@ def hardware_table(environment: Environment, experiment: str, prices: Mapping[st
     """Tabulate an experiment of MLflow, with prices of a device for an hour by a part of its name."""
     runs, left_out = trained_runs(environment, experiment)
     if not runs:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
+        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "the experiment has no runs"
         fault = f"--experiment {experiment}: no finished, undisturbed training is there ({reasons})"
         raise InputError(f"{fault}; train, or name another experiment")
     return tabulate(runs, left_out, prices)

@@ -170,20 +170,40 @@ class Metric:
     TRAIN_THROUGHPUT = "train/samples_per_second"
     VALIDATION_LOSS = "validation/loss"
 
-    test = "test/{}".format
-    """A measure of quality on the test split."""
-    validation = "validation/{}".format
-    """A measure of quality on the validation split."""
-    seconds = "time/{}_seconds".format
-    """An item of the time budget."""
-    step_share = "speedup/share_{}".format
-    """A share of the candidate's step time."""
-    factor = "speedup/factor_{}".format
-    """A factor between the baseline and the run: by how much it multiplies the throughput."""
-    device = "device/{}/{}/{}".format
-    """A rate of a device by its host, device and figure, measured by the doctor: operations or bytes per second."""
-    forecast = "prediction/{}_{}_devices_{}".format
-    """A forecast by its scaling and number of devices: its `ratio`, `low` or `high`."""
+    @staticmethod
+    def test(name: str) -> str:
+        """A measure of quality on the test split."""
+        return f"test/{name}"
+
+    @staticmethod
+    def validation(name: str) -> str:
+        """A measure of quality on the validation split."""
+        return f"validation/{name}"
+
+    @staticmethod
+    def seconds(item: str) -> str:
+        """An item of the time budget."""
+        return f"time/{item}_seconds"
+
+    @staticmethod
+    def step_share(name: str) -> str:
+        """A share of the candidate's step time."""
+        return f"speedup/share_{name}"
+
+    @staticmethod
+    def factor(name: str) -> str:
+        """A factor between the baseline and the run: by how much it multiplies the throughput."""
+        return f"speedup/factor_{name}"
+
+    @staticmethod
+    def device(host: str, device: str, figure: str) -> str:
+        """A rate of a device, measured by the doctor: operations or bytes per second."""
+        return f"device/{host}/{device}/{figure}"
+
+    @staticmethod
+    def forecast(scaling: str, num_devices: int, end: str) -> str:
+        """A forecast's `ratio`, `low` or `high`."""
+        return f"prediction/{scaling}_{num_devices}_devices_{end}"
 
 
 class Artifact:
@@ -213,8 +233,10 @@ class Artifact:
     WINDOWS = "windows.parquet"
     """Seconds of the training steps between two reads of the loss."""
 
-    picture = "pictures/{}.png".format
-    """A picture of the report."""
+    @staticmethod
+    def picture(name: str) -> str:
+        """A picture of the report."""
+        return f"pictures/{name}.png"
 
 
 def is_contaminated(tags: Mapping[str, str]) -> bool:

@@ -1,7 +1,7 @@
 """The report and the machine of a run in the MLflow UI, and views of similar runs, linked from Prefect and the run."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 from prefect.artifacts import create_link_artifact
@@ -10,12 +10,15 @@ from paceline.flows.lifecycle.mlflow_run import DEPLOYMENT_NAME_TAG, DEPLOYMENT_
 from paceline.flows.lifecycle.outage import report
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.environment import describe_environment, package_versions
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study
+
+R = TypeVar("R", bound=Record)
 
 
 def log_report(handle: RunHandle, page: str, figures: Mapping[str, Figure]) -> None:
@@ -30,6 +33,30 @@ def describe_devices(hardware: Hardware) -> str:
     if hardware.gpus:
         return f"{len(hardware.gpus)} x {hardware.gpus[0].name}"
     return f"{hardware.num_cores} cores of {hardware.cpu_name}"
+
+
+def describe_host(hardware: Hardware) -> str:
+    """Name the host, and describe its devices."""
+    return f"{hardware.host}: {describe_devices(hardware)}"
+
+
+def known_versions() -> dict[str, str]:
+    """The versions of the packages that are installed."""
+    return {name: version for name, version in package_versions().items() if version}
+
+
+def log_result(
+    handle: RunHandle,
+    artifact: str,
+    result: R,
+    hardware: Hardware,
+    render: Callable[[R, dict[str, Any]], str],
+    draw: Callable[[R], Mapping[str, Figure]],
+) -> None:
+    """Log the environment of a study or a sweep, its report with the pictures, and its result as JSON."""
+    environment = log_environment(handle, hardware)
+    log_report(handle, render(result, environment), draw(result))
+    tracking.log_document(handle, artifact, result.model_dump(mode="json"))
 
 
 def log_environment(handle: RunHandle, hardware: Hardware) -> dict[str, Any]:

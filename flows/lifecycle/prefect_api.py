@@ -124,7 +124,7 @@ def check_prefect(environment: Environment) -> None:
         fault = f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error})"
         raise InputError(f"{fault}; start the server (prefect server start) or unset the variable") from error
     if not healthy:
-        fault = f"PREFECT_API_URL={url} answers, but is no Prefect API"
+        fault = f"PREFECT_API_URL={url} answers, but is not a Prefect API"
         raise InputError(f"{fault}; it ends in /api, as in http://host:4200/api")
     user = environment.prefect_user
     if user is None and environment.prefect_api_url is None:  # Prefect's profile names the server and the user

@@ -112,7 +112,7 @@ def _check_data(config: Config, listing: Listing) -> None:
     if listing.target_names:
         raise InputError(
             f"data.source={config.data.source} has regression targets ({', '.join(listing.target_names)}), for which "
-            "there is no classifier on features; choose a source with classes alone"
+            "there is no classifier on features; choose a source that has only classes"
         )
     if not listing.num_validation:
         raise InputError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.flows.compare import trained_runs
-from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report, share_study
+from paceline.flows.lifecycle.mlflow_views import describe_host, known_versions, log_result, share_study
 from paceline.flows.study.no_gpu import time_predictions
 from paceline.flows.study.trainings import PlannedArm, StudyContext
 from paceline.tasks.evaluate.metrics import discordant, score_difference
@@ -23,7 +23,6 @@ from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns, figures_of
 from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.run import RunHandle
 
 SUMMARY = ("run_id", "experiment", "kind", "num_repeats", "contaminated", "seconds")
@@ -98,12 +97,10 @@ def log_study(work: StudyContext, arms: list[PlannedArm], started: float) -> tup
         price_per_device_hour=price,
         contaminated=sum(bool(run.contaminated) for run in trainings.runs),
         seconds=seconds,
-        hardware=f"{hardware.host}: {describe_devices(hardware)}",
-        versions={name: version for name, version in package_versions().items() if version},
+        hardware=describe_host(hardware),
+        versions=known_versions(),
     )
-    environment = log_environment(parent, hardware)
-    log_report(parent, render_study(result, environment), draw_study(result))
-    tracking.log_document(parent, Artifact.STUDY, result.model_dump(mode="json"))
+    log_result(parent, Artifact.STUDY, result, hardware, render_study, draw_study)
     for arm in result.arms:
         _log_ratio(parent, result, arm)
     view = share_study(parent, [arm.score_name for arm in result.arms])
@@ -220,14 +217,12 @@ def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> tu
         prediction_disturbed=validity.reasons if validity and validity.contaminated else (),
         cost=gpu.cost,
         sheet=gpu.sheet,
-        hardware=f"{checked.hardware.host}: {describe_devices(checked.hardware)}",
+        hardware=describe_host(checked.hardware),
         seconds=seconds,
     )
     choice, verdict = judge(result)
     result = result.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(result))})
-    environment = log_environment(parent, arms[0].checked.hardware)
-    log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
-    tracking.log_document(parent, Artifact.NO_GPU, result.model_dump(mode="json"))
+    log_result(parent, Artifact.NO_GPU, result, arms[0].checked.hardware, render_no_gpu, draw_no_gpu)
     measured = [way for way in result.ways if way.is_measured]
     num_failed, contaminated = sum(way.num_failed for way in measured), sum(way.contaminated for way in measured)
     metrics = _study_metrics(len(measured), num_failed, contaminated, result.seconds)

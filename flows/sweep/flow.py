@@ -19,7 +19,6 @@ from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
-from paceline.flows.lifecycle.mlflow_views import describe_devices, log_environment, log_report
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
@@ -38,7 +37,6 @@ from paceline.tasks.sweep.optuna_study import Search, TrialStore
 from paceline.tasks.sweep.records import SweepResult, Trial
 from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.ui_views import view_of_sweep
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
 
@@ -213,12 +211,10 @@ def _log(
         colocation=colocation,
         no_colocation=no_colocation,
         seconds=seconds,
-        hardware=f"{hardware.host}: {describe_devices(hardware)}",
-        versions={name: version for name, version in package_versions().items() if version},
+        hardware=mlflow_views.describe_host(hardware),
+        versions=mlflow_views.known_versions(),
     )
-    environment = log_environment(parent, hardware)
-    log_report(parent, render_sweep(result, environment), draw_sweep(result))
-    tracking.log_document(parent, Artifact.SWEEP, result.model_dump(mode="json"))
+    mlflow_views.log_result(parent, Artifact.SWEEP, result, hardware, render_sweep, draw_sweep)
     settings, best = [parameter.setting for parameter in result.parameters], result.best
     view = mlflow_views.share(parent, view_of_sweep(parent.run_id, settings))
     summary: dict[str, Any] = {

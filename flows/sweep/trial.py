@@ -105,14 +105,10 @@ def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None,
     """Measure how trials slow each other down, or read the measurement of a resumed sweep; None with the reason."""
     path, num = work.environment.root / "runs" / work.parent.run_id / COLOCATION_FILE, work.room.num_at_once
     if (stored := load_result(path, Colocation)) is not None:
-        changed = f"{stored.num_devices} trials ran at once before the interruption, now {num} do"
-        return (stored, "") if stored.num_devices == num else (None, changed)
-    reasons = {
-        f"speedup.baseline={baseline}": baseline != "probe",
-        "one trial runs at a time": num == 1,
-        "each trial has several devices": work.config.execution.world_size > 1,
-    }
-    if reason := next((reason for reason, applies in reasons.items() if applies), ""):
+        if stored.num_devices != num:
+            return None, f"{stored.num_devices} trials ran at once before the interruption, now {num} do"
+        return stored, ""
+    if reason := _why_not(work, baseline):
         return None, reason
     try:
         colocation = _measure(work)
@@ -124,6 +120,15 @@ def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None,
         return None, "the measurement was too short"
     save_result(path, colocation, [])
     return colocation, ""
+
+
+def _why_not(work: SweepContext, baseline: str) -> str:
+    """Why there is nothing to measure; empty if there is."""
+    if baseline != "probe":
+        return f"speedup.baseline={baseline}"
+    if work.room.num_at_once == 1:
+        return "one trial runs at a time"
+    return "each trial has several devices" if work.config.execution.world_size > 1 else ""
 
 
 def _measure(work: SweepContext) -> Colocation | None:

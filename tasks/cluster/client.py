@@ -32,19 +32,23 @@ def connect(address: str) -> Iterator[Client]:
 
     site = Environment()
     security = security_of(address, site)
-    fault, cause = _find_fault(address, security)
-    try:
-        if fault:
-            raise OSError(fault) from cause
-        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
-    except (OSError, ValueError) as error:
-        why, remedy = f" ({fault})" if fault else "", "use tls:// where the scheduler wants certificates"
-        if address.startswith(SCHEME):
-            remedy = f"have its certificates of the authority in PACELINE_TLS={site.tls_directory}"
-        raise InputError(
+    remedy = "use tls:// where the scheduler wants certificates"
+    if address.startswith(SCHEME):
+        remedy = f"have its certificates of the authority in PACELINE_TLS={site.tls_directory}"
+
+    def refusal(why: str) -> InputError:
+        return InputError(
             f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s{why}; start it, or "
             f"correct host and port, which `dask scheduler` prints at its start, and {remedy}"
-        ) from error
+        )
+
+    fault, cause = _find_fault(address, security)
+    if fault:
+        raise refusal(f" ({fault})") from cause
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
+    except (OSError, ValueError) as error:
+        raise refusal("") from error
     try:
         yield client
     finally:

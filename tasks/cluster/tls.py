@@ -55,15 +55,17 @@ class Certificates(Record):
 def choose_tls(settings: Cluster) -> Choice:
     """Whether the parts talk TLS, and why. Raises InputError: a scheduler elsewhere without, unless cluster.tls=off."""
     address = settings.address
-    if address is not None and address.startswith(SCHEME):
-        return Choice(value="on", reason="the address begins with tls://")
-    if settings.tls == "off" or (settings.tls != "auto" and address is None):
-        return Choice(value=settings.tls, reason="set by the user")
-    if address is None and settings.is_this_host:
-        reason = "other users of this host reach its loopback; the certificate is this run's alone"
-        return Choice(value=OWN, reason=reason)
     if address is None:
+        if settings.tls != "auto":
+            return Choice(value=settings.tls, reason="set by the user")
+        if settings.is_this_host:
+            reason = "other users of this host reach its loopback; the certificate is this run's alone"
+            return Choice(value=OWN, reason=reason)
         return Choice(value="on", reason=f"kind {settings.kind} reaches beyond this host")
+    if address.startswith(SCHEME):
+        return Choice(value="on", reason="the address begins with tls://")
+    if settings.tls == "off":
+        return Choice(value="off", reason="set by the user")
     if is_loopback(address):
         return Choice(value="off", reason="the scheduler is on this host's loopback")
     raise InputError(

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn import metrics
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.records.data import PreparedSet
@@ -112,6 +111,8 @@ def _check_any(num_samples: int) -> None:
 
 def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_second: float) -> EvaluateResult:
     """Measure the quality of the ranks' predictions; errors as in `read_predictions`, and of an empty split."""
+    from sklearn import metrics  # here, since forecasts and reports import this module too
+
     started = time.perf_counter()
     num_samples, num_classes = len(truth.labels_N), len(truth.class_names)
     _check_any(num_samples)

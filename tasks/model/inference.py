@@ -64,7 +64,7 @@ def predictions(
 
 
 def fold_batch_norm(network: nn.Module) -> nn.Module:
-    """A copy for evaluation in which each convolution does its batch norm's work, wherever the two are neighbours.
+    """A copy for evaluation in which each convolution takes over the batch norm that follows it directly.
 
     In evaluation batch norm is y = (x - mean) / sqrt(var + eps) * weight + bias with fixed numbers, which the
     convolution's weights and bias can take over (Jacob et al., "Quantization and Training of Neural Networks for

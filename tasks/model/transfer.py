@@ -50,7 +50,7 @@ def freeze(network: nn.Module, what: str) -> None:
 
     Calling `train()` of the whole network undoes the latter; Lightning keeps the modes that it finds. `what` is
     `backbone`, all but the heads; or the name of a part of the core, which is frozen with all that is registered before
-    it. KeyError if there is no such part; ValueError if it has a head in it, or stands behind one.
+    it. KeyError if that part does not exist; ValueError if it contains a head, or follows one.
     """
     parts, heads = dict(core_of(network).named_modules()), heads_of(network)
     if what == "backbone":

@@ -8,9 +8,7 @@ from typing import Any
 
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
-from mlflow.store.entities import PagedList
 from mlflow.tracking import MlflowClient
-from mlflow.utils import get_results_from_paginated_fn
 from pydantic import Field
 
 from paceline.tasks.errors import InputError
@@ -65,13 +63,18 @@ def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: in
     entity = client.get_experiment_by_name(experiment)
     if entity is None:
         return []
-
-    def search(size: int, token: str | None) -> PagedList[Run]:
-        return client.search_runs(
+    runs: list[FoundRun] = []
+    token = None
+    while limit is None or len(runs) < limit:
+        size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(runs))
+        page = client.search_runs(
             [entity.experiment_id], condition, max_results=size, order_by=NEWEST_FIRST, page_token=token
         )
-
-    return [_plain(run) for run in get_results_from_paginated_fn(search, MAX_RUNS, limit)]  # type: ignore[no-untyped-call]
+        runs += map(_plain, page)
+        token = page.token
+        if not token:
+            break
+    return runs
 
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:

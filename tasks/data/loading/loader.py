@@ -19,7 +19,7 @@ from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig,
 from paceline.tasks.data.split import Split
 from paceline.tasks.model.batch import Batch
 
-Item = tuple[int, bool, int, int, list[int] | None]
+Draw = tuple[int, bool, int, int, list[int] | None]
 """Number of a sample, whether it is flipped, the top row and left column of its window, and its crop."""
 
 
@@ -32,7 +32,7 @@ class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
         self._bias_C11 = torch.tensor(bias_C).view(-1, 1, 1)
         self._no_targets = torch.empty(0)
 
-    def __getitem__(self, item: Item) -> tuple[Tensor, int, Tensor]:
+    def __getitem__(self, item: Draw) -> tuple[Tensor, int, Tensor]:
         """One image (C, H, W), its label and its targets (empty where there are none), of an item of `_items`."""
         index, flip, dy, dx, box = item
         split, photographs = self._feed.split, self._feed.photographs
@@ -74,7 +74,7 @@ class ForegroundLoader(TrainLoader):
             )
 
 
-def _items(request: BatchRequest) -> Iterator[Item]:
+def _items(request: BatchRequest) -> Iterator[Draw]:
     columns = (request.index_N, request.flip_N, request.dy_N, request.dx_N)
     boxes = [None] * len(request.index_N) if request.boxes_N4 is None else request.boxes_N4.tolist()
     return zip(*(column.tolist() for column in columns), boxes, strict=True)

@@ -1,6 +1,5 @@
 """Photographs as they are stored: at one scale, in their own shapes, as pixels or encoded again."""
 
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -55,16 +54,24 @@ def read_photographs(
         pixels_HWC = picture_of(item, form.side, form.extent)
         return encode(pixels_HWC, form.quality), pixels_HWC.shape[:2], sum_pixels(pixels_HWC)
 
-    items = map_items(origin, samples, form.side, store, between, num_threads)
-    results = [str(result) if isinstance(result, DecodeError) else result for _, result in items]
-    reasons = {place: result for place, result in enumerate(results) if isinstance(result, str)}
-    stored = {place: result for place, result in enumerate(results) if not isinstance(result, str)}
-    pieces = [piece for piece, _, _ in stored.values()]
-    firsts = accumulate(map(len, pieces), initial=0)
-    shapes = [(first, *shape) for first, (_, shape, _) in zip(firsts, stored.values(), strict=False)]
-    sums_3C = sum((sums for _, _, sums in stored.values()), np.zeros((3, channels), dtype=np.int64))
+    pieces: list[bytes] = []
+    shapes: list[tuple[int, ...]] = []
+    num_bytes, sums_3C = 0, np.zeros((3, channels), dtype=np.int64)
+    positions: list[int] = []
+    reasons: dict[int, str] = {}
+    results = map_items(origin, samples, form.side, store, between, num_threads)
+    for position, (_, result) in enumerate(results):
+        if isinstance(result, DecodeError):
+            reasons[position] = str(result)
+            continue
+        piece, shape, its_sums_3C = result
+        pieces.append(piece)
+        shapes.append((num_bytes, *shape))
+        num_bytes += len(piece)
+        sums_3C = sums_3C + its_sums_3C
+        positions.append(position)
     content = np.frombuffer(b"".join(pieces), dtype=np.uint8)
-    return Photographs(content, np.array(shapes, dtype=np.int64).reshape(-1, 3), sums_3C, [*stored], reasons)
+    return Photographs(content, np.array(shapes, dtype=np.int64).reshape(-1, 3), sums_3C, positions, reasons)
 
 
 def encode(pixels_HWC: UInt8s, quality: int | None) -> bytes:

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import chain
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.tasks.data.samples import File, Samples
 from paceline.tasks.data.sources import folder
@@ -71,8 +71,14 @@ def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
 
 
 Wave = list[File]
-Requested = tuple[Sequence[str], Sequence[bytes | None], Future[list[s3.Fetched]]]
-"""A wave that was requested: keys in the cache, what was there, and what is fetched."""
+
+
+class _Requested(NamedTuple):
+    """A wave that was requested."""
+
+    keys: Sequence[str]  # in the cache
+    cached: Sequence[bytes | None]  # None for what is fetched
+    fetching: Future[list[s3.Fetched]]
 
 
 def _waves(files: Iterable[File]) -> Iterator[Wave]:
@@ -115,27 +121,26 @@ class _S3Reader:
         self._cache = cache.of_this_host()
 
     def read(self, waves: Iterator[Wave]) -> Iterator[bytes | OSError]:
-        ahead: Requested | None = None
+        ahead: _Requested | None = None
         try:
             for wave in chain(waves, [None]):
-                contents = self._receive(*ahead) if ahead else []
+                contents = self._receive(ahead) if ahead else []
                 ahead = self._request(wave) if wave else None
                 yield from contents
         finally:
             if ahead:
-                ahead[-1].cancel()
+                ahead.fetching.cancel()
 
-    def _request(self, wave: Wave) -> Requested:
+    def _request(self, wave: Wave) -> _Requested:
         objects = [file._replace(path=folder.below(self._base, file.path)) for file in wave]
         keys, cached = zip(*map(self._from_cache, objects), strict=True)
         missing = [item for item, content in zip(objects, cached, strict=True) if content is None]
         fetching = s3.fetch(self._root, self._filesystem, missing)
-        return keys, cached, asyncio.run_coroutine_threadsafe(fetching, self._filesystem.loop)
+        return _Requested(keys, cached, asyncio.run_coroutine_threadsafe(fetching, self._filesystem.loop))
 
-    def _receive(
-        self, keys: Sequence[str], cached: Sequence[bytes | None], fetching: Future[list[s3.Fetched]]
-    ) -> list[bytes | OSError]:
-        fetched = _name_host(fetching.result)
+    def _receive(self, requested: _Requested) -> list[bytes | OSError]:
+        keys, cached = requested.keys, requested.cached
+        fetched = _name_host(requested.fetching.result)
         answers = iter(fetched)
         contents = [next(answers)[0] if content is None else content for content in cached]
         missing = [key for key, content in zip(keys, cached, strict=True) if content is None]
