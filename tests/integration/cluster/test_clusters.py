@@ -2,13 +2,11 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,28 +32,16 @@ from tests.integration.conftest import SMALL
 from tests.support.jobs import new_job, two_workers
 from tests.support.patience import listens, until
 from tests.support.refusals import refused
+from tests.support.slurm import no_job, program, run, slurm_on
 
 ROOT = Path(__file__).parents[3]
 ONE = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
-SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 UP_SECONDS = 20
-
-
-def program(name):
-    """Path of a program that belongs to the system; the test is skipped without it, or without being root."""
-    found = shutil.which(name, path=SBIN)
-    if found is None or os.getuid() != 0:
-        pytest.skip(f"needs {name}, and to be root; infra/test installs it when called by root on Debian")
-    return found
 
 
 def check_lean(client):
     for name, value in low_overhead_config().items():
         assert set(client.run(dask.config.get, name).values()) == {value}, name
-
-
-def run(*command):
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -209,69 +195,10 @@ def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home, mo
     until(lambda: processes_with(tls) == [], "end of the workers")
 
 
-def write_slurm_conf(root, port):
-    name = socket.gethostname().split(".")[0]
-    settings = {
-        "ClusterName": "paceline",
-        "SlurmctldHost": f"{name}(127.0.0.1)",
-        "SlurmctldPort": port,
-        "SlurmdPort": free_port(),
-        "SlurmUser": "root",
-        "AuthType": "auth/munge",
-        "AuthInfo": f"socket={root}/munge.socket",
-        "StateSaveLocation": f"{root}/state",
-        "SlurmdSpoolDir": f"{root}/spool",
-        "SlurmctldPidFile": f"{root}/slurmctld.pid",
-        "SlurmdPidFile": f"{root}/slurmd.pid",
-        "SlurmctldLogFile": f"{root}/slurmctld.log",
-        "SlurmdLogFile": f"{root}/slurmd.log",
-        "ProctrackType": "proctrack/linuxproc",  # no cgroups: they are not to be had in every container
-        "TaskPlugin": "task/none",
-        "JobAcctGatherType": "jobacct_gather/none",
-        "MpiDefault": "none",
-        "SelectType": "select/cons_tres",
-        "SelectTypeParameters": "CR_Core",
-        "ReturnToService": 2,
-        "KillWait": 2,
-        "NodeName": f"{name} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} RealMemory=2048 State=UNKNOWN",
-        "PartitionName": f"short Nodes={name} Default=YES MaxTime=10 State=UP",
-    }
-    conf = root / "slurm.conf"
-    conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    return conf
-
-
 @pytest.fixture(scope="module")
 def slurm_conf(tmp_path_factory):
-    """A real Slurm of one node, with munge, on loopback; its slurm.conf."""
-    munged, slurmctld, slurmd = map(program, ("munged", "slurmctld", "slurmd"))
-    root, port = tmp_path_factory.mktemp("slurm"), free_port()
-    for directory in ("state", "spool"):
-        (root / directory).mkdir()
-    (root / "munge.key").write_bytes(os.urandom(128))
-    (root / "munge.key").chmod(0o600)
-    conf = write_slurm_conf(root, port)
-    environment = os.environ | {"SLURM_CONF": str(conf)}
-    files = [f"--{kind}-file={root}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
-
-    def is_idle():
-        sinfo = ["sinfo", "--noheader", "--format=%T"]
-        return subprocess.run(sinfo, env=environment, capture_output=True, check=False).stdout.strip() == b"idle"
-
-    with ExitStack() as stack:
-
-        def start(*command):
-            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            process = subprocess.Popen([*map(str, command)], env=environment, **silent)
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            return process
-
-        process = start(munged, "--foreground", "--force", f"--socket={root}/munge.socket", *files)
-        until((root / "munge.socket").exists, "munge", process=process)
-        process = start(slurmctld, "-D", "-f", conf)
-        until(lambda: listens(port), "Slurm", process=process)
-        until(is_idle, "idle node", process=start(slurmd, "-D", "-f", conf))
+    """The slurm.conf of a real Slurm of one node."""
+    with slurm_on(tmp_path_factory.mktemp("slurm")) as conf:
         yield conf
 
 
@@ -280,10 +207,6 @@ def slurm(slurm_conf, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
     yield
     until(no_job, "end of the jobs")
-
-
-def no_job():
-    return run("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING") == ""
 
 
 SLURM = ["cluster.kind=slurm", "cluster.cores_per_host=1", "cluster.memory_per_host=1G", "cluster.interface=lo"]

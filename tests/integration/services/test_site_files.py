@@ -19,8 +19,8 @@ from sqlalchemy import make_url
 from infra.services.home import free_port
 from infra.services.servers import LEASES_ON_DISK
 from tests.integration.cluster import test_clusters
-from tests.integration.cluster.test_clusters import no_job, program, run
 from tests.support.patience import listens, until
+from tests.support.slurm import no_job, program, run
 
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
