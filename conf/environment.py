@@ -23,6 +23,12 @@ QUIET_ENVIRONMENT = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+JSON_LOGS = {
+    "PACELINE_LOG_FORMAT": "json",
+    "PREFECT_LOGGING_FORMATTERS_JSON_CLASS": "paceline.tasks.log_lines.JsonFormatter",
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_FORMATTER": "json",
+    "PREFECT_LOGGING_COLORS": "false",
+}
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 OWN_NAMES = ("127.0.0.1", "localhost")
 
@@ -107,8 +113,10 @@ def quieten() -> None:
     spare_loopback()
 
 
-def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Set how much the engines log. Call before importing them."""
+def set_verbosity(*, quiet: bool, verbose: bool, as_json: bool = False) -> None:
+    """Set how much the engines log, and whether as lines of JSON. Call before importing them."""
+    if as_json:
+        os.environ |= JSON_LOGS
     if quiet or verbose:
         level = "ERROR" if quiet else "DEBUG"
         os.environ |= {"PREFECT_LOGGING_LEVEL": level, "MLFLOW_LOGGING_LEVEL": level}

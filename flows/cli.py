@@ -16,9 +16,23 @@ from typing import Any, NoReturn
 from paceline.conf.environment import quieten, set_verbosity
 from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_setting
 from paceline.conf.load import field_paths
-from paceline.flows.commands import advise, compare, doctor, evidence, lookup, predict, run, serve, study, sweep, ui
+from paceline.flows.commands import (
+    advise,
+    compare,
+    doctor,
+    evidence,
+    lookup,
+    metrics,
+    predict,
+    run,
+    serve,
+    study,
+    sweep,
+    ui,
+)
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
 from paceline.flows.lifecycle import signals as interrupt
+from paceline.tasks import log_lines
 from paceline.tasks.errors import InputError, PacelineError, RankError
 from paceline.tasks.redact import redact_logs
 
@@ -27,7 +41,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Train": (run.run, sweep.sweep),
     "Measure": (study.study, advise.advise, compare.compare, compare.hardware, evidence.evidence, study.no_gpu),
     "Use": (predict.predict, predict.features, predict.classify),
-    "Operate": (serve.serve, doctor.doctor, ui.ui),
+    "Operate": (serve.serve, doctor.doctor, metrics.metrics, ui.ui),
     "Look up": (lookup.presets, lookup.settings, lookup.completion),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
@@ -46,6 +60,7 @@ Options:
   -V, --version    print the version
   -q, --quiet      print errors only
   -v, --verbose    print more: the engines' debug messages, and tracebacks of errors
+  --log-format F   text (default), or json: every line on stderr and in the logs of ranks is one JSON object
 """
 
 
@@ -89,8 +104,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _execute(arguments: list[str] | None) -> int:
     start_output(quiet=False)
-    as_json = "--json" in (sys.argv[1:] if arguments is None else arguments)
-    verbose = False
+    words = sys.argv[1:] if arguments is None else arguments
+    as_json, verbose = "--json" in words, False
+    if log_lines.is_json() or re.search("(^| )--log-format[= ]json( |$)", " ".join(words)):
+        set_verbosity(quiet=False, verbose=False, as_json=True)
+        log_lines.convert(2)
     try:
         options = _parse(arguments)
         verbose = options.verbose
@@ -124,6 +142,12 @@ class _Parser(argparse.ArgumentParser):
         switch: dict[str, Any] = {"action": "store_true", "default": argparse.SUPPRESS}
         self.add_argument("-q", "--quiet", help="print errors only", **switch)
         self.add_argument("-v", "--verbose", help="print debug messages, and tracebacks of errors", **switch)
+        self.add_argument(
+            "--log-format",
+            help="format of stderr and of the logs of ranks (default: text)",
+            choices=("text", "json"),
+            default=argparse.SUPPRESS,
+        )
 
     def error(self, message: str) -> NoReturn:
         hint, setting = f"{self.prog} --help", None
@@ -153,7 +177,9 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options, wherever they stand among the overrides."""
     root = _parser()
-    options, overrides = root.parse_known_args(arguments, argparse.Namespace(quiet=False, verbose=False))
+    options, overrides = root.parse_known_args(
+        arguments, argparse.Namespace(quiet=False, verbose=False, log_format="text")
+    )
     parser: argparse.ArgumentParser = getattr(options, "parser", root)
     unknown = [argument for argument in overrides if argument.startswith("-") or "=" not in argument]
     if unknown or (overrides and "overrides" not in options):

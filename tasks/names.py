@@ -103,6 +103,8 @@ class Metric:
 
     LOST_STEPS = "recovery/lost_steps"
     NUM_RESTARTS = "recovery/num_restarts"
+    RECOVERY_SECONDS = "recovery/seconds"
+    """Longest time from a failure to the start of the next attempt's ranks."""
 
     SPEEDUP, SPEEDUP_LOW, SPEEDUP_HIGH = "speedup/ratio", "speedup/low", "speedup/high"
     SPEEDUP_INTERVAL = "speedup/interval"

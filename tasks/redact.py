@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from paceline.conf.credentials import MASK, mask, password_of
 from paceline.tasks.errors import RunError
+from paceline.tasks.log_lines import stage_label
 
 _SECRET_VARIABLE = re.compile(
     r"PASSW(?:OR)?D|PASSPHRASE|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|(?:API|ACCESS|PRIVATE|ACCOUNT)_?KEY", re.IGNORECASE
@@ -74,13 +75,18 @@ class _Record(logging.LogRecord):
 
 
 def redact_errors(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
-    """Redact credentials in everything that a function logs or raises, because Prefect stores error messages."""
+    """Redact credentials in everything that a function logs or raises, because Prefect stores error messages.
+
+    What a Prefect task logs is labelled with it as its stage.
+    """
+    stage = function.__name__ if function.__module__.endswith("prefect_tasks") else None
 
     @wraps(function)
     def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Found:
         redact_logs()
         try:
-            return function(*arguments, **options)
+            with stage_label(stage):
+                return function(*arguments, **options)
         except Exception as error:
             if redact(str(error)) != str(error):
                 error.args = tuple(redact_tree(list(error.args)))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Request = TypeVar("Request")
 SECTION = "cluster."
-NO_CHANGES = {"preset", "overrides", "resume", "json", "diagnose", "quiet", "verbose", "help"}
+NO_CHANGES = {"preset", "overrides", "resume", "json", "diagnose", "quiet", "verbose", "log_format", "help"}
 """Arguments that do not change the request of a study or a sweep that is resumed."""
 
 

@@ -223,6 +223,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
             Metric.NUM_REJECTED: outcome.prepared.num_rejected,
             Metric.NUM_RESTARTS: len(trained.restarts),
             Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
+            Metric.RECOVERY_SECONDS: max((restart.seconds for restart in trained.restarts), default=None),
         }
     )
     ratios = {

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from paceline.conf.load import DASK_SETTINGS
+from paceline.tasks import log_lines
 
 ENVIRON = "distributed.nanny.pre-spawn-environ."  # variables that nannies give to their workers
 
@@ -15,7 +16,8 @@ ENVIRON = "distributed.nanny.pre-spawn-environ."  # variables that nannies give 
 @cache
 def low_overhead_config() -> dict[str, Any]:
     """Settings for `dask.config.set` while a cluster starts; nannies and SSH pass them on to the workers."""
-    return dict(_flat(yaml.safe_load(DASK_SETTINGS.read_text(encoding="utf-8"))))
+    settings = dict(_flat(yaml.safe_load(DASK_SETTINGS.read_text(encoding="utf-8"))))
+    return settings | ({ENVIRON + log_lines.VARIABLE: "json"} if log_lines.is_json() else {})
 
 
 def exports() -> list[str]:

@@ -101,9 +101,10 @@ def supervisors_of(ranks: Iterable[int]) -> list[int]:
 
 
 def log_of(pid: int) -> str:
-    """The file that a process prints to; empty if unknown."""
+    """The file that a rank prints to; empty if unknown."""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
-        return str(Path(f"/proc/{pid}/fd/1").readlink())
+        files = (str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir())
+        return next((file for file in files if file.endswith("/log.txt")), "")
     return ""
 
 

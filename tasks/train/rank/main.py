@@ -13,13 +13,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 LOADED_AT = time.monotonic()
 if __name__ == "__main__":
     gc.disable()  # until `main`: searching the imported modules for garbage takes a quarter of the time
 
+from paceline.tasks import log_lines
 from paceline.tasks.errors import CaptureError, MeasureMemoryError, PacelineError
 from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.measure.system_metrics import log_system_metrics
@@ -46,6 +47,8 @@ from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.cuda_graph import capture_error
 from paceline.tasks.train.step.train_step import oom_sample_count
+
+logger = logging.getLogger(__name__)
 
 
 def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None:
@@ -132,6 +135,10 @@ def main(spec_path: str) -> int:
     stopwatch = Stopwatch("startup", float(os.environ.get("PACELINE_SPAWNED_AT", LOADED_AT)))
     spec = RankSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
     Path(spec.directory).mkdir(parents=True, exist_ok=True)
+    if log_lines.is_json():
+        stage = "train" if spec.measurement is None else "measure"
+        log_lines.set_labels(run_id=spec.run_id, stage=stage, rank=spec.rank)
+        log_lines.write_json(2, 1)
     for engine in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(engine).setLevel(logging.WARNING)  # hides banners and advertisements
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers, which Paceline does not use
@@ -152,8 +159,7 @@ def main(spec_path: str) -> int:
             },
         }
         heartbeat.final_error(facts)
-        with suppress(OSError):  # the disk of the log may be full
-            print(facts["traceback"], file=sys.stderr)  # noqa: T201  the log of the rank
+        logger.error("%s", facts["traceback"])
         return 1
     return 0
 
