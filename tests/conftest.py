@@ -45,6 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--pictures", type=Path, metavar="DIR", help="keep pictures of the pages there (tests marked slow)"
     )
+    parser.addoption("--faults", type=int, default=6, metavar="N", help="inject N faults in test_chaos.py (default: 6)")
+    parser.addoption("--faults-seed", default="1", metavar="SEED", help="draw another list of faults")
+    parser.addoption(
+        "--faults-record", type=Path, metavar="FILE", help="continue the list of faults after those of this file"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

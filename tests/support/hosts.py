@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -99,16 +99,33 @@ class TwoHosts:
         a: Where the scheduler and the switch are.
         b: The other.
         directory: For logs and the workers' own files.
+        settings: Further environment variables of Dask's parts.
     """
 
-    def __init__(self, a, b, directory):
+    def __init__(self, a, b, directory, settings=None):
         self.hosts = {"a": a, "b": b}
         self.address = f"tcp://{a.address}:{PORT}"
         self._directory = directory
         self._workers = {}
-        self._wait_for(self._start("a", "scheduler", f"--host {a.address} --port {PORT}"), self._answers)
+        self._settings = DASK_SETTINGS | (settings or {})
+        self.restart()
+
+    def restart(self):
+        """Start the scheduler and a worker on each host, after killing those that may still run."""
+        for process in [process for host in self.hosts.values() for process in host.processes()]:
+            with suppress(psutil.NoSuchProcess):
+                if sys.executable in process.cmdline():  # not the first process of the host
+                    process.kill()
+        a = self.hosts["a"].address
+        self._wait_for(self._start("a", "scheduler", f"--host {a} --port {PORT}"), self._answers)
         for letter in self.hosts:
             self.restart_worker(letter)
+
+    @property
+    def scheduler(self):
+        """The scheduler's process; None after its end."""
+        found = (process for process in self.processes("a") if "distributed.cli.dask_scheduler" in process.cmdline())
+        return next(found, None)
 
     def cut(self, letter):
         """Pull a host's cable: nothing comes through any more, and nobody is told."""
@@ -121,6 +138,11 @@ class TwoHosts:
     def processes(self, letter):
         """All that live on a host, as seen from here."""
         return self.hosts[letter].processes()
+
+    def has_joined(self, letter):
+        """Whether the scheduler has a worker on a host."""
+        with connect(self.address) as client:
+            return any(f"//{self.hosts[letter].address}:" in worker for worker in workers(client))
 
     def worker_runs(self, letter):
         """Whether a host's Dask worker, nanny included, still runs."""
@@ -141,7 +163,7 @@ class TwoHosts:
 
     def _start(self, letter, part, settings):
         command = [sys.executable, "-m", f"distributed.cli.dask_{part}", "--no-dashboard", *settings.split()]
-        return self.hosts[letter].start(command, self._directory / f"{part}-{letter}.log", DASK_SETTINGS)
+        return self.hosts[letter].start(command, self._directory / f"{part}-{letter}.log", self._settings)
 
     def _answers(self):
         try:
@@ -160,15 +182,16 @@ class TwoHosts:
 
 
 @contextmanager
-def two_hosts(directory):
+def two_hosts(directory, settings=None):
     """Two hosts with Dask on them; skips the test where the system does not permit them.
 
     Args:
         directory: Existing, for logs and the workers' own files.
+        settings: Further environment variables of Dask's parts.
     """
     skip_unless_permitted()
     with lan() as (a, b):
-        yield TwoHosts(a, b, directory)
+        yield TwoHosts(a, b, directory, settings)
 
 
 @contextmanager

@@ -1,19 +1,20 @@
-"""Twenty minutes of what clusters do, at random times, against the program itself: nothing is lost and nothing is left.
+"""Faults of a cluster against the program itself, on all that a site has: nothing is lost and nothing is left.
 
-CHAOS_MINUTES sets another length, CHAOS_SEED another course. Prints what came of each fault.
+    pytest -m slow tests/integration/faults/test_chaos.py --faults 500 --faults-record chaos.jsonl
+
+--faults-seed draws another list. With a record, faults of another call follow those that it has, so that a long list
+can be injected in parts. The summary is of the complete record: what came of each fault, and the time of restarts.
 """
 
 import json
 import os
-import random
-import signal
 import statistics
+import subprocess
 import sys
-import threading
 import time
-from collections import Counter
+from collections import defaultdict
+from pathlib import Path
 
-import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
@@ -21,212 +22,221 @@ from paceline.conf.environment import Environment
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.integration.conftest import SMALL
 from tests.integration.faults.test_recovery import told_steps
-from tests.support.scratch_cluster import ScratchCluster
-from tests.support.small_disk import fill, small_disk
+from tests.support.faults import Faults, clock_settings
+from tests.support.hosts import skip_unless_permitted, two_hosts
+from tests.support.patience import until
+from tests.support.services import started
+from tests.support.small_disk import small_disk
 
-MINUTES = float(os.environ.get("CHAOS_MINUTES", "20"))
-SEED = int(os.environ.get("CHAOS_SEED", "1"))
-RUN = [*SMALL, "recipe.num_epochs=75", "execution.num_devices=2", "execution.num_threads=1"]
-RUN += ["execution.checkpoint_steps=10", "track.experiment=chaos", "cluster.kind=address"]
-NUM_STEPS = 75 * 21
+EPOCHS_PER_FAULT, MOST_EPOCHS = 60, 1200
 NUM_TEST = 359
-LATEST = 25.0
-"""Seconds after a command's start: beyond its start-up, most of its training."""
-NAMED = ("RankError", "LostError", "InputError", "paceline:")
+RUN = [*SMALL, "execution.num_nodes=2", "execution.num_threads=1", "execution.checkpoint_steps=10"]
+RUN += ["track.experiment=chaos", "cluster.kind=address"]
+LATEST = 3.0
+"""Seconds between progress and the next fault, at most."""
+CLEAR = ("error: ", "hint: ")
 
 
-class Chaos:
-    """Faults by name; each is given the process of the command."""
+class Record:
+    """Faults that were injected, one on a line; a file, where one is named.
 
-    def __init__(self, cluster, mlflow_server, filler):
-        self._cluster = cluster
-        self._mlflow_server = mlflow_server
-        self._filler = filler
-        self._random = random.Random(SEED)
+    Args:
+        path: Of the file.
+        seed: Of the list of faults.
+    """
 
-    def draw(self):
-        name = self._random.choice([name for name in vars(type(self)) if not name.startswith("_") and name != "draw"])
-        return name, self._random.uniform(2.0, LATEST)
+    def __init__(self, path, seed):
+        self._path = path
+        self.seed = seed
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        self.facts = [json.loads(line) for line in lines]
+        assert {facts["seed"] for facts in self.facts} <= {seed}, f"{path} is of another --faults-seed"
 
-    def kill_a_rank(self, command):
-        self._signal_a_rank(signal.SIGKILL)
+    def add(self, **facts):
+        """Add a fault or the end of a training."""
+        self.facts.append({"seed": self.seed} | facts)
+        if self._path:
+            with self._path.open("a") as stream:
+                stream.write(json.dumps(self.facts[-1]) + "\n")
 
-    def stop_a_rank(self, command):
-        self._signal_a_rank(signal.SIGSTOP)
-
-    def truncate_the_newest_checkpoint_and_kill_a_rank(self, command):
-        found = sorted(Environment().root.glob("runs/*/checkpoints/step-*.ckpt"), key=lambda path: path.stat().st_mtime)
-        if found:
-            found[-1].write_bytes(found[-1].read_bytes()[:-50])
-        self._signal_a_rank(signal.SIGKILL)
-
-    def kill_a_worker(self, command):
-        self._cluster.kill(self._cluster.worker_pid(self._random.randrange(2)))
-
-    def stop_a_worker_for_a_while(self, command):
-        pid = self._cluster.worker_pid(self._random.randrange(2))
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(20)
-        if psutil.pid_exists(pid):
-            os.kill(pid, signal.SIGCONT)
-
-    def kill_a_nanny_and_start_another(self, command):
-        number = self._random.randrange(2)
-        self._cluster.kill(self._cluster.nannies[number].pid)
-        time.sleep(3)
-        self._cluster.nannies[number] = self._cluster.start_worker(number)
-
-    def restart_the_cluster(self, command):
-        self._cluster.stop()
-        self._cluster.start()
-
-    def fill_the_disk_for_a_while(self, command):
-        fill(self._filler)
-        time.sleep(4)
-        self._filler.unlink()
-
-    def take_mlflow_away_for_a_while(self, command):
-        self._mlflow_server.stop()
-        time.sleep(8)
-        self._mlflow_server.start()
-
-    def kill_the_flow(self, command):
-        command.kill()
-
-    def end_the_flow(self, command):
-        command.terminate()
-
-    def _signal_a_rank(self, number):
-        living = ranks()
-        if living:
-            os.kill(self._random.choice(living), number)
-
-
-def finished(client, run_id, summary):
-    run = client.get_run(run_id)
-    assert run.info.status == "FINISHED"
-    assert summary["train"]["num_steps"] == NUM_STEPS
-    assert summary["evaluate"]["num_samples"] == NUM_TEST
-    steps = [metric.step for metric in client.get_metric_history(run_id, "train/loss")]
-    assert steps == told_steps(75), "no step is missing or told twice"
-    return summary["train"]["restarts"]
-
-
-class Course:
-    """Command after command, each with its fault."""
-
-    def __init__(self, paceline, cluster, mlflow_server, filler):
-        self._paceline = paceline
-        self._address = cluster.address
-        self._uri = mlflow_server.url
-        self._chaos = Chaos(cluster, mlflow_server, filler)
-        self._client = MlflowClient(self._uri)
-        self.outcomes, self.restarts, self.num_resumed = Counter(), [], 0
-
-    def disturbed(self):
-        """One training, one fault."""
-        fault, after = self._chaos.draw()
-        command = self._begin()
-        disturber = threading.Timer(after, getattr(self._chaos, fault), [command])
-        disturber.start()
-        stdout, stderr = command.communicate(timeout=300)
-        disturber.cancel()
-        disturber.join()
-        self.outcomes[fault, self._outcome(command.returncode, stdout, stderr)] += 1
-
-    def undisturbed(self):
-        """One training, as if nothing had ever happened."""
-        command = self._begin()
-        stdout, stderr = command.communicate(timeout=300)
-        assert command.returncode == 0, stderr
-        assert finished(self._client, *run_of(stdout)) == []
-
-    def check_nothing_is_left(self):
-        assert ranks() == []
-        leases = [
-            path.stem for path in Environment().leases.iterdir() if DeviceLock(Environment().leases, path.stem).owner()
-        ]
-        assert leases == []
-        assert [run.info.run_id for run in unfinished(self._client)] == []
-        assert list(Environment().root.glob("runs/*/checkpoints/.*")) == [], "temporary files"
-
-    def _begin(self):
-        settings = [*RUN, f"cluster.address={self._address}"]
-        return self._paceline("run", "digits", *settings, "--json", MLFLOW_TRACKING_URI=self._uri)
-
-    def _outcome(self, status, stdout, stderr):
-        if status == 0 or (status == -signal.SIGTERM and stdout):  # ended when it had told all, in Python's own exit
-            found = finished(self._client, *run_of(stdout))
-            self.restarts += found
-            return "restarted" if found else "went on"
-        last = " ".join(stderr.splitlines()[-2:])  # error and hint
-        if status in (1, 2):
-            assert any(name in last for name in NAMED), stderr
-            return last[:100]
-        assert status in (-signal.SIGKILL, 128 + signal.SIGTERM), stderr
-        return self._resumed()
-
-    def _resumed(self):
-        left = unfinished(self._client)
-        if not left:
-            return "ended before its run began"
-        where = ["cluster.kind=address", f"cluster.address={self._address}"]
-        command = self._paceline(
-            "run", "--resume", left[0].info.run_id, *where, "--json", MLFLOW_TRACKING_URI=self._uri
-        )
-        stdout, stderr = command.communicate(timeout=300)
-        assert command.returncode == 0, stderr
-        self.restarts += finished(self._client, *run_of(stdout))
-        self.num_resumed += 1
-        return "resumed"
+    @property
+    def faults(self):
+        return [facts for facts in self.facts if "fault" in facts]
 
     def __str__(self):
-        lines = [f"{count:3} {fault}: {outcome}" for (fault, outcome), count in sorted(self.outcomes.items())]
-        lines.append(
-            f"{sum(self.outcomes.values())} faults; {len(self.restarts)} restarts within a run, "
-            f"{self.num_resumed} runs resumed"
-        )
-        seconds = [restart["seconds"] for restart in self.restarts]
-        lost = [restart["lost_steps"] for restart in self.restarts]
-        if self.restarts:
-            lines.append(f"to recover: median {statistics.median(seconds):.1f} s, largest {max(seconds):.1f} s")
-            lines.append(f"steps done again: median {statistics.median(lost):.0f}, largest {max(lost)} of {NUM_STEPS}")
+        by_fault = defaultdict(list)
+        for facts in self.faults:
+            by_fault[facts["fault"]].append(facts)
+        lines = []
+        for fault, found in sorted(by_fault.items()):
+            seconds = [facts["seconds"] for facts in found]
+            ended = sum(facts["ended"] for facts in found)
+            times = f"progress again after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
+            lines.append(f"{len(found):4} {fault}: {ended} flows ended; {times}")
+        restarts = [one for facts in self.facts for one in facts.get("restarts", [])]
+        trainings = [facts for facts in self.facts if "restarts" in facts]
+        lines.append(f"{len(self.faults)} faults in {len(trainings)} trainings, {len(restarts)} restarts within a run")
+        if restarts:
+            seconds = sorted(one["seconds"] for one in restarts)
+            p99 = seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))]
+            lines.append(
+                f"restart: median {statistics.median(seconds):.2f} s, p99 {p99:.2f} s, most {seconds[-1]:.2f} s"
+            )
+            lines.append(f"steps done again: at most {max(one['lost_steps'] for one in restarts)}")
         return "\n".join(lines)
 
 
+class Course:
+    """Training after training, each with several faults.
+
+    Args:
+        start: Starts the program with arguments.
+        faults: `Faults`.
+        record: `Record`.
+        address: Of the scheduler.
+        directory: For what the program prints.
+    """
+
+    def __init__(self, start, faults, record, address, directory):
+        self._start, self._faults, self._record = start, faults, record
+        self._cluster = ["cluster.kind=address", f"cluster.address={address}"]
+        self._output = directory / "output"
+        self._client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+
+    def train(self, last):
+        """One training, with faults up to a number of the list."""
+        remaining = last - len(self._record.faults)
+        self._epochs = min(MOST_EPOCHS, EPOCHS_PER_FAULT * remaining)
+        flow, num_resumed = self._begin(), 0
+        while (status := self._wait(flow)) != 0:
+            if status is None:
+                if len(self._record.faults) < last:
+                    self._disturb(flow)
+                else:
+                    flow.wait(600)
+                continue
+            said = self._said()
+            assert status < 0 or status > 128 or any(line.startswith(CLEAR) for line in said.splitlines()[-3:]), said
+            flow, num_resumed = self._resume(), num_resumed + 1
+            assert num_resumed <= len(self._record.faults), "a resume does not help"
+        self._check()
+
+    def check_nothing_is_left(self):
+        site = Environment()
+        assert self._faults._ranks() == []
+        assert [path for path in site.leases.iterdir() if DeviceLock(site.leases, path.stem).owner()] == []
+        assert self._unfinished() == []
+        assert list(site.root.glob("runs/*/checkpoints/.*")) == [], "temporary files"
+
+    def _begin(self):
+        settings = [*RUN, f"recipe.num_epochs={self._epochs}", *self._cluster]
+        return self._start(self._output, "run", "digits", *settings, "--json")
+
+    def _resume(self):
+        left = self._unfinished()
+        if not left:  # it ended before its run began
+            return self._begin()
+        return self._start(self._output, "run", "--resume", left[0].info.run_id, *self._cluster, "--json")
+
+    def _wait(self, flow):
+        """Wait for progress of the training or the end of the flow; its status, None while it runs."""
+        before = self._progress()
+        until(
+            lambda: flow.poll() is not None or self._progress() > before, f"progress\n{self._said()}", 400, every=0.05
+        )
+        return flow.poll()
+
+    def _progress(self):
+        """The newest checkpoint's time: steps that are repeated count."""
+        found = Environment().root.glob("runs/*/checkpoints/step-*.ckpt")
+        return max((path.stat().st_mtime_ns for path in found if path.exists()), default=0)
+
+    def _disturb(self, flow):
+        number = len(self._record.faults)
+        fault, chance = Faults.draw(self._record.seed, number)
+        time.sleep(chance.uniform(0.0, LATEST))
+        if flow.poll() is not None:
+            return
+        began = time.monotonic()
+        getattr(self._faults, fault)(flow, chance)
+        status = self._wait(flow)
+        seconds, ended = time.monotonic() - began, status not in (None, 0)
+        self._record.add(number=number, fault=fault, seconds=seconds, ended=ended)
+        sys.stdout.write(f"{number:4} {fault}: {seconds:.1f} s{', the flow ended' if ended else ''}\n")
+        sys.stdout.flush()
+
+    def _check(self):
+        summary = json.loads(Path(self._output).read_text().splitlines()[-1])
+        run = self._client.get_run(summary["run_id"])
+        restarts = summary["train"]["restarts"]
+        assert run.info.status == "FINISHED"
+        assert run.data.metrics.get("recovery/seconds") == max((one["seconds"] for one in restarts), default=None)
+        assert summary["evaluate"]["num_samples"] == NUM_TEST
+        steps = [one.step for one in self._client.get_metric_history(run.info.run_id, "train/loss")]
+        assert steps == told_steps(self._epochs), "no step is missing or logged twice"
+        self._record.add(restarts=restarts)
+
+    def _said(self):
+        path = self._output.with_suffix(".err")
+        return path.read_text()[-5000:] if path.exists() else ""
+
+    def _unfinished(self):
+        """Runs that are not finished, the newest first."""
+        experiment = self._client.get_experiment_by_name("chaos")
+        if experiment is None:
+            return []
+        return list(self._client.search_runs([experiment.experiment_id], "attributes.status != 'FINISHED'"))
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Services, hosts and faults; this process and the program use them."""
+    skip_unless_permitted()
+    clock = clock_settings(tmp_path / "clock")
+    (tmp_path / "hosts").mkdir()
+    runs = Environment().root / "runs"
+    with small_disk(runs, megabytes=512) as filler, started() as services:
+        for name, value in services.environment().items():
+            monkeypatch.setenv(name, value)
+        with two_hosts(tmp_path / "hosts", clock) as hosts:
+            yield hosts, Faults(hosts, services, filler, tmp_path / "clock"), clock
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(MINUTES * 60 + 900)
-def test_chaos(paceline, mlflow_server):
-    deadline = time.monotonic() + MINUTES * 60
-    with small_disk(Environment().root / "runs", megabytes=512) as filler, ScratchCluster(2) as cluster:
-        course = Course(paceline, cluster, mlflow_server, filler)
-        try:
-            while time.monotonic() < deadline:
-                course.disturbed()
-        finally:
-            sys.stdout.write(f"\n{course}\n")
-        course.undisturbed()
-        course.check_nothing_is_left()
+@pytest.mark.timeout(0)  # as long as the list of faults
+def test_chaos(site, tmp_path, request):
+    hosts, faults, clock = site
+    record = Record(request.config.getoption("--faults-record"), request.config.getoption("--faults-seed"))
+    last = len(record.faults) + request.config.getoption("--faults")
+
+    def start(output, *arguments):
+        with output.open("w") as out, output.with_suffix(".err").open("w") as err:
+            words = [str(Path(sys.executable).with_name("paceline")), *arguments]
+            return subprocess.Popen(words, stdout=out, stderr=err, env=os.environ | clock)
+
+    course = Course(start, faults, record, hosts.address, tmp_path)
+    try:
+        while len(record.faults) < last:
+            course.train(last)
+    finally:
+        sys.stdout.write(f"\n{record}\n")
+    course.check_nothing_is_left()
 
 
-def ranks():
-    """Process ids of all ranks of this test's trainings."""
-    home = str(Environment().root)
-    commands = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
-    return [
-        pid for pid, command in commands.items() if "paceline.tasks.train.rank.main" in command and home in command[-1]
-    ]
+def test_the_list_of_faults_has_every_fault_and_follows_from_its_seed():
+    names = Faults.names()
+    drawn = [Faults.draw("1", number)[0] for number in range(2 * len(names))]
+    assert sorted(drawn) == sorted(2 * names)
+    assert drawn == [Faults.draw("1", number)[0] for number in range(2 * len(names))]
+    assert drawn != [Faults.draw("2", number)[0] for number in range(2 * len(names))]
 
 
-def run_of(stdout):
-    summary = json.loads(stdout.splitlines()[-1])
-    return summary["run_id"], summary
-
-
-def unfinished(client):
-    """Runs that are neither finished nor failed, the newest first."""
-    experiment = client.get_experiment_by_name("chaos")
-    if experiment is None:
-        return []
-    found = client.search_runs([experiment.experiment_id], "attributes.status != 'FINISHED'")
-    return [run for run in found if run.info.status in ("RUNNING", "KILLED")]
+def test_a_record_continues_where_it_ended(tmp_path):
+    first = Record(tmp_path / "record", "1")
+    first.add(number=0, fault="kill_a_rank", seconds=2.0, ended=False)
+    first.add(restarts=[{"seconds": 1.5, "lost_steps": 7}])
+    again = Record(tmp_path / "record", "1")
+    assert len(again.faults) == 1
+    assert "p99 1.50 s" in str(again)
+    with pytest.raises(AssertionError, match="another --faults-seed"):
+        Record(tmp_path / "record", "2")

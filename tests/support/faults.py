@@ -1,0 +1,179 @@
+"""Faults that a cluster suffers, by name and from a seed, on a site of two hosts and the services of infra/up."""
+
+import os
+import random
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from paceline.conf.environment import Environment
+from paceline.tasks.train.launch.rank_process import RANK_MODULE
+from tests.support.patience import until
+from tests.support.small_disk import fill
+
+LIBFAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+JOIN_SECONDS = 15
+SHORT, LONG = 3.0, 14.0
+"""Seconds: a fault that connections survive, and one that they do not."""
+
+
+def clock_settings(file):
+    """Variables of processes whose clock is shifted by what a file says, now and later; none without libfaketime.
+
+    Their monotonic clock is not shifted, as when an administrator or NTP sets the clock of a host.
+    """
+    file.write_text("+0\n")
+    if not LIBFAKETIME.exists():
+        return {}
+    shifted = {"LD_PRELOAD": str(LIBFAKETIME), "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_NO_CACHE": "1"}
+    return shifted | {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+
+
+class Faults:
+    """Every public method is a fault; it returns when what an operator or a supervisor would repair is repaired.
+
+    Args:
+        hosts: `TwoHosts`, on which the ranks train.
+        services: `Services`, of which the flow uses PostgreSQL, Prefect and MLflow.
+        filler: File on the disk of the runs.
+        clock: File with the shift of the clocks.
+    """
+
+    def __init__(self, hosts, services, filler, clock):
+        self._hosts, self._services, self._filler, self._clock = hosts, services, filler, clock
+
+    @classmethod
+    def names(cls):
+        """All faults."""
+        return sorted(name for name in vars(cls) if not name.startswith("_") and name not in ("names", "draw"))
+
+    @classmethod
+    def draw(cls, seed, number):
+        """The fault of a number in the list of a seed, and its own random numbers."""
+        chance = random.Random(f"{seed}/{number}")
+        names = cls.names()  # each occurs once before one repeats
+        order = random.Random(f"{seed}/{number // len(names)}").sample(names, len(names))
+        return order[number % len(names)], chance
+
+    def kill_a_rank(self, flow, chance):
+        self._signal(self._ranks(), signal.SIGKILL, chance)
+
+    def stop_a_rank(self, flow, chance):
+        self._signal(self._ranks(), signal.SIGSTOP, chance)
+
+    def truncate_the_newest_checkpoint_and_kill_a_rank(self, flow, chance):
+        found = Environment().root.glob("runs/*/checkpoints/step-*.ckpt")
+        if newest := max(found, key=lambda path: path.stat().st_mtime, default=None):
+            newest.write_bytes(newest.read_bytes()[:-50])
+        self._signal(self._ranks(), signal.SIGKILL, chance)
+
+    def kill_a_worker(self, flow, chance):
+        self._signal(self._workers(), signal.SIGKILL, chance)
+
+    def stop_a_worker_for_a_while(self, flow, chance):
+        self._pause([chance.choice(self._workers())], LONG)
+
+    def kill_a_nanny(self, flow, chance):
+        self._signal(self._named("distributed.cli.dask_worker"), signal.SIGKILL, chance)
+        self._repair_workers()
+
+    def kill_the_scheduler(self, flow, chance):
+        self._hosts.scheduler.kill()
+        time.sleep(SHORT)
+        self._hosts.restart()
+
+    def stop_the_scheduler_for_a_while(self, flow, chance):
+        self._pause([self._hosts.scheduler], chance.choice([SHORT, LONG]))
+        self._repair_workers()
+
+    def cut_a_link_for_a_while(self, flow, chance):
+        letter = chance.choice("ab")
+        self._hosts.cut(letter)
+        time.sleep(chance.choice([SHORT, LONG]))
+        self._hosts.mend(letter)
+        self._repair_workers()
+
+    def kill_the_flow(self, flow, chance):
+        flow.kill()
+
+    def end_the_flow(self, flow, chance):
+        flow.terminate()
+
+    def stop_the_flow_for_a_while(self, flow, chance):
+        self._pause([psutil.Process(flow.pid)], chance.choice([SHORT, LONG]))
+
+    def kill_prefect(self, flow, chance):
+        self._kill_service("prefect")
+
+    def stop_prefect_for_a_while(self, flow, chance):
+        self._pause(self._services.daemon("prefect").family(), LONG)
+
+    def kill_mlflow(self, flow, chance):
+        self._kill_service("mlflow")
+
+    def stop_mlflow_for_a_while(self, flow, chance):
+        self._pause(self._services.daemon("mlflow").family(), LONG)
+
+    def kill_postgresql(self, flow, chance):
+        self._kill_service("postgres")
+
+    def stop_postgresql_for_a_while(self, flow, chance):
+        self._pause(self._services.daemon("postgres").family(), LONG)
+
+    def fill_the_disk_for_a_while(self, flow, chance):
+        fill(self._filler)
+        time.sleep(SHORT)
+        self._filler.unlink()
+
+    def set_the_clock(self, flow, chance):
+        """Of the flow, of Dask and of the ranks, by minutes to days, forwards or back."""
+        self._clock.write_text(f"{chance.choice('+-')}{chance.choice([90, 3600, 200_000])}\n")
+
+    def _named(self, word):
+        found = []
+        for letter in "ab":
+            for process in self._hosts.processes(letter):
+                with suppress(psutil.Error):
+                    if sys.executable in process.cmdline() and word in " ".join(process.cmdline()):
+                        found.append(process)
+        return found
+
+    def _ranks(self):
+        return self._named(RANK_MODULE)
+
+    def _workers(self):
+        return [process for process in self._named("spawn_main") if RANK_MODULE not in process.cmdline()]
+
+    def _signal(self, processes, number, chance):
+        with suppress(ProcessLookupError):
+            if processes:
+                os.kill(chance.choice(processes).pid, number)
+
+    def _pause(self, processes, seconds):
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            if number == signal.SIGSTOP:
+                time.sleep(seconds)
+
+    def _kill_service(self, name):
+        for process in self._services.daemon(name).family():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(SHORT)
+        done = self._services.up()
+        assert done.returncode == 0, done.stderr
+
+    def _repair_workers(self):
+        """Start workers that have ended or do not come back, as systemd does."""
+        time.sleep(1)
+        for letter in self._hosts.hosts:
+            with suppress(TimeoutError):
+                until(lambda letter=letter: self._hosts.has_joined(letter), "worker", JOIN_SECONDS)
+                continue
+            self._hosts.restart_worker(letter)
