@@ -16,20 +16,7 @@ from typing import Any, NoReturn
 from paceline.conf.environment import quieten, set_verbosity
 from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_setting
 from paceline.conf.load import field_paths
-from paceline.flows.commands import (
-    advise,
-    compare,
-    doctor,
-    evidence,
-    lookup,
-    metrics,
-    predict,
-    run,
-    serve,
-    study,
-    sweep,
-    ui,
-)
+from paceline.flows.commands import advise, compare, doctor, evidence, lookup, predict, run, serve, study, sweep, ui
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
 from paceline.flows.lifecycle import signals as interrupt
 from paceline.tasks import log_lines
@@ -41,7 +28,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Train": (run.run, sweep.sweep),
     "Measure": (study.study, advise.advise, compare.compare, compare.hardware, evidence.evidence, study.no_gpu),
     "Use": (predict.predict, predict.features, predict.classify),
-    "Operate": (serve.serve, doctor.doctor, metrics.metrics, ui.ui),
+    "Operate": (serve.serve, doctor.doctor, doctor.metrics, ui.ui),
     "Look up": (lookup.presets, lookup.settings, lookup.completion),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
@@ -142,12 +129,8 @@ class _Parser(argparse.ArgumentParser):
         switch: dict[str, Any] = {"action": "store_true", "default": argparse.SUPPRESS}
         self.add_argument("-q", "--quiet", help="print errors only", **switch)
         self.add_argument("-v", "--verbose", help="print debug messages, and tracebacks of errors", **switch)
-        self.add_argument(
-            "--log-format",
-            help="format of stderr and of the logs of ranks (default: text)",
-            choices=("text", "json"),
-            default=argparse.SUPPRESS,
-        )
+        formats, text = ("text", "json"), "format of stderr and of the logs of ranks (default: text)"
+        self.add_argument("--log-format", help=text, choices=formats, default=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         hint, setting = f"{self.prog} --help", None
@@ -177,9 +160,8 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options, wherever they stand among the overrides."""
     root = _parser()
-    options, overrides = root.parse_known_args(
-        arguments, argparse.Namespace(quiet=False, verbose=False, log_format="text")
-    )
+    defaults = argparse.Namespace(quiet=False, verbose=False, log_format="text")
+    options, overrides = root.parse_known_args(arguments, defaults)
     parser: argparse.ArgumentParser = getattr(options, "parser", root)
     unknown = [argument for argument in overrides if argument.startswith("-") or "=" not in argument]
     if unknown or (overrides and "overrides" not in options):

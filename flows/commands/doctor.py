@@ -1,14 +1,15 @@
-"""`paceline doctor`: what is wrong with this site, before a run meets it."""
+"""`paceline doctor` and `paceline metrics`: the state of this site, for people and for Prometheus."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.commands.console import JSON, argument, command, json_stream, say, write_json
-from paceline.tasks.errors import RunError
+from paceline.tasks.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from paceline.tasks.doctor.figures import Measurements
@@ -49,3 +50,27 @@ def doctor(options: Namespace) -> None:
 def _line(finding: Finding) -> str:
     remedy = f"\n{'':9}{'':{WIDTH}}-> {finding.remedy}" if finding.remedy else ""
     return f"{MARKS[finding.status]}  {finding.check:<{WIDTH - 1}} {finding.found}{remedy}"
+
+
+@command(
+    ("paceline metrics", "paceline metrics --listen 127.0.0.1:9464"),
+    argument("--listen HOST:PORT", "serve them at http://HOST:PORT/metrics, without a login, until Ctrl-C"),
+)
+def metrics(options: Namespace) -> None:
+    """Print runs by state, speedups, regressions, recoveries and free disk for Prometheus."""
+    from prometheus_client import generate_latest, start_http_server
+
+    from paceline.tasks.track.exporter import site_registry
+
+    registry = site_registry(Environment())
+    if options.listen is None:
+        sys.stdout.write(generate_latest(registry).decode())
+        return
+    host, _, port = options.listen.rpartition(":")
+    try:
+        _, thread = start_http_server(int(port), host, registry)
+    except (ValueError, OSError, OverflowError) as error:
+        fault = f"--listen {options.listen} cannot be used ({error}); it is the address of a free port of this host"
+        raise InputError(fault, hint="paceline metrics --listen 127.0.0.1:9464", setting="--listen") from error
+    say(f"metrics on http://{options.listen}/metrics (Ctrl-C ends it)")
+    thread.join()

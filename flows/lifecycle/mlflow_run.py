@@ -15,7 +15,7 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError
-from paceline.tasks.log_lines import set_labels
+from paceline.tasks.log_lines import labels
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.metrics_upload import upload_left, upload_rest
@@ -129,7 +129,7 @@ def _process_tags() -> dict[str, str]:
 @contextmanager
 def _own_run(handle: RunHandle, home: Path, resume_hint: str) -> Iterator[None]:
     """Lock the run for this process; a refusal changes nothing of the run."""
-    set_labels(run_id=handle.run_id)
+    labels["run_id"] = handle.run_id
     get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
     with run_lock(home / "runs" / handle.run_id), _ends_with_status(handle, resume_hint):
         yield

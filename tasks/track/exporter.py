@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
@@ -16,65 +16,50 @@ from paceline.tasks.names import Metric, Tag
 from paceline.tasks.track.queries import MAX_RUNS, FoundRun, find_runs
 from paceline.tasks.track.store import existing_client
 
-logger = logging.getLogger(__name__)
-
-NEWEST = f"of the newest {MAX_RUNS} runs of an experiment"
+NO_REGRESSION = ("none", "accepted", "disturbed", "not comparable")  # values of the tag
+NEWEST = f"among the newest {MAX_RUNS} of an experiment"
 VALUES = {
-    "paceline_speedup_ratio": (Metric.SPEEDUP, "Speedup over its baseline, of the newest finished run"),
-    "paceline_recovery_seconds": (
-        Metric.RECOVERY_SECONDS,
-        "Longest recovery from a failure, of the newest run with one",
-    ),
+    "paceline_speedup_ratio": (Metric.SPEEDUP, "Speedup of the newest finished run over its baseline"),
+    "paceline_recovery_seconds": (Metric.RECOVERY_SECONDS, "Longest recovery of the newest run that had a failure"),
 }
 
 
 class SiteCollector(Collector):
-    """Collects the metrics of the runs and of the disk.
-
-    Args:
-        site: Names the store and PACELINE_HOME.
-    """
+    """Collects the metrics of a site's runs and disk; of a store that does not answer, only that it is away."""
 
     def __init__(self, site: Environment) -> None:
         self._site = site
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the metrics; of a store that cannot be reached only that it is away."""
-        disk = GaugeMetricFamily("paceline_free_bytes", "Free disk space under PACELINE_HOME", labels=["home"])
+    def collect(self) -> Iterator[GaugeMetricFamily]:  # noqa: D102
+        disk = GaugeMetricFamily("paceline_free_bytes", "Free disk space for PACELINE_HOME", labels=["home"])
         disk.add_metric([str(self._site.root)], shutil.disk_usage(nearest_existing(self._site.root)).free)
-        yield disk
-        try:
-            runs = self._find_runs()
-        except InputError as error:
-            logger.warning("%s", error)
-            runs = None
-        yield GaugeMetricFamily("paceline_store_up", "Whether the MLflow store answers", value=float(runs is not None))
-        if runs is not None:
-            yield from run_metrics(runs)
-
-    def _find_runs(self) -> dict[str, list[FoundRun]]:
+        up = GaugeMetricFamily("paceline_store_up", "Whether the MLflow store answers")
         uri = self._site.tracking_uri
-        names = [experiment.name for experiment in existing_client(uri).search_experiments()]
-        return {name: find_runs(uri, name, f"tags.`{Tag.ROLE}` != ''") for name in names}
+        try:
+            names = [experiment.name for experiment in existing_client(uri).search_experiments()]
+            yield from run_metrics({name: find_runs(uri, name, f"tags.`{Tag.ROLE}` != ''") for name in names})
+            up.add_metric([], 1)
+        except InputError as error:
+            logging.getLogger(__name__).warning("%s", error)
+            up.add_metric([], 0)
+        yield from (disk, up)
 
 
-def run_metrics(runs: dict[str, list[FoundRun]]) -> Iterator[GaugeMetricFamily]:
+def run_metrics(runs: Mapping[str, Sequence[FoundRun]]) -> Iterator[GaugeMetricFamily]:
     """Yield the metrics of runs, given by experiment, the newest first."""
-    states = GaugeMetricFamily("paceline_runs", f"Number by state, {NEWEST}", labels=["experiment", "role", "state"])
-    regressions = GaugeMetricFamily("paceline_regressions", f"Number {NEWEST} that regressed", labels=["experiment"])
+    states = GaugeMetricFamily("paceline_runs", f"Runs by state, {NEWEST}", labels=["experiment", "role", "state"])
+    regressions = GaugeMetricFamily("paceline_regressions", f"Runs that regressed, {NEWEST}", labels=["experiment"])
+    families = {name: GaugeMetricFamily(name, text, labels=["experiment", "run"]) for name, (_, text) in VALUES.items()}
     for experiment, found in runs.items():
-        for (role, status), number in sorted(Counter((run.tags[Tag.ROLE], run.status) for run in found).items()):
-            states.add_metric([experiment, role, status.lower()], number)
-        unlike = ("none", "accepted", "disturbed", "not comparable")
-        regressions.add_metric([experiment], sum(run.tags.get(Tag.REGRESSION, "none") not in unlike for run in found))
-    yield from (states, regressions)
-    for name, (metric, text) in VALUES.items():
-        family = GaugeMetricFamily(name, text, labels=["experiment", "run"])
-        for experiment, found in runs.items():
+        for (role, state), number in Counter((run.tags[Tag.ROLE], run.status.lower()) for run in found).items():
+            states.add_metric([experiment, role, state], number)
+        num_worse = sum(run.tags.get(Tag.REGRESSION, "none") not in NO_REGRESSION for run in found)
+        regressions.add_metric([experiment], num_worse)
+        for name, (metric, _) in VALUES.items():
             newest = {run.name: run.metrics[metric] for run in reversed(found) if metric in run.metrics}
-            for run_name, value in newest.items():
-                family.add_metric([experiment, run_name], value)
-        yield family
+            for label, value in newest.items():
+                families[name].add_metric([experiment, label], value)
+    yield from (states, regressions, *families.values())
 
 
 def site_registry(site: Environment) -> CollectorRegistry:

@@ -48,8 +48,6 @@ from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.cuda_graph import capture_error
 from paceline.tasks.train.step.train_step import oom_sample_count
 
-logger = logging.getLogger(__name__)
-
 
 def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None:
     """Train, or measure what the spec asks for, and write result.json into the rank's directory."""
@@ -137,8 +135,8 @@ def main(spec_path: str) -> int:
     Path(spec.directory).mkdir(parents=True, exist_ok=True)
     if log_lines.is_json():
         stage = "train" if spec.measurement is None else "measure"
-        log_lines.set_labels(run_id=spec.run_id, stage=stage, rank=spec.rank)
-        log_lines.write_json(2, 1)
+        log_lines.labels |= {"run_id": spec.run_id, "stage": stage, "rank": spec.rank}
+        log_lines.log_as_json()
     for engine in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(engine).setLevel(logging.WARNING)  # hides banners and advertisements
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers, which Paceline does not use
@@ -159,7 +157,7 @@ def main(spec_path: str) -> int:
             },
         }
         heartbeat.final_error(facts)
-        logger.error("%s", facts["traceback"])
+        logging.getLogger("paceline.rank").error("%s", facts["traceback"])
         return 1
     return 0
 

@@ -10,8 +10,8 @@ from paceline.tasks import log_lines
 from paceline.tasks.redact import redact_logs
 redact_logs()
 faulthandler.enable()
-log_lines.set_labels(run_id="abc", stage="train", rank=1)
-log_lines.write_json(2, 1)
+log_lines.labels |= {"run_id": "abc", "stage": "train", "rank": 1}
+log_lines.log_as_json()
 print("of the interpreter", flush=True)
 os.system("echo error: of a child >&2")
 warnings.warn("of Python", stacklevel=1)
@@ -49,11 +49,12 @@ def test_all_that_a_process_prints_becomes_lines_of_json_even_its_crash(monkeypa
 
 def test_what_stdout_is_given_stays_its_own_and_the_run_is_learnt():
     program = """
-import sys
+import logging, sys
 from paceline.tasks import log_lines
 log_lines.convert(2)
-log_lines.set_labels(run_id="abc")
-sys.stderr.write(log_lines.line(0.0, "INFO", "mine", "known") + "\\nplain\\n")
+log_lines.labels["run_id"] = "abc"
+record = logging.makeLogRecord({"name": "mine", "levelname": "INFO", "msg": "known", "created": 0.0})
+sys.stderr.write(log_lines.JsonFormatter().format(record) + "\\nplain\\n")
 """
     status, (known, plain) = lines_of(program, **os.environ)
     assert status == 0
