@@ -193,6 +193,8 @@ def site(tmp_path, monkeypatch):
     """Services, hosts and faults; this process and the program use them."""
     skip_unless_permitted()
     clock = clock_settings(tmp_path / "clock")
+    for name, folder in (("PACELINE_HOME", "home"), ("PACELINE_LEASES", "leases")):
+        monkeypatch.setenv(name, str(tmp_path / folder))
     (tmp_path / "hosts").mkdir()
     runs = Environment().root / "runs"
     with small_disk(runs, megabytes=512) as filler, started() as services:

@@ -196,6 +196,14 @@ def test_slurm_takes_the_jobs(slurm, job):
     assert "to start at" in done.stderr
 
 
+def test_a_job_outside_of_the_repository_is_refused(tmp_path):
+    command = ["bash", INFRA / "slurm" / "run.sbatch", "digits"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == f"error: {tmp_path} is not the root of Paceline's repository"
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_job_of_workers_joins_a_scheduler(slurm, tmp_path):
     from distributed import Client, Security
