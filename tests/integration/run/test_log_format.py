@@ -36,7 +36,7 @@ def test_a_format_that_does_not_exist_is_refused(program):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["option", "variable"])
 def test_every_line_of_a_run_and_of_its_ranks_is_json(paceline, tmp_path, way):
-    settings = [*SMALL, "execution.num_devices=2", "speedup.baseline=naive", "speedup.max_seconds=5"]
+    settings = [*SMALL, "execution.num_devices=2", "speedup.baseline=probe", "speedup.max_seconds=5"]
     home = {"PACELINE_HOME": str(tmp_path)}
     if way == "option":
         process = paceline("run", "digits", *settings, "--json", "--log-format", "json", **home)

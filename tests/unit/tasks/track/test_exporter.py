@@ -1,10 +1,15 @@
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
 
+import pytest
+
 from paceline.conf.environment import Environment
+from paceline.flows.commands.doctor import metrics
 from paceline.tasks.track.exporter import SiteCollector, run_metrics
 from paceline.tasks.track.queries import FoundRun
+from tests.support.refusals import refused
 
 DASHBOARD = Path(__file__).parents[4] / "infra" / "grafana.json"
 
@@ -46,6 +51,16 @@ def test_the_newest_run_of_a_name_is_exported():
 
 def test_the_dashboard_asks_for_metrics_that_are_exported_and_shows_all(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    families = [*SiteCollector(Environment()).collect(), *run_metrics({})]
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    of_the_site = list(SiteCollector(Environment()).collect())
+    assert {one.value for family in of_the_site for one in family.samples if one.name == "paceline_store_up"} == {0}
+    assert list(tmp_path.iterdir()) == [], "to ask creates no store"
+    families = [*of_the_site, *run_metrics({})]
     asked = set(re.findall(r"\bpaceline_\w+", json.dumps(json.loads(DASHBOARD.read_text())["panels"])))
     assert asked == {family.name for family in families}
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "192.0.2.1:9464"])
+def test_an_address_that_cannot_be_listened_on_is_refused(address):
+    with refused("--listen", address):
+        metrics.execute(Namespace(listen=address))
