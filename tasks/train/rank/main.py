@@ -157,7 +157,7 @@ def main(spec_path: str) -> int:
             },
         }
         heartbeat.final_error(facts)
-        logging.getLogger("paceline.rank").error("%s", facts["traceback"])
+        logging.getLogger("paceline.tasks.train.rank").error("%s", facts["traceback"])
         return 1
     return 0
 

@@ -68,4 +68,4 @@ def test_the_traceback_of_a_rank_is_one_line(paceline, tmp_path):
     (log,) = tmp_path.glob("runs/*/attempt-0/rank-0/log.txt")
     errors = [line for line in parsed(log.read_text()) if line["level"] == "ERROR"]
     assert errors[-1]["message"].startswith("Traceback")
-    assert errors[-1]["logger"] == "paceline.rank"
+    assert errors[-1]["logger"] == "paceline.tasks.train.rank"
