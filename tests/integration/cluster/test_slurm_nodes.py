@@ -133,16 +133,16 @@ def test_a_job_is_interrupted_before_its_time_ends_and_resumes(hosts, tmp_path):
 
 
 def test_a_run_recovers_from_a_killed_worker_and_outlives_a_node(hosts, tmp_path):
-    job = Job(tmp_path / "home", "digits", *LONG, "recipe.num_epochs=300", "cluster.min_workers=1")
+    job = Job(tmp_path / "home", "digits", *LONG, "recipe.num_epochs=400", "cluster.min_workers=1")
     step = job.wait_for_checkpoint()
     (rank,) = ranks_on(hosts["host-b"], job)
     rank.parent().kill()  # the Dask worker
-    step = job.wait_for_checkpoint(after=step + 20)
-    assert len(ranks_on(hosts["host-b"], job)) == 1
+    until(lambda: [one for one in ranks_on(hosts["host-b"], job) if one.pid != rank.pid], "rank in its place")
+    job.wait_for_checkpoint(after=step + 20)
     hosts["host-b"].end()
     assert job.end() == "COMPLETED", job.log()
     summary = job.summary()
-    assert len(summary["train"]["restarts"]) == 2
+    assert len(summary["train"]["restarts"]) >= 2
     assert summary["train"]["world_size"] == 1
     steps = [
         one.step
