@@ -117,7 +117,7 @@ def test_a_job_of_two_nodes_trains_on_both_and_leaves_nothing(hosts, tmp_path):
 
 
 def test_a_job_is_interrupted_before_its_time_ends_and_resumes(hosts, tmp_path):
-    job = Job(tmp_path / "home", "digits", *ENDLESS, minutes=4)
+    job = Job(tmp_path / "home", "digits", *ENDLESS, minutes=6)
     step = job.wait_for_checkpoint()
     assert job.end() == "FAILED", job.log()  # not TIMEOUT: it ended itself
     run_id = job.run().info.run_id
