@@ -133,7 +133,7 @@ def test_a_job_is_interrupted_before_its_time_ends_and_resumes(hosts, tmp_path):
 
 
 def test_a_run_recovers_from_a_killed_worker_and_outlives_a_node(hosts, tmp_path):
-    job = Job(tmp_path / "home", "digits", *LONG, "recipe.num_epochs=400", "cluster.min_workers=1")
+    job = Job(tmp_path / "home", "digits", *LONG, "recipe.num_epochs=150", "cluster.min_workers=1")
     step = job.wait_for_checkpoint()
     (rank,) = ranks_on(hosts["host-b"], job)
     rank.parent().kill()  # the Dask worker
