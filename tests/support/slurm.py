@@ -56,7 +56,7 @@ def write_slurm_conf(root, nodes, num_cpus):
     }
     places = [f"NodeName={name} NodeAddr={address}" for name, address in nodes.items()]
     places = [f"{place} CPUs={num_cpus} RealMemory=2048 State=UNKNOWN" for place in places]
-    partition = f"PartitionName=short Nodes={','.join(nodes)} Default=YES MaxTime=10 State=UP"
+    partition = f"PartitionName=short Nodes={','.join(nodes)} Default=YES MaxTime=30 State=UP"
     conf = root / "slurm.conf"
     conf.write_text("\n".join([*(f"{key}={value}" for key, value in settings.items()), *places, partition, ""]))
     return conf

@@ -32,7 +32,7 @@ class Job:
         minutes: Time limit.
     """
 
-    def __init__(self, home, *arguments, nodes=2, minutes=8):
+    def __init__(self, home, *arguments, nodes=2, minutes=20):
         self.home = home
         self._log = home / "job.log"
         home.mkdir(exist_ok=True)
