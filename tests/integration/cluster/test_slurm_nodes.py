@@ -17,7 +17,9 @@ from tests.support.slurm import run, slurm_on
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "infra" / "slurm" / "run.sbatch"
-LONG = [*SMALL, "execution.checkpoint_steps=10", "execution.num_threads=1"]
+LONG = [*SMALL, "execution.checkpoint_steps=10", "execution.num_threads=1", "execution.memory_format=contiguous"]
+LONG += ["execution.loading=resident", "execution.compile=off"]
+"""Nothing of the execution is left open: an endless run would first search for minutes."""
 ENDLESS = [*LONG, "recipe.num_epochs=100000", "recipe.schedule=constant"]
 pytestmark = pytest.mark.slow
 

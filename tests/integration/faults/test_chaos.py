@@ -31,6 +31,7 @@ from tests.support.small_disk import small_disk
 EPOCHS_PER_FAULT, MOST_EPOCHS = 60, 1200
 NUM_TEST = 359
 RUN = [*SMALL, "execution.num_nodes=2", "execution.num_threads=1", "execution.checkpoint_steps=10"]
+RUN += ["execution.memory_format=contiguous", "execution.loading=resident", "execution.compile=off"]  # no search
 RUN += ["track.experiment=chaos", "cluster.kind=address"]
 LATEST = 3.0
 """Seconds between progress and the next fault, at most."""
