@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from paceline.conf.environment import Environment
-from paceline.tasks.train.launch.rank_process import RANK_MODULE
+from paceline.tasks.train.launch.rank_process import RANK_MODULE, log_of
 from tests.support.patience import until
 from tests.support.small_disk import fill
 
@@ -144,7 +144,7 @@ class Faults:
         return found
 
     def _ranks(self):
-        return self._named(RANK_MODULE)
+        return [process for process in self._named(RANK_MODULE) if log_of(process.pid)]  # not those that stand by
 
     def _workers(self):
         return [process for process in self._named("spawn_main") if RANK_MODULE not in process.cmdline()]
