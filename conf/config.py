@@ -10,6 +10,8 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.credentials import Text
 from paceline.conf.data import SIGNAL_SOURCES, Data
 from paceline.conf.execution import Execution
+from paceline.conf.hints import typed
+from paceline.conf.lightning import FIXED, Lightning
 from paceline.conf.model import Model
 from paceline.conf.plugins import Plugin
 from paceline.conf.recipe import FLIPPING, Recipe
@@ -143,6 +145,7 @@ class Config(Section):
     speedup: Speedup = Speedup()
     track: Track = Track()
     limits: Limits = Limits()
+    lightning: Lightning = Lightning()
 
     @property
     def workload(self) -> Workload:
@@ -161,6 +164,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        if self.lightning.settings:
+            _check_lightning(self)
+            return self
         if not self._names_own:
             _check_task(self.data, self.model, self.recipe)
         world_size = self.execution.world_size
@@ -221,6 +227,28 @@ class Config(Section):
         Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), the linear scaling rule.
         """
         return self.recipe.learning_rate * (num_ranks if self.recipe.batch_scaling == "weak" else 1)
+
+
+def _check_lightning(config: Config) -> None:
+    """Limits of the user's own Lightning code: only some settings have a meaning there, or work so far."""
+    for name, default in (("data", Data()), ("model", Model()), ("recipe", Recipe())):
+        if getattr(config, name) != default:
+            fault = f"{name}: these settings are for presets, and your own Lightning code has its own"
+            raise ValueError(f"{fault}; remove the section {name}")
+    for section, values in FIXED.items():
+        for name, value in values.items():
+            if (given := getattr(getattr(config, section), name)) != value:
+                fault = f"{section}.{name}={typed(given)} cannot be used with your own Lightning code so far"
+                raise ValueError(f"{fault}; use {section}.{name}={typed(value)}")
+    execution = config.execution
+    precisions = ("32-true", "64-true", "bf16-mixed") + (("16-mixed",) if execution.accelerator != "cpu" else ())
+    if execution.precision not in precisions:
+        fault = f"execution.precision={execution.precision} cannot be used with your own Lightning code on this device"
+        raise ValueError(f"{fault}; use {', '.join(precisions)}")
+    if execution.strategy == "fsdp":
+        fault = "execution.strategy=fsdp cannot be used with your own Lightning code so far"
+        raise ValueError(f"{fault}; use execution.strategy=ddp")
+    config.cluster.check_execution(execution)
 
 
 def _check_task(data: Data, model: Model, recipe: Recipe) -> None:

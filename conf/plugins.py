@@ -207,7 +207,7 @@ def find(kind: Kind, name: str) -> Plugin:
         except metadata.PackageNotFoundError:
             fault = f"model.name={name} needs the package timm, which is not installed"
             raise PluginError(f"{fault}; use pip install 'paceline[timm]'") from None
-        entry, code = "timm:create_model", _code_of("timm")
+        entry, code = "timm:create_model", code_of("timm")
         return Plugin(kind=kind, name=name, entry=entry, package="timm", version=version, code=code)
     plugins = find_all(kind)
     offers = [plugin for plugin in plugins if plugin.name == name]
@@ -260,14 +260,14 @@ def find_all(kind: Kind) -> list[Plugin]:
             entry=entry.value,
             package=entry.dist.name if entry.dist else "",
             version=entry.dist.version if entry.dist else "",
-            code=_code_of(entry.module),
+            code=code_of(entry.module),
         )
         for entry in metadata.entry_points(group=GROUPS[kind])
     ]
     return sorted(plugins, key=lambda plugin: (plugin.name, plugin.package))
 
 
-def _code_of(module: str) -> str:
+def code_of(module: str) -> str:
     """The digest of the package that a module belongs to; `MISSING` if there is no such package."""
     try:
         spec = util.find_spec(module.partition(".")[0])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.conf.config import Config, Workload
+from paceline.conf.lightning import Lightning
 from paceline.conf.plugins import code_digest
 
 FIELDS_ADDED_LATER = {
@@ -33,6 +34,12 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: 
         facts["model"].pop("pretrained", None)
     if workload.model.plugin is not None:
         facts["package"] = workload.model.plugin.identity
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def lightning_fingerprint(lightning: Lightning) -> str:
+    """8 hex digits over the settings and the code of the user's module and data; what the data hold is not known."""
+    facts = lightning.model_dump(mode="json", exclude={"code"})
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -51,6 +51,20 @@ class PreflightResult:
 
 
 @reusable
+def check_lightning(config: Config, environment: Environment, *, prestart: Prestart | None = None) -> PreflightResult:
+    """Check devices, servers and stores of a training of the user's own Lightning code; raise InputError."""
+    hardware = training_host(config, environment)
+    plan = resolve(config, hardware, 0)
+    check_prefect(environment)
+    _check_home(environment)
+    check_reachable(environment.tracking_uri)
+    if prestart is not None:
+        prepare_api(environment)
+        prestart.start_cluster(plan)
+    return PreflightResult(plan, hardware, _check_store(config, environment), 0)
+
+
+@reusable
 def check(
     config: Config,
     environment: Environment,
@@ -59,6 +73,8 @@ def check(
     prestart: Prestart | None = None,  # starts parts of the run after their checks
 ) -> PreflightResult:
     """Check devices, servers, data and stores, the quick checks first; raise ConfigError or InputError."""
+    if config.lightning.settings:
+        raise InputError("your own Lightning code cannot be used here so far", hint="paceline run", setting="lightning")
     check_own(config)  # the form of Prefect does not do this
     hardware = training_host(config, environment)
     if config.cluster.address is not None:

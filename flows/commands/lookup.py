@@ -53,7 +53,7 @@ def type_text(kind: object) -> str:
     if get_origin(kind) is tuple:
         members = [member for member in get_args(kind) if member is not ...]
         return f"list of {f'{len(members)} ' if len(members) > 1 else ''}{type_text(members[0])}s"
-    return _WORDS[kind]
+    return "mapping" if get_origin(kind) is dict else _WORDS[kind]
 
 
 @command(("paceline presets", "paceline presets --json"), JSON)

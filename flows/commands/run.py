@@ -23,6 +23,7 @@ RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
     *preset(resume="resume an unfinished run from its newest checkpoint"),
     argument("--show", "print the configuration as YAML that can be saved as a preset, and stop"),
     argument("--diagnose", "measure what limits the step (speedup.diagnose=true)"),
+    argument("--code DIR", "directory of your own Lightning code, with a file of LightningCLI as the preset"),
     argument("-h --help", "print this help and the most common settings"),
     own_help=True,
 )
@@ -37,7 +38,7 @@ def run(options: Namespace) -> None:
         console.require(options, "preset")
         if options.diagnose:
             options.overrides.append("speedup.diagnose=true")
-        config = load(options.preset, options.overrides)
+        config = _load(options)
     else:
         config = _load_run(options)
     if options.show:
@@ -57,11 +58,18 @@ def run(options: Namespace) -> None:
         try:
             with Prestart(config, environment) as prestart:
                 # before the flow: wrong input leaves no flow run
-                preflight.check(config, environment, prestart=prestart)
-                from paceline.flows.run.flow import run_pipeline
-
+                is_own = bool(config.lightning.settings)
+                check = preflight.check_lightning if is_own else preflight.check
+                check(config, environment, prestart=prestart)
                 with quiet_flow(environment):
-                    summary = run_pipeline(config, options.resume)
+                    if is_own:
+                        from paceline.flows.run.lightning import run_lightning
+
+                        summary = run_lightning(config, options.resume)
+                    else:
+                        from paceline.flows.run.flow import run_pipeline
+
+                        summary = run_pipeline(config, options.resume)
         except RegressionError as error:  # done and recorded all the same
             summary, regression = error.summary, error
         summary["seconds"] = time.monotonic() - started
@@ -69,6 +77,16 @@ def run(options: Namespace) -> None:
         write_json(stream, summary)
         if regression is not None:
             raise regression
+
+
+def _load(options: Namespace) -> Config:
+    from paceline.flows.checks import lightning
+
+    if lightning.is_lightning(options.preset):
+        return lightning.load_lightning(options.preset, options.overrides, options.code)
+    if options.code is not None:
+        raise InputError(f"--code {options.code} has no meaning for a preset", hint="remove --code", setting="--code")
+    return load(options.preset, options.overrides)
 
 
 def _load_run(options: Namespace) -> Config:
@@ -86,6 +104,9 @@ def _load_run(options: Namespace) -> Config:
     before = validate({name: section for name, section in tree.items() if name != "cluster"})
     take_cluster(tree, options)
     config = validate(apply(tree, *options.overrides))
+    if config.lightning.settings and config.execution.world_size != before.execution.world_size:
+        fault = f"--resume {options.resume}: your own Lightning code resumes on as many devices as before"
+        raise InputError(f"{fault}; keep execution.num_nodes x num_devices = {before.execution.world_size}")
     if config.global_batch_size != before.global_batch_size:
         raise InputError(
             f"--resume {options.resume}: the run has {before.global_batch_size} samples per step and would have "
@@ -98,4 +119,5 @@ def _show(summary: dict[str, Any]) -> None:
     from paceline.tasks.report.summary import summary_table
 
     where = console.run_location(summary["run_id"], summary["experiment"])
-    console.say_pairs(*summary_table(summary), ("run", where), ("view", summary["view"]))
+    view = [("view", summary["view"])] if summary.get("view") else []
+    console.say_pairs(*summary_table(summary), ("run", where), *view)

@@ -108,6 +108,31 @@ class TrainResult(Record):
     restarts: tuple[Restart, ...] = ()  # within this training, the oldest first
 
 
+class ModuleResult(Record):
+    """Result of a training of the user's own Lightning code."""
+
+    world_size: int
+    num_epochs: int
+    num_batches: int  # of each rank, earlier attempts included
+    num_steps: int  # updates of optimizers, as Lightning counts them
+    seconds: float  # of the fit, validation and checkpoints included
+    samples_per_second: float | None  # over the steps and their waits for data; None where batches show no size
+    losses: tuple[float | None, ...]  # of rank 0, of each batch; None where a step returned none
+    metrics: dict[str, float]  # the newest value of each metric that the module has logged
+    checkpoint: str | None
+    resumed_from: str | None
+    time_budget: dict[str, float]  # as in `TrainResult`; `step`: whole steps of manual optimization
+    wall_seconds: float
+    clock_difference: float | None = None
+    data_wait_fraction: float | None  # None on a GPU, where the host's waits are not the device's
+    windows: tuple[tuple[int, int, float], ...]
+    startup_seconds: float | None
+    peak_memory_bytes: int
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+    restarts: tuple[Restart, ...] = ()
+
+
 class EvaluateResult(Record):
     """Quality on the test split."""
 

@@ -134,6 +134,8 @@ def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for one in train.get("restarts") or ()
     )
     yield "restarts", "; ".join(restarts)
+    yield "metrics", ", ".join(f"{name} {value:.4g}" for name, value in (summary.get("metrics") or {}).items())
+    yield "not measured", ", ".join(summary.get("not_measured") or ())
     choice = ((summary.get("execution") or {}).get("reasons") or {}).get("checkpoint_steps")
     if choice and isinstance(choice["value"], int):  # else the training was over before one was due
         yield "checkpoints", f"every {choice['value']:,} steps: {choice['reason']}"

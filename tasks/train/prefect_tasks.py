@@ -17,10 +17,11 @@ from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
 from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.record import Choice
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import ModuleResult, TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.track.metrics_upload import upload_rest
-from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
+from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group, train_module
+from paceline.tasks.train.launch.module_data import prepare_on_hosts
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -96,6 +97,48 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     num_steps, speed = result.num_steps - result.first_step, result.samples_per_second or 0.0
     trained = f"{num_steps} steps on {result.world_size} ranks in {result.seconds:.1f} s ({speed:.0f} samples/s)"
     logger.info("Trained %s, final loss %.4f", trained, result.final_loss)
+    return result
+
+
+@task(name="prepare-data", cache_policy=NO_CACHE)
+@redact_errors
+def prepare_module_data(job: TrainJob, address: str) -> None:
+    """Run `prepare_data` of the user's DataModule once on each host of the cluster.
+
+    Raises:
+        RunError: It raised an error, or a worker was lost.
+        TimeLimitError: It took longer than its limit.
+    """
+    with deadline.time_limit("limits.prepare_seconds", job.config.limits.prepare_seconds):
+        for host in prepare_on_hosts(job, address):
+            get_run_logger().info("prepare_data has run on %s", host)
+
+
+@task(name="train", cache_policy=NO_CACHE)
+@redact_errors
+def fit_module(job: TrainJob, address: str) -> ModuleResult:
+    """Train the user's own Lightning code on the cluster; a finished training is not repeated. Raises as `train`."""
+    logger, last_epoch = get_run_logger(), -1
+    done = load_result(job.result_path, ModuleResult) if job.resume else None
+    if done is not None:
+        logger.info("The training has finished before (%s)", job.result_path)
+        upload_rest(job.directory, job.tracking_uri, job.run_id)
+        return done
+
+    def on_progress(facts: dict[str, Any]) -> None:
+        nonlocal last_epoch
+        note = "  ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
+        advance(facts["step"], facts["num_steps"] or 0, note)
+        if facts["epoch"] > last_epoch:
+            last_epoch = facts["epoch"]
+            logger.info("Epoch %d: %s", last_epoch + 1, note)
+
+    with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:
+        result = train_module(job, address, on_progress)
+    save_result(job.result_path, result, [])
+    trained = f"{result.num_batches} batches on {result.world_size} ranks in {result.seconds:.1f} s"
+    rate = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else "samples not counted"
+    logger.info("Trained %s (%s)", trained, rate)
     return result
 
 

@@ -15,7 +15,8 @@ class Work(Record):
 
     config: Config
     plan: Plan
-    prepared: PreparedSet
+    prepared: PreparedSet | None = None
+    """None for the user's own Lightning code, which has its own data."""
     pretrained: Pretrained | None = None
     """Initial weights; None to initialise by the seed."""
     run_id: str

@@ -57,6 +57,7 @@ AS_EVIDENCE = Checked("tests/unit/tasks/speedup/evidence and tests/unit/flows/co
 AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guides/extend.md and runs it")
+AS_LIGHTNING = Checked("tests/integration/run/test_lightning.py runs it on tests/packages/text")
 ON_A_STORE = Checked("tests/integration/data/test_object_store.py runs it on a server of S3")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/cluster/test_clusters.py has real hosts over SSH")
 
@@ -72,6 +73,10 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline run folder data.root=DIR data.image_size=64": Told(
         "trained", f"{SMALL} {LEARNS} {SHORT_PROBE} track.register=pictures"
     ),
+    "paceline run config.yaml --code .": AS_LIGHTNING,
+    "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
+    "paceline run lightning --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus "
+    "data.init_args.directory=data": AS_LIGHTNING,
     "pip install ./acme": AS_OWN,
     "paceline run folder data.source=table data.root=DIR model.name=mixer": AS_OWN,
     "paceline run --help": Told("help"),

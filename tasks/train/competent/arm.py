@@ -80,7 +80,7 @@ def portable(network: nn.Module) -> bytes:
 def _job(context: RankContext, arm: Arm) -> dict[str, Any]:
     """Plain values and tensors: `pickle` would name modules of Paceline for some types of torch."""
     config, spec, split, batches = context.config, context.spec, context.train_split, context.batches
-    recipe, prepared = config.recipe, spec.prepared
+    recipe, prepared = config.recipe, context.prepared
     reasons = {
         "it reads images of one size": not prepared.has_squares,
         "it has no recipe.vary": recipe.vary != Vary(),

@@ -16,7 +16,7 @@ from paceline.conf.config import Config
 from paceline.conf.execution import CAPTURED
 from paceline.conf.plugins import model_facts
 from paceline.tasks.cluster.client import call_workers, connect
-from paceline.tasks.errors import LostError, RankError
+from paceline.tasks.errors import InputError, LostError, RankError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.measure.energy import merge as merge_energy
@@ -25,7 +25,7 @@ from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import FILE, attempts
 from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult
 from paceline.tasks.records.record import Record
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import ModuleResult, TrainResult
 from paceline.tasks.track.metrics_upload import upload_metrics
 from paceline.tasks.train.launch import out_of_memory
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, gpus_on_host
@@ -87,6 +87,32 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
     with upload_metrics(job.directory, job.tracking_uri, job.run_id):
         outcomes, recovery = _train_attempts(job, address, on_progress)
     return _merge(outcomes, recovery)
+
+
+def train_module(job: TrainJob, address: str, on_progress: Progress | None = None) -> ModuleResult:
+    """Train the user's own Lightning code; raises as `train_group` does, and InputError where a rank refuses it."""
+    with upload_metrics(job.directory, job.tracking_uri, job.run_id):
+        try:
+            outcomes, recovery = _train_attempts(job, address, on_progress)
+        except RankError as error:
+            _, refused, refusal = str(error).partition(f" failed: {InputError.__name__}: ")
+            if not refused:
+                raise
+            raise InputError(refusal) from error
+    results = [ModuleResult.model_validate(outcome.result) for outcome in outcomes]
+    first, seconds = results[0], outcomes[0].wall_seconds
+    recovered = {"recovery": recovery.lost_seconds} if recovery.restarts else {}
+    return first.model_copy(
+        update={
+            "time_budget": first.time_budget | recovered,
+            "wall_seconds": seconds + recovery.lost_seconds,
+            "clock_difference": sum(first.time_budget.values()) / seconds - 1.0,
+            "peak_memory_bytes": max(result.peak_memory_bytes for result in results),
+            "hosts": tuple(host for result in results for host in result.hosts),
+            "devices": tuple(device for result in results for device in result.devices),
+            "restarts": tuple(recovery.restarts),
+        }
+    )
 
 
 def scores_so_far(directory: Path) -> tuple[float, ...]:
@@ -314,7 +340,8 @@ def _specs(
     strategy = "single" if len(placements) == 1 else job.plan.strategy
     shared: dict[str, Any] = {name: getattr(job, name) for name in Work.model_fields} | earlier
     shared["plan"] = job.plan.model_copy(update={"world_size": len(placements), "strategy": strategy})
-    shared["prepared"] = job.prepared.normalised_for(model_facts(job.config.model.name))
+    if job.prepared is not None:
+        shared["prepared"] = job.prepared.normalised_for(model_facts(job.config.model.name))
     shared["packages"] = job.packages or tuple(package.identity for package in job.config.packages)
     return [
         RankSpec(

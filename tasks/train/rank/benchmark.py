@@ -137,7 +137,7 @@ class ArmBenchmark:
     def watch(self) -> ValidityWatch:
         """Watch this host for contamination from now on."""
         context = self._context
-        shards = sorted((Path(context.spec.prepared.path) / "train").glob("*.npy"))  # that the training reads
+        shards = sorted((Path(context.prepared.path) / "train").glob("*.npy"))  # that the training reads
         return ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids(), data_files=shards)
 
     def runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None = None) -> ArmRunner:

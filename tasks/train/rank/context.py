@@ -63,7 +63,8 @@ class RankContext:
                 f"this rank has {' and '.join(packages)}, the coordinator {' and '.join(spec.packages)}; "
                 "install the same on every host"
             )
-        self.spec, self.config = spec, spec.config
+        assert spec.prepared is not None
+        self.spec, self.config, self.prepared = spec, spec.config, spec.prepared
         self.directory = Path(spec.directory)
         self.writes = spec.rank == 0
         gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
@@ -73,7 +74,7 @@ class RankContext:
         torch.set_num_threads(self.num_threads)
         self.device = group.pick_device(spec)
         group.join(spec, self.device)
-        self.train_split = open_split(spec.prepared, "train")
+        self.train_split = open_split(self.prepared, "train")
         given = self.config.execution.worker_load
         self.loads = given if isinstance(given, tuple) and len(given) == spec.world_size > 1 else None
         """Relative speeds of the ranks, in proportion to which they share each batch; None for even shares."""
@@ -86,7 +87,7 @@ class RankContext:
             self.config.execution.world_size if keeps_batches else None,
         )
         facts = {
-            "data": spec.prepared.fingerprint,
+            "data": self.prepared.fingerprint,
             "num_steps": self.batches.steps_per_epoch,
             "code": spec.code_fingerprint,
             "device": gpu or f"rank {spec.rank}",
@@ -96,7 +97,7 @@ class RankContext:
     def build_network(self) -> None:
         """Build the task and the network with its initial weights: by the seed, fitted to the data, or pretrained."""
         torch.manual_seed(self.config.seed)
-        self.task = task_of(self.config, self.spec.prepared)
+        self.task = task_of(self.config, self.prepared)
         self.network = self.new_network()
         if self.spec.pretrained is None:
             self._fit_layers()
@@ -107,7 +108,7 @@ class RankContext:
 
     def new_network(self) -> nn.Module:
         """The network with random weights."""
-        prepared = self.spec.prepared
+        prepared = self.prepared
         num_classes, num_targets = len(prepared.class_names), len(prepared.target_names)
         return build_network(self.config.model, prepared.picture_shape, num_classes, num_targets)
 
@@ -137,8 +138,8 @@ class RankContext:
         recipe = self.config.recipe
         settings = LoaderConfig(
             self.train_split,
-            self.spec.prepared.mean,
-            self.spec.prepared.std,
+            self.prepared.mean,
+            self.prepared.std,
             plan=plan,
             rank=rank,
             seed=self.config.seed,
@@ -154,7 +155,7 @@ class RankContext:
 
     def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
         """Read this rank's share of a split in large batches."""
-        height, width, _ = self.spec.prepared.image_shape
+        height, width, _ = self.prepared.image_shape
         views = self.config.model.test_views
         fitting = EVALUATION_PIXELS // (height * width * views)
         if self.device.type == "cuda":
@@ -168,7 +169,7 @@ class RankContext:
         return self._evaluation_loader(split).batch(indices_N)
 
     def _evaluation_loader(self, split: Split) -> EvaluationLoader:
-        mean, std = self.spec.prepared.mean, self.spec.prepared.std
+        mean, std = self.prepared.mean, self.prepared.std
         return EvaluationLoader(split, mean, std, self.device, self.evaluates_channels_last, self.task.draws)
 
     @property
@@ -196,7 +197,7 @@ class RankContext:
             return
         height, width, _ = self.train_split.image_shape
         number = min(self.train_split.num_samples, max(1, FIT_PIXELS // (height * width)))
-        normalise = Normalise(self.spec.prepared.mean, self.spec.prepared.std, self.train_split.image_shape)
+        normalise = Normalise(self.prepared.mean, self.prepared.std, self.train_split.image_shape)
         pixels = torch.from_numpy(self.train_split.gather(np.arange(number)))
         for layer in layers:
             layer.fit(normalise(pixels, channels_last=False))

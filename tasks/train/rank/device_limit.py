@@ -34,7 +34,7 @@ def limit_facts(context: RankContext) -> dict[str, Any]:
     network = context.new_network()
     if context.config.model.freeze != "none":
         freeze(network, context.config.model.freeze)
-    cost, reason = count_cost(network, context.spec.prepared.picture_shape)
+    cost, reason = count_cost(network, context.prepared.picture_shape)
     if cost is None:
         return {"uncounted": reason}
     batches = context.batches

@@ -51,6 +51,13 @@ from paceline.tasks.train.step.train_step import oom_sample_count
 
 def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None:
     """Train, or measure what the spec asks for, and write result.json into the rank's directory."""
+    if spec.config.lightning.settings:
+        from paceline.tasks.train.lightning.fit import fit_module  # jsonargparse
+
+        result_path = Path(spec.directory) / "result.json"
+        write_atomically(result_path, fit_module(spec, stopwatch, heartbeat).model_dump_json())
+        return
+
     # 1. Join the group
     context = RankContext(spec)
     config = spec.config

@@ -54,7 +54,7 @@ def inference_network(context: RankContext, network: nn.Module) -> nn.Module:
 
 def validate(context: RankContext, learner: Learner) -> list[float]:
     """[samples, sums of the task's statistics] of the validation split, over all ranks; empty without one."""
-    if not context.spec.prepared.num_validation:
+    if not context.prepared.num_validation:
         return []
     group.average_buffers(learner.network)
     network = inference_network(context, gather_network(context, learner))
@@ -69,7 +69,7 @@ def count_statistics(
     set_arithmetic(precision, device)
     autocast = forward_context(precision, device)
     counts = torch.zeros(1 + task.num_statistics, dtype=torch.float64, device=device)
-    batches = context.evaluation(open_split(context.spec.prepared, split))
+    batches = context.evaluation(open_split(context.prepared, split))
     for prediction in predictions(network, batches, autocast, task):
         statistics_NS = task.statistics(prediction.outputs, prediction.batch, prediction.inputs_NCHW)
         counts[0] += len(statistics_NS)
@@ -83,7 +83,7 @@ def predict_test_split(context: RankContext, network: nn.Module) -> dict[str, An
 
     The file has `index` (N), `kept` (N x K or N x S) and, where there are any, `targets` (N x T); N may be 0.
     """
-    task, prepared = context.task, context.spec.prepared
+    task, prepared = context.task, context.prepared
     split = open_split(prepared, "test")
     set_arithmetic(context.spec.plan.precision, context.device)
     autocast = forward_context(context.spec.plan.precision, context.device)

@@ -24,8 +24,8 @@ ENGINES = {
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["run", "--help"], ["presets"], ["settings"]])
 def test_help_imports_no_engine(arguments):
-    program = f"import sys; from paceline.flows.cli import main\ntry: main({arguments})\nfinally: print(*sys.modules, sep='\\n')"  # noqa: E501
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    program = f"import sys; from paceline.flows.cli import main\ntry: main({arguments})\nfinally: print(*sys.modules, sep='\\n', file=sys.stderr)"  # noqa: E501
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
     loaded = {name.partition(".")[0] for name in printed.splitlines()}
     assert "paceline" in loaded
     assert loaded & ENGINES == set()

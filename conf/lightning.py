@@ -1,0 +1,32 @@
+"""The settings of a training of the user's own Lightning code, in the form that LightningCLI reads."""
+
+from typing import Any
+
+from pydantic import Field
+
+from paceline.conf.credentials import Text
+from paceline.conf.section import Section
+
+FIXED: dict[str, dict[str, object]] = {
+    "execution": {
+        **{"compile": "off", "memory_format": "contiguous", "loading": "foreground", "micro_batch": "off"},
+        **{"activation_checkpointing": "off", "gradient_compression": "off", "worker_load": "equal"},
+    },
+    "speedup": {"baseline": "none", "diagnose": False},
+    "cluster": {"min_workers": None},
+    "track": {"register": None},
+}
+"""The only values of these settings with which own Lightning code runs so far."""
+
+
+class Lightning(Section):
+    """Your own LightningModule and LightningDataModule; `paceline run` reads them from a file of LightningCLI."""
+
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Configuration as LightningCLI reads it: model, data, trainer, optimizer, lr_scheduler, seed_everything."""
+    code: Text | None = None
+    """Directory of your code, given by `--code`; null where all classes are in installed packages."""
+    prepares_data: bool = False
+    """Whether the data, or else the model, define `prepare_data`. Paceline sets it."""
+    packages: tuple[Text, ...] = ()
+    """Packages and directory of the classes, with versions and digests of their files. Paceline sets them."""

@@ -1,0 +1,31 @@
+"""`prepare_data` of the user's DataModule: a Dask task on one worker of each host, in a child process."""
+
+import time
+
+from paceline.tasks import deadline
+from paceline.tasks.cluster.client import connect, host_of, workers
+from paceline.tasks.errors import RunError, one_line
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.lightning import child, code
+
+POLL_SECONDS = 0.1
+
+
+def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
+    """Prepare the data on all hosts at the same time; return the hosts. Raises RunError: it failed on one of them."""
+    own = job.config.lightning
+    copied = str(job.directory / code.FOLDER) if own.code else None
+    with connect(address) as client:
+        hosts = {host_of(worker): worker for worker in reversed(workers(client))}
+        futures = {}
+        for index, (host, worker) in enumerate(sorted(hosts.items())):
+            request = child.Request(task="prepare", code=copied, settings=own.settings, host_index=index)
+            how = {"workers": [worker], "allow_other_workers": False, "pure": False, "retries": 0}
+            futures[host] = client.submit(child.ask, request, **how)
+        while not all(future.done() for future in futures.values()):
+            deadline.check()
+            time.sleep(POLL_SECONDS)
+        for host, future in futures.items():
+            if (error := future.exception()) is not None:
+                raise RunError(f"on host {host}: {one_line(error)}") from error
+    return list(futures)

@@ -1,0 +1,1 @@
+"""Trains the user's own LightningModule, unchanged, with Lightning's Trainer and its public interfaces."""

@@ -1,0 +1,283 @@
+"""Lightning callbacks of a user's training: time budget, throughput, losses, checkpoints; and the logger for MLflow."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import distributed
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.names import Metric
+from paceline.tasks.records.training import STEP_ITEMS
+from paceline.tasks.train.checkpoint_interval import MAX_SHARE, MIN_SECONDS
+from paceline.tasks.train.lightning.feed import FeedState, Position
+from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomically
+from paceline.tasks.train.rank.checkpoint import checkpoint_path
+from paceline.tasks.train.rank.process_group import broadcast
+from paceline.tasks.train.rank.time_budget import Stopwatch
+
+_NOT_IN_NAMES = re.compile(r"[^\w\-. /:]")  # what MLflow refuses in the name of a metric
+
+
+class StepAccount(Callback):
+    """Accounts the parts of each step to the time budget, and counts samples. Of manual optimization only whole steps.
+
+    On a GPU the host runs ahead of the device: its items are launches, and each window waits for the device once.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, state: FeedState, log: LogMetrics | None, progress: Path | None) -> None:
+        self.stopwatch, self._state, self._log, self._progress = stopwatch, state, log, progress
+        self.losses: list[float] = []
+        """Losses of this rank's steps, earlier attempts included; NaN for a step that returned none."""
+        self.windows: list[Window] = []
+        self.window_samples: list[int] = []
+        self.startup_seconds: float | None = None
+        self.fit_seconds = 0.0
+        self.num_saved_epochs = 0
+        self._pending: list[torch.Tensor] = []
+        self._num_samples: float = 0
+        self._window = (0, 0.0)
+        self._fit_started = 0.0
+        self._before_validation = "setup"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._state.is_training = lambda: trainer.training
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        is_endless = math.isinf(trainer.num_training_batches) and trainer.max_steps == -1
+        if is_endless and not any(
+            isinstance(callback, Timer) for callback in _settings(trainer).callbacks
+        ):  # trainer.max_time
+            raise InputError(
+                "the training loader has no length, so that an epoch may never end",
+                hint="give trainer.max_steps, or a number of batches as trainer.limit_train_batches",
+                setting="trainer.max_steps",
+            )
+        self._fit_started = time.monotonic()
+        self.stopwatch.switch("loop")
+        self.startup_seconds = self.stopwatch.seconds_without("probe")
+        self._open_window(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        try:
+            self._num_samples += extract_batch_size(batch)
+        except (MisconfigurationException, RecursionError):
+            self._num_samples = math.nan  # not measured
+        self.stopwatch.switch("forward" if pl_module.automatic_optimization else "step")
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        if pl_module.automatic_optimization:
+            self.stopwatch.switch("backward")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:
+            self.stopwatch.switch("optimizer")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.stopwatch.switch("loop")
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if loss is None and pl_module.automatic_optimization and not self.losses and not self._pending:
+            name = type(pl_module).__name__
+            raise InputError(
+                f"training_step of {name} returned None", hint=f"return the loss from {name}.training_step"
+            )
+        is_loss = isinstance(loss, torch.Tensor) and loss.numel() == 1
+        self._pending.append(loss.detach() if loss is not None and is_loss else torch.tensor(math.nan))
+        if _position(trainer) % _settings(trainer).log_every_n_steps == 0:
+            self.close_window(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.close_window(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before_validation = self.stopwatch.switch("validation")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.stopwatch.switch(self._before_validation)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.close_window(trainer)
+        self.fit_seconds = time.monotonic() - self._fit_started
+        self.stopwatch.switch("teardown")
+
+    def close_window(self, trainer: Trainer) -> None:
+        """Read the pending losses, and record the time and the samples since the last window."""
+        if not self._pending:
+            return
+        with self.stopwatch.during("device" if self._pending[-1].is_cuda else "logging"):
+            losses = [float(loss) for loss in self._pending]
+        self._pending.clear()
+        self.losses += losses
+        first, before = self._window
+        seconds = self._step_seconds() - before
+        self.windows.append((first, len(losses), seconds))
+        samples = self._num_samples * trainer.world_size  # Lightning's samplers give all ranks as many
+        self.window_samples.append(int(samples) if math.isfinite(samples) else 0)
+        if self._log is not None and samples > 0 and seconds > 0:
+            self._log({Metric.TRAIN_THROUGHPUT: samples / seconds}, _position(trainer))
+        self.write_progress(trainer)
+        self._open_window(trainer)
+
+    def write_progress(self, trainer: Trainer) -> None:
+        """Replace the progress file, which the flow shows."""
+        if self._progress is None:
+            return
+        num_batches = trainer.num_training_batches
+        facts = {
+            "step": _position(trainer),
+            "num_steps": int(num_batches * (trainer.max_epochs or 1)) if math.isfinite(num_batches) else None,
+            "epoch": trainer.current_epoch,
+            "num_epochs": trainer.max_epochs,
+            "epochs_kept": self.num_saved_epochs,
+            "metrics": metrics_of(trainer),
+        }
+        with suppress(OSError):  # a progress file must not stop a training
+            write_atomically(self._progress, json.dumps(facts))
+
+    def _open_window(self, trainer: Trainer) -> None:
+        self._window, self._num_samples = (_position(trainer), self._step_seconds()), 0
+
+    def _step_seconds(self) -> float:
+        budget = self.stopwatch.budget()
+        return sum(budget.get(item, 0.0) for item in ("data_wait", "step", *STEP_ITEMS))
+
+
+class SaveCheckpoint(Checkpoint):
+    """Saves Lightning's own checkpoints, with the position of each rank for an exact resume.
+
+    At the end of epochs and of the training, and inside an epoch at `every_steps`; with `auto` when `MIN_SECONDS` have
+    passed and checkpoints take at most `MAX_SHARE` of the time. Not before a validation that is due, nor between the
+    batches of one update: Lightning resumes there without them.
+    """
+
+    def __init__(
+        self, account: StepAccount, state: FeedState, directory: Path, every: int | Literal["auto"] | None, rank: int
+    ) -> None:
+        self._account, self._state, self._directory, self._every, self._rank = account, state, directory, every, rank
+        self.last: Path | None = None
+        self._saved: dict[str, Any] = {}
+        self._ends_epoch = False
+        self._next_save = time.monotonic() + MIN_SECONDS
+        self._is_due = False
+
+    @property
+    def state_key(self) -> str:
+        return "paceline"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        positions = state_dict.get("positions", [])
+        if self._rank < len(positions):
+            self._state.resume = position = Position(**positions[self._rank])
+            self._ends_epoch = not position.num_trained
+        self._account.losses = list(state_dict.get("losses", []))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the next epoch after a checkpoint at the end of one, also with `max_steps`.
+
+        There Lightning 2.6 would train one more batch of the epoch before.
+        """
+        if not self._ends_epoch:
+            return
+        loop = trainer.fit_loop
+        loop.epoch_loop.restarting = False
+        loop.reset_restart_stage()
+        loop.epoch_loop.reset_restart_stage()
+        progress = loop.epoch_progress
+        progress.current.completed, progress.total.completed = progress.current.ready, progress.total.ready
+        self._ends_epoch = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        position, number = _position(trainer), batch_idx + 1
+        if self._every == "auto" and position % _settings(trainer).log_every_n_steps == 0:
+            self._is_due = bool(broadcast(float(time.monotonic() > self._next_save)))
+        elif isinstance(self._every, int):
+            self._is_due |= position % self._every == 0
+        every = trainer.val_check_batch or math.inf  # counted within the epoch, or over all
+        validates = 0 in (number % every, position % every)
+        is_last = number >= trainer.num_training_batches
+        if self._is_due and not validates and not is_last and number % trainer.accumulate_grad_batches == 0:
+            self._save(trainer, number)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        is_last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        is_last |= trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+        is_due = self._every != "auto" or bool(broadcast(float(time.monotonic() > self._next_save)))
+        self._account.num_saved_epochs = trainer.current_epoch + 1
+        if is_last or is_due:
+            self._save(trainer, 0)
+        self._account.write_progress(trainer)
+
+    def _save(self, trainer: Trainer, num_trained: int) -> None:
+        started, path = time.monotonic(), checkpoint_path(self._directory, _position(trainer))
+        self._account.close_window(trainer)
+        with self._account.stopwatch.during("checkpoint"):
+            positions: list[Any] = [asdict(self._state.position(num_trained))]
+            if distributed.is_initialized():
+                gathered: list[Any] = [None] * trainer.world_size
+                distributed.all_gather_object(gathered, positions[0])
+                positions = gathered
+            self._saved = {"positions": positions, "losses": self._account.losses}
+            trainer.save_checkpoint(path)
+        cost = broadcast(time.monotonic() - started)
+        self._next_save, self._is_due, self.last = time.monotonic() + max(MIN_SECONDS, cost / MAX_SHARE), False, path
+
+
+class FileLogger(Logger):
+    """Lightning's logger of a rank: metrics go to MLflow under the names that the module gives them."""
+
+    def __init__(self, log: LogMetrics | None, directory: Path, run_id: str) -> None:
+        super().__init__()
+        self._log, self._directory, self._run_id = log, directory, run_id
+
+    @property
+    def name(self) -> str:
+        return "paceline"
+
+    @property
+    def version(self) -> str:
+        return self._run_id
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._directory)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        if self._log is not None:
+            self._log({_NOT_IN_NAMES.sub("_", name): float(value) for name, value in metrics.items()}, step or 0)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the flow has logged the configuration."""
+
+
+def metrics_of(trainer: Trainer) -> dict[str, float]:
+    """The newest value of each metric that the module has logged."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if math.isfinite(float(value))}
+
+
+def _settings(trainer: Trainer) -> Any:
+    """The trainer with the attributes that its connectors set, which its type does not show."""
+    return trainer
+
+
+def _position(trainer: Trainer) -> int:
+    """Batches trained so far, over all epochs."""
+    return trainer.fit_loop.total_batch_idx + 1

@@ -1,0 +1,118 @@
+"""Child process that imports the user's code for a moment: `python -P -m paceline.tasks.train.lightning.child DIR`.
+
+It reads `request.json` in a directory and writes `answer.json` there. The processes of the flow and of Dask never
+import the user's code.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from paceline.conf.hints import fault_and_hint
+from paceline.tasks.errors import InputError, RunError, one_line
+from paceline.tasks.records.record import Record
+from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
+
+WRAPPED = ("ckpt_path", "weights_only")
+"""Settings of `main.py fit` in a file that LightningCLI saved; they belong to no class."""
+
+
+class Request(Record):
+    """What the child does: `parse` reads and checks a configuration, `prepare` runs `prepare_data`."""
+
+    task: Literal["parse", "prepare"]
+    code: str | None = None  # directory that is imported from first
+    file: str | None = None  # of LightningCLI, to parse
+    overrides: tuple[str, ...] = ()
+    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare
+    host_index: int = 0
+
+
+def ask(request: Request) -> dict[str, Any]:
+    """Do a request in a child process. Raises InputError: the request is wrong; RunError: the user's code failed."""
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", __name__, directory],
+            env=os.environ | {PARENT: str(os.getpid()), "JSONARGPARSE_DEPRECATION_WARNINGS": "off"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        path = Path(directory) / "answer.json"
+        if not path.exists():
+            raise RunError(
+                f"the process that imports your code ended with status {done.returncode}: {done.stderr[-500:]}"
+            )
+        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if answer.get("fault"):
+        kind = InputError if answer["is_input"] else RunError
+        raise kind(answer["fault"], hint=answer["hint"], setting=answer.get("setting"))
+    return answer
+
+
+def _do(request: Request) -> dict[str, Any]:
+    from paceline.tasks.train.lightning import code
+    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module, class_paths
+
+    directory = Path(request.code) if request.code else None
+    code.import_from(directory)
+    if request.task == "prepare":
+        cli = ModuleCLI(request.settings)
+        owner = cli.datamodule or cli.model
+        if request.host_index == 0 or owner.prepare_data_per_node:
+            owner.prepare_data()
+        return {}
+    settings = ModuleCLI(_arguments(request), only_parse=True).settings()
+    prepares_data = check_module(settings)
+    packages = code.identities(class_paths(settings), directory)
+    return {"settings": settings, "packages": packages, "prepares_data": prepares_data}
+
+
+def _arguments(request: Request) -> list[str]:
+    """The command line of LightningCLI; a file of its subcommand `fit` without what only the subcommand reads."""
+    overrides = [f"--{override}" for override in request.overrides]
+    if request.file is None:
+        return overrides
+    tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
+    tree = tree.get("fit", tree)
+    if tree.get("ckpt_path"):
+        fault = f"ckpt_path={tree['ckpt_path']} cannot be used so far"
+        raise InputError(fault, hint="remove ckpt_path from the file", setting="ckpt_path")
+    return ["--config", yaml.safe_dump({key: value for key, value in tree.items() if key not in WRAPPED}), *overrides]
+
+
+def main(directory: str) -> int:
+    """Answer the request in a directory."""
+    die_with_supervisor()
+    warnings.filterwarnings("ignore", module="lightning")
+    request = Request.model_validate_json((Path(directory) / "request.json").read_text(encoding="utf-8"))
+    try:
+        answer = _do(request)
+    except Exception as error:  # noqa: BLE001  whatever the user's code raises
+        fault, hint = fault_and_hint(error) if isinstance(error, InputError) else (None, None)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}, line {frame.lineno}"
+        what = "prepare_data" if request.task == "prepare" else "importing your code"
+        answer = {
+            "fault": fault or f"{what} raised {type(error).__name__} ({one_line(error)}) in {place}",
+            "hint": hint or f"fix {Path(frame.filename).name}",
+            "setting": getattr(error, "setting", None),
+            "is_input": fault is not None or request.task == "parse",
+        }
+    (Path(directory) / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1]))

@@ -1,0 +1,135 @@
+"""The user's classes, as LightningCLI reads and instantiates them, and its refusals in Paceline's words."""
+
+import inspect
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from paceline.conf.hints import did_you_mean, suggest
+from paceline.tasks.errors import InputError, one_line
+
+Settings = dict[str, Any]
+_KEY = re.compile(r'Parser key "([\w.]+)"')
+_PATH = re.compile(r"Problem with given class_path '([^']+)'")
+_IMPORT = re.compile(r"(No module named '[^']+'|module '[^']+' has no attribute '[^']+')")
+_OTHER_CLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
+_OPTION = re.compile(
+    r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'|unrecognized arguments: --([\w.]+)"
+)
+_VALUE = re.compile(r"Expected an? <class '(\w+)'>\. Got value: (.*)")
+_GIVEN = re.compile(r"Given value: (.*)")
+
+
+class ModuleCLI(LightningCLI):
+    """LightningCLI for any module and data, without subcommands.
+
+    `arguments` are those of its command line, or a configuration. Raises InputError: they are wrong.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str] | Settings, trainer: Settings | None = None, *, only_parse: bool = False
+    ) -> None:
+        self._options, self._only_parse = trainer or {}, only_parse
+        try:
+            super().__init__(
+                args=arguments if isinstance(arguments, dict) else list(arguments),
+                run=False,
+                save_config_callback=None,
+                parser_kwargs={"exit_on_error": False},
+            )
+        except Exception as error:
+            if type(error).__name__ != "ArgumentError":  # of jsonargparse; all others are the user's own
+                raise
+            raise refusal(str(error)) from error
+
+    def instantiate_classes(self) -> None:
+        """Instantiate all classes, or none where only the settings are checked."""
+        if not self._only_parse:
+            super().instantiate_classes()
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Instantiate the trainer with the execution and the callbacks of Paceline."""
+        callbacks = self._options.get("callbacks", [])
+        self.trainer_defaults["callbacks"] = callbacks
+        return super().instantiate_trainer(
+            **{name: value for name, value in self._options.items() if name != "callbacks"}
+        )
+
+    def settings(self) -> Settings:
+        """All settings but those of the trainer that have their defaults."""
+        tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+        unset = self.parser.get_defaults(skip_validation=True)
+        defaults = yaml.safe_load(self.parser.dump(unset, skip_unset=False, skip_validation=True))["trainer"]
+        trainer = tree.pop("trainer", {})
+        given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
+        return {name: value for name, value in (tree | {"trainer": given}).items() if value is not None}
+
+
+def check_module(settings: Settings) -> bool:
+    """Whether the data prepare themselves. Raises InputError: the model lacks a hook without which it cannot train."""
+    path = settings["model"]["class_path"]
+    module = load_class(path)
+    needed = ["training_step"] + ([] if settings.get("optimizer") else ["configure_optimizers"])
+    for hook in needed:
+        if isinstance(module, type) and not is_overridden(hook, module, LightningModule):
+            raise InputError(f"model.class_path={path} has no {hook}", hint=f"define {hook} in {path}")
+    owner, parent = (
+        (load_class(settings["data"]["class_path"]), LightningDataModule)
+        if "data" in settings
+        else (module, LightningModule)
+    )
+    return bool(is_overridden("prepare_data", owner, parent))
+
+
+def load_class(path: str) -> Any:
+    """The class of a class path."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def class_paths(tree: Any) -> list[str]:
+    """All class paths in a configuration, at any depth."""
+    if isinstance(tree, dict):
+        own = [tree["class_path"]] if isinstance(tree.get("class_path"), str) else []
+        return own + [path for value in tree.values() for path in class_paths(value)]
+    return [path for value in tree for path in class_paths(value)] if isinstance(tree, list) else []
+
+
+def refusal(message: str) -> InputError:
+    """An error of jsonargparse (4.53) as fault and hint."""
+    keys, path = _KEY.findall(message), _PATH.search(message)
+    key = keys[0] if keys else ""
+    if found := _IMPORT.search(message):
+        class_path = path[1] if path else ""
+        return InputError(
+            f"{key}.class_path={class_path} cannot be imported ({found[1]})",
+            hint="install its package, or give the directory of your code: --code DIR",
+            setting=f"{key}.class_path",
+        )
+    if found := _OTHER_CLASS.search(message):
+        fault = f"{key}.class_path={found[1]} is not a {found[2]}"
+        return InputError(fault, hint=f"name a subclass of {found[2]}", setting=f"{key}.class_path")
+    if found := _OPTION.search(message):
+        option = found[2] or found[3]
+        if path is None:
+            name = f"{found[1]}.{option}" if found[1] else option
+            return InputError(f"LightningCLI has no setting {name}", hint=f"remove {name}", setting=name)
+        names = list(inspect.signature(load_class(path[1])).parameters)
+        hint = did_you_mean(suggest(option, names), f"its arguments are: {', '.join(names) or 'none'}")
+        name = f"{key}.init_args.{option}"
+        return InputError(f"{name} is not an argument of {path[1]}", hint=hint, setting=name)
+    if "arguments are required" in message:
+        hint = "add it, for example model.class_path=acme.lit.Tagger"
+        return InputError(f"{message.rpartition(': ')[2]} is missing", hint=hint, setting="model")
+    name = ".init_args.".join(keys) or "this setting"
+    value = _VALUE.search(message)
+    given = value or _GIVEN.search(message)
+    typed = f"{name}={given[given.lastindex or 0].strip()}" if given else name
+    kind = f"must be of type {value[1]}" if value else f"is not valid ({one_line(ValueError(message))[:200]})"
+    return InputError(f"{typed} {kind}", hint=f"give {name} another value", setting=name)

@@ -1,0 +1,83 @@
+"""Identity of the user's code: of the installed packages, and of the directory given by `--code`."""
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from paceline.conf.plugins import code_of
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.files import write_durably
+
+ENGINES = ("lightning", "pytorch_lightning", "torch")
+FOLDER = "code"
+"""Folder of a run's directory with the copy of the user's directory that its ranks import."""
+MAX_BYTES = 64 * 2**20
+
+
+def import_from(directory: Path | None) -> None:
+    """Make this process import from a directory first, as a script does from its own."""
+    if directory is not None and str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+
+
+def identities(class_paths: Iterable[str], directory: Path | None) -> tuple[str, ...]:
+    """Packages of classes by name, version and digest, and the directory by its digest; Lightning's are left out."""
+    identified = [f"directory (code {_digest(directory)})"] if directory else []
+    owners = metadata.packages_distributions()
+    for name in sorted({path.partition(".")[0] for path in class_paths} - {*ENGINES}):
+        if directory and ((directory / name).is_dir() or (directory / f"{name}.py").is_file()):
+            continue
+        package = owners.get(name, [name])[0]
+        version = f"{metadata.version(package)} " if name in owners else ""
+        identified.append(f"{package} {version}(code {code_of(name)})")
+    return tuple(identified)
+
+
+def require(expected: tuple[str, ...], class_paths: Iterable[str], directory: Path | None) -> None:
+    """Raise RunError: the code on this host is not that of the run."""
+    here = identities(class_paths, directory)
+    if here != expected:
+        fault = f"this host has {' and '.join(here)}, the run {' and '.join(expected)}"
+        raise RunError(fault, hint="install the same on every host, or start a new run with the changed code")
+
+
+def copy(source: Path, directory: Path) -> None:
+    """Copy the user's directory into that of a run, unless it is there: a resumed run keeps its code."""
+    target = directory / FOLDER
+    if target.is_dir():
+        return
+    temporary = target.with_name(f".{FOLDER}")
+    for path in _files(source):
+        place = temporary / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(place, path.read_bytes())
+    temporary.rename(target)
+
+
+def check_size(directory: Path) -> None:
+    """Raise InputError: the directory does not exist, holds no Python file, or too much for a copy in each run."""
+    files = list(_files(directory)) if directory.is_dir() else []
+    if not any(path.suffix == ".py" for path in files):
+        raise InputError(f"--code {directory} holds no Python file", hint="give the directory of your code")
+    size = sum(path.stat().st_size for path in files)
+    if size > MAX_BYTES:
+        fault = f"--code {directory} holds {size / 2**20:,.0f} MiB, and each run copies at most {MAX_BYTES / 2**20:.0f}"
+        raise InputError(fault, hint="move data and checkpoints out of the directory of your code")
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """All files of a directory, except hidden ones and compiled code."""
+    for path in sorted(directory.rglob("*")):
+        parts = path.relative_to(directory).parts
+        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
+            yield path
+
+
+def _digest(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in _files(directory):
+        digest.update(f"{path.relative_to(directory)} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,162 @@
+"""The user's training loader, with the time that training waits for it, and with an exact place to resume.
+
+Lightning starts a plain loader at its first batch after a resume, with other random numbers. A feed starts the epoch
+again with the random numbers of its start, reads the batches that were trained, and hands out the next one.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from paceline.tasks.train.rank.time_budget import Stopwatch
+
+RandomState = dict[str, Any]
+"""States of all generators of random numbers, in plain types and tensors."""
+
+
+@dataclass
+class Position:
+    """Where a rank is in an epoch."""
+
+    random: RandomState
+    """At the checkpoint."""
+    epoch_random: RandomState
+    """At the start of the epoch, before its iterator was made."""
+    num_trained: int
+    """Batches of the epoch before the checkpoint; 0 after its last one."""
+    num_read: int
+    """Batches that were read; Lightning reads one ahead where a loader has no length."""
+
+
+class FeedState:
+    """State that the feeds of a trainer share with the callback that saves their position."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.stopwatch = stopwatch
+        self.is_training: Callable[[], bool] = lambda: False
+        self.loader: Any = None
+        """The training loader that was read last."""
+        self.epoch_random: RandomState = {}
+        self.num_read = 0
+        self.resume: Position | None = None
+        """Position to resume at, until the first batch has been read."""
+
+    def position(self, num_trained: int) -> Position:
+        """The position after so many batches of the epoch."""
+        return Position(random_state(self.loader), self.epoch_random, num_trained, self.num_read)
+
+
+class Feed:
+    """A loader for Lightning; attributes are those of the user's loader."""
+
+    def __init__(self, loader: Any, state: FeedState) -> None:
+        self._loader, self._state = loader, state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """Lightning seeds the loader's workers by it."""
+        return self._loader.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Any) -> None:
+        self._loader.worker_init_fn = function
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        state = self._state
+        if not state.is_training():
+            return iter(self._loader)
+        if (resume := state.resume) is not None:
+            set_random_state(resume.epoch_random if resume.num_trained else resume.random, self._loader)
+        state.loader, state.num_read = self._loader, 0
+        state.epoch_random = random_state(self._loader)
+        iterator = iter(self._loader)  # made now: a DataLoader draws a random number for it
+        return self._batches(iterator, random_state(self._loader))
+
+    def _batches(self, iterator: Iterator[Any], drawn: RandomState) -> Iterator[Any]:
+        """The batches; `drawn` is the state after the iterator was made."""
+        state = self._state
+        resume, state.resume = state.resume, None
+        if resume is not None:  # hooks may have drawn numbers since
+            set_random_state(drawn, self._loader)
+            if resume.num_trained:
+                ahead = list(islice(islice(iterator, resume.num_read), resume.num_trained, None))
+                set_random_state(resume.random, self._loader)
+                state.num_read = resume.num_read
+                yield from ahead
+        while True:
+            with state.stopwatch.during("data_wait"):
+                batch = next(iterator, state)  # the state is no batch
+            if batch is state:
+                return
+            state.num_read += 1
+            yield batch
+
+
+class FedDevice(SingleDeviceStrategy):
+    """Lightning's strategy of one device, with a feed around each loader."""
+
+    def __init__(self, state: FeedState, device: torch.device) -> None:
+        super().__init__(device=device)
+        self._feed_state = state
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return Feed(dataloader, self._feed_state)
+
+
+class FedGroup(DDPStrategy):
+    """Lightning's DDP, with a feed around each loader."""
+
+    def __init__(self, state: FeedState, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._feed_state = state
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return Feed(dataloader, self._feed_state)
+
+
+def random_state(loader: Any) -> RandomState:
+    """The state of Python's, NumPy's and torch's generators, and of those that a loader has itself."""
+    version, words, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state()
+    state: RandomState = {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state(),
+        "loader": [generator.get_state() for generator in _generators(loader)],
+    }
+    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
+
+
+def set_random_state(state: RandomState, loader: Any) -> None:
+    """Restore a `random_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+    for generator, own in zip(_generators(loader), state["loader"], strict=False):
+        generator.set_state(own)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    owned = {
+        id(one): one
+        for each in (loader, *samplers)
+        if isinstance(one := getattr(each, "generator", None), torch.Generator)
+    }
+    return list(owned.values())

@@ -1,0 +1,119 @@
+"""A rank's training of the user's module: Lightning's Trainer with Paceline's placement, logger and callbacks."""
+
+import resource
+import socket
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.conf.lightning import Lightning
+from paceline.tasks.errors import RunError
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.measure.system_metrics import log_system_metrics
+from paceline.tasks.metrics_file import FILE as METRICS_FILE
+from paceline.tasks.metrics_file import MetricsFile
+from paceline.tasks.records.training import ModuleResult
+from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.lightning import code
+from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
+from paceline.tasks.train.lightning.cli import ModuleCLI, class_paths
+from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FeedState
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
+from paceline.tasks.train.rank.context import bind
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
+from paceline.tasks.train.step.precision import lightning_precision
+
+STRATEGY = "strategy"
+
+
+def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> ModuleResult:
+    """Train the module of a specification, and return the rank's result.
+
+    Raises:
+        InputError: the module or its loader cannot be trained.
+        RunError: the code on this host is not that of the run.
+    """
+    stopwatch.switch("setup")
+    own = spec.config.lightning
+    device = _join(spec, own)
+    directory, plan = Path(spec.directory), spec.plan
+    with ExitStack() as stack:
+        log = None
+        if spec.rank == 0:
+            metrics = stack.enter_context(closing(MetricsFile(directory / METRICS_FILE)))
+            gpus = spec.devices if device.type == "cuda" else ()
+            stack.enter_context(log_system_metrics(metrics.log_durably, gpus))
+            log = metrics.log
+        state = FeedState(stopwatch)
+        account = StepAccount(stopwatch, state, log, directory / "progress.json" if spec.rank == 0 else None)
+        every = spec.config.execution.checkpoint_steps
+        checkpoints = SaveCheckpoint(account, state, Path(spec.checkpoint_directory), every, spec.rank)
+        trainer_settings = own.settings.get("trainer", {})
+        options = {
+            **{"accelerator": plan.accelerator, "devices": spec.num_devices, "num_nodes": spec.num_nodes},
+            "precision": lightning_precision(plan.precision),
+            **_strategy(spec, state, device, trainer_settings.get(STRATEGY)),
+            "callbacks": [account, checkpoints],
+            "logger": FileLogger(log, directory, spec.run_id),
+            **{"enable_checkpointing": True, "enable_progress_bar": False},
+            "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
+        }
+        cli = ModuleCLI(own.settings, options)
+        trainer = cli.trainer
+        heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
+        trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=spec.resume_from, weights_only=True)
+    budget = stopwatch.budget()
+    seconds = sum(duration for _, _, duration in account.windows)
+    samples = sum(account.window_samples) if all(account.window_samples) else 0
+    on_gpu = device.type == "cuda"
+    return ModuleResult(
+        world_size=spec.world_size,
+        num_epochs=trainer.current_epoch,
+        num_batches=trainer.fit_loop.total_batch_idx + 1,
+        num_steps=trainer.global_step,
+        seconds=account.fit_seconds,
+        samples_per_second=samples / seconds if samples and seconds else None,
+        losses=tuple(loss if loss == loss else None for loss in account.losses),  # noqa: PLR0124  NaN: none returned
+        metrics=metrics_of(trainer),
+        checkpoint=str(checkpoints.last or spec.resume_from or "") or None,
+        resumed_from=spec.resume_from,
+        time_budget=budget,
+        wall_seconds=sum(budget.values()),
+        data_wait_fraction=None if on_gpu or not seconds else min(1.0, budget.get("data_wait", 0.0) / seconds),
+        windows=tuple(account.windows),
+        startup_seconds=account.startup_seconds,
+        peak_memory_bytes=int(torch.cuda.max_memory_allocated(device))
+        if on_gpu
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        hosts=(socket.gethostname(),),
+        devices=(" ".join([plan.device_name, *spec.devices[spec.local_rank :][:1]]),),
+    )
+
+
+def _join(spec: RankSpec, own: Lightning) -> torch.device:
+    """Check the code, bind the rank to its cores, and join the group; returns the device."""
+    if spec.code_fingerprint != code_fingerprint():
+        fault = f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}"
+        raise RunError(fault, hint="install the same version on every host")
+    directory = Path(spec.home) / "runs" / spec.run_id / code.FOLDER if own.code else None
+    code.import_from(directory)
+    code.require(own.packages, class_paths(own.settings), directory)
+    gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
+    bind(spec.local_rank, spec.num_devices, gpu)
+    torch.set_num_threads(spec.plan.num_threads)
+    device = group.pick_device(spec)
+    group.join(spec, device)
+    group.check_agreement(spec, {"code": own.packages, "device": gpu or spec.rank}, same=("code",), unique=("device",))
+    return device
+
+
+def _strategy(spec: RankSpec, state: FeedState, device: torch.device, given: object) -> dict[str, Any]:
+    plugins: list[Any] = [AtomicCheckpointIO()]
+    if spec.world_size == 1:
+        return {"strategy": FedDevice(state, device), "plugins": plugins}
+    finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}
+    return {"strategy": FedGroup(state, **finds_unused), "plugins": [*plugins, group.RankEnvironment(spec)]}

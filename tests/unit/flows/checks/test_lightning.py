@@ -1,0 +1,97 @@
+"""Files of LightningCLI: what is one, what of it becomes Paceline's execution, what is refused."""
+
+import pytest
+
+from paceline.conf.load import ConfigError, preset_names, validate
+from paceline.flows.checks import lightning
+from paceline.tasks.errors import InputError
+from paceline.tasks.fingerprint import lightning_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("model: {class_path: acme.Tagger}", True),
+        ("fit: {model: {class_path: acme.Tagger}}", True),
+        ("model: {width: 3}\ntrainer: {max_epochs: 1}", True),
+        ("model: {name: resnet18}", False),
+        ("- a list", False),
+        ("{", False),
+    ],
+)
+def test_a_file_of_lightning_is_known_by_its_sections(tmp_path, text, is_one):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert lightning.is_lightning(str(path)) is is_one
+
+
+def test_the_word_is_one_and_presets_are_none():
+    assert lightning.is_lightning("lightning")
+    assert not any(map(lightning.is_lightning, [*preset_names(), "nothing-of-that-name"]))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "given", "expected"),
+    [
+        ({}, {}, {"precision": "32-true"}),
+        ({"devices": "auto", "accelerator": "auto"}, {}, {"precision": "32-true"}),
+        ({"devices": 2, "precision": "bf16"}, {}, {"num_devices": 2, "precision": "bf16-mixed"}),
+        ({"devices": [0, 1], "accelerator": "cuda"}, {}, {"num_devices": 2, "accelerator": "gpu"}),
+        ({"devices": 2}, {"num_devices": 2}, {"num_devices": 2}),
+        ({"precision": 32}, {}, {"precision": "32-true"}),
+    ],
+)
+def test_keys_of_the_trainer_become_the_execution(trainer, given, expected):
+    execution = lightning.execution_of(trainer, given)
+    assert trainer == {}
+    assert execution == {"precision": "32-true"} | expected
+
+
+def test_a_key_that_contradicts_a_setting_is_named_with_it():
+    with pytest.raises(InputError, match=r"trainer\.devices=2 conflicts with execution\.num_devices=4") as refusal:
+        lightning.execution_of({"devices": 2}, {"num_devices": 4})
+    assert "remove trainer.devices" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"logger": {"class_path": "lightning.pytorch.loggers.CSVLogger"}},
+        {"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]},
+        {"strategy": "fsdp"},
+        {"fast_dev_run": True},
+        {"plugins": ["x"]},
+    ],
+)
+def test_what_paceline_decides_is_refused(trainer):
+    (key,) = trainer
+    with pytest.raises(InputError, match=rf"trainer\.{key}=.* cannot be used") as refusal:
+        lightning.check_trainer(trainer)
+    assert refusal.value.hint
+
+
+def test_a_logger_of_its_own_is_left_to_paceline():
+    trainer = {"logger": True, "enable_checkpointing": False, "max_epochs": 3}
+    lightning.check_trainer(trainer)
+    assert trainer == {"max_epochs": 3}
+
+
+def own(**sections):
+    settings = {"model": {"class_path": "acme.Tagger"}}
+    tree = {"lightning": {"settings": settings}, "execution": {"precision": "32-true"} | lightning.FIXED["execution"]}
+    return tree | {"speedup": lightning.FIXED["speedup"]} | sections
+
+
+def test_settings_of_presets_have_no_meaning_for_own_code():
+    validate(own())
+    with pytest.raises(ConfigError, match="recipe: these settings are for presets"):
+        validate(own(recipe={"num_epochs": 3}))
+    with pytest.raises(ConfigError, match=r"cluster\.min_workers=1 cannot be used"):
+        validate(own(cluster={"min_workers": 1}))
+
+
+def test_the_fingerprint_follows_settings_and_code_but_not_the_place_of_the_code():
+    first = validate(own()).lightning
+    moved = first.model_copy(update={"code": "/elsewhere"})
+    changed = first.model_copy(update={"packages": ("directory (code 0123456789ab)",)})
+    assert lightning_fingerprint(first) == lightning_fingerprint(moved) != lightning_fingerprint(changed)

@@ -1,0 +1,137 @@
+"""A user's training with feeds has the losses of Lightning alone, also when it is interrupted and resumed."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
+from paceline.tasks.train.lightning.feed import FedDevice, FeedState
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
+from paceline.tasks.train.rank.time_budget import Stopwatch
+
+NUM_EPOCHS, NUM_BATCHES = 3, 8
+
+
+class Noise(IterableDataset):
+    """Samples drawn from torch's generator, without a length."""
+
+    def __iter__(self):
+        for _ in range(8 * NUM_BATCHES):
+            yield torch.randn(4)
+
+
+class Module(pl.LightningModule):
+    """Draws random numbers in each step, and logs in each way."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.seen = {}
+
+    def training_step(self, batch, batch_idx):
+        inputs = batch[0] if isinstance(batch, list) else batch
+        loss = (self.net(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.net(batch[0]).mean())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+    def train_dataloader(self):
+        return self.loader()
+
+    def val_dataloader(self):
+        return DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+
+
+class Curve(pl.loggers.Logger):
+    """What a module logs, by step."""
+
+    name, version = "curve", 0
+
+    def __init__(self):
+        super().__init__()
+        self.metrics = {}
+
+    def log_metrics(self, metrics, step=None):
+        self.metrics |= {(name, step): value for name, value in metrics.items()}
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+class Interrupt(pl.Callback):
+    def __init__(self, batch):
+        self.batch = batch
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.fit_loop.total_batch_idx == self.batch:
+            raise ConnectionError("interrupted")
+
+
+LOADERS = {
+    "shuffled": lambda: DataLoader(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True),
+    "own generator": lambda: DataLoader(
+        TensorDataset(torch.ones(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True, generator=torch.Generator()
+    ),
+    "without length": lambda: DataLoader(Noise(), batch_size=8),
+}
+
+
+def train(loader, options, directory=None, every=None, stop_at=None):
+    """Weights and metrics of a training, by Lightning alone without a directory."""
+    pl.seed_everything(3)
+    curve = Curve()
+    settings = {"accelerator": "cpu", "devices": 1, "max_epochs": NUM_EPOCHS, "log_every_n_steps": 1, "logger": curve}
+    settings |= {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "limit_train_batches": NUM_BATCHES,
+    } | options
+    module = Module(LOADERS[loader])
+    if directory is None:
+        pl.Trainer(**settings, enable_checkpointing=False).fit(module)
+        return module.state_dict(), curve.metrics
+    stopwatch = Stopwatch("setup")
+    state = FeedState(stopwatch)
+    account = StepAccount(stopwatch, state, None, None)
+    callbacks = [account, SaveCheckpoint(account, state, directory, every, 0)]
+    settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
+    plugins = {"plugins": [AtomicCheckpointIO()], "strategy": FedDevice(state, torch.device("cpu"))}
+    newest = newest_valid_checkpoint(directory) if directory.exists() else None
+    trainer = pl.Trainer(**settings, **plugins)
+    trainer.fit(module, ckpt_path=str(newest) if newest else None, weights_only=True)
+    return module.state_dict(), curve.metrics
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize(
+    ("loader", "options", "every", "stop_at"),
+    [
+        ("shuffled", {}, None, 13),
+        ("shuffled", {"limit_val_batches": 0}, None, 17),
+        ("shuffled", {"accumulate_grad_batches": 2}, 3, 13),
+        ("shuffled", {"max_steps": 20}, None, 18),
+        ("own generator", {"check_val_every_n_epoch": 2}, 5, 19),
+        ("without length", {}, None, 13),
+        ("without length", {}, 3, 12),
+    ],
+)
+def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, loader, options, every, stop_at):
+    weights, curve = train(loader, options)
+    with pytest.raises(ConnectionError):
+        train(loader, options, tmp_path / "checkpoints", every, stop_at)
+    resumed, rest = train(loader, options, tmp_path / "checkpoints", every)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    # means over an epoch that was resumed inside cover the batches since then
+    exact = {key: value for key, value in rest.items() if every is None or not key[0].endswith("_epoch")}
+    assert {name for name, _ in exact} >= {"loss_step"}
+    assert {key: curve.get(key) for key in exact} == exact
