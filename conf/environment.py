@@ -36,7 +36,7 @@ OWN_NAMES = ("127.0.0.1", "localhost")
 def _directory_of_leases() -> Path:
     """The same for all users of a host: where they may all write, and nothing is removed behind their backs.
 
-    Debian lets everybody write to /run/lock, others do not, unless the directory was made for all (infra/systemd). Not
+    Debian lets everybody write to /run/lock, others do not, unless the directory was made for all (units). Not
     /dev/shm, where a user's files go with the user's last login session (RemoveIPC of systemd).
     """
     lock = Path("/run/lock")

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -18,7 +19,7 @@ from paceline.tasks.files import write_durably
 from paceline.tasks.records.record import Record
 
 LOOPBACK = "127.0.0.1"
-USUAL_PORTS = {"postgres": 5432, "prefect": 4200, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}
+USUAL_PORTS = {"postgres": 5432, "prefect": 4200, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787, "proxy": 443}
 """Taken where they are free when a set is made."""
 TRAVERSABLE, PRIVATE, OWN_ONLY, OTHERS = 0o711, 0o700, 0o600, 0o077  # modes of directories and files, and a mask
 NUM_BYTES = 32  # of a secret
@@ -26,7 +27,6 @@ SECRETS = (
     *("postgres_password", "prefect_database_password", "mlflow_database_password", "prefect_password"),
     *("mlflow_admin_password", "mlflow_password", "mlflow_secret_key"),
 )
-Port = tuple[str, str, int]  # what `infra/up --port` calls it, its address and its number
 
 
 class Settings(Record):
@@ -35,6 +35,10 @@ class Settings(Record):
     host: str = LOOPBACK  # address that all but PostgreSQL and Dask's status pages listen on
     ports: dict[str, int]
     num_workers: int | None = None  # None: one per GPU, or per core where there is none
+    domain: str | None = None  # of the names prefect.DOMAIN and mlflow.DOMAIN of a proxy with TLS
+    pool: str | None = None  # work pool whose runs this host starts
+    backups: str | None = None  # directory for a backup every night
+    keep: int = 14  # number of backups to keep
     versions: dict[str, str] = Field(default_factory=dict)
     """Of the packages whose databases these are; by them an upgrade is noticed."""
 
@@ -94,12 +98,18 @@ class Home:
             self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(TRAVERSABLE)  # PostgreSQL does not run as root, and lives below
             for directory in (self.secrets, self.artifacts, self.work, self.logs, self.pids):
-                directory.mkdir(exist_ok=True)
-                directory.chmod(PRIVATE)
+                self.make_private(directory.name)
             if self.tls.exists():
                 self.tls.chmod(PRIVATE)
         except OSError as error:
             raise self._not_writable(error) from error
+
+    def make_private(self, name: str) -> None:
+        """Make a directory that nobody else can enter; "." is the home itself, which others pass."""
+        directory = self.root / name
+        if name != "." and (directory.is_relative_to(self.root) or not directory.exists()):
+            directory.mkdir(exist_ok=True, parents=True)
+            directory.chmod(PRIVATE)
 
     def _not_writable(self, error: OSError) -> InputError:
         return InputError(f"--home {self.root} cannot be written ({error}); name a directory of yours")
@@ -128,7 +138,11 @@ class Home:
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             # Beside the home, which infra/restore replaces as a whole.
-            lock = os.open(self.root.with_name(f".{self.root.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            lock = os.open(
+                self.root.with_name(f".{self.root.name}.lock"),
+                os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,
+                0o600,
+            )
         except OSError as error:
             raise self._not_writable(error) from error
         try:
@@ -140,7 +154,7 @@ class Home:
             os.close(lock)
 
 
-def choose_settings(old: Settings, host: str | None, ports: Mapping[str, int], num_workers: int | None) -> Settings:
+def choose_settings(old: Settings, ports: Mapping[str, int], **chosen: Any) -> Settings:
     """Choose settings: from the options, else the `old` ones, which may lack ports; these are the usual or free ones.
 
     Of 0 workers there will be as many as fit. Raises InputError: an unknown service, or an address that clients cannot
@@ -148,14 +162,18 @@ def choose_settings(old: Settings, host: str | None, ports: Mapping[str, int], n
     """
     if unknown := sorted(set(ports) - set(USUAL_PORTS)):
         raise InputError(f"--port {unknown[0]}=... names no service; use one of {', '.join(USUAL_PORTS)}")
-    if host is not None and _is_any(host):
+    if (host := chosen["host"]) is not None and _is_any(host):
         raise InputError(f"--host {host} is not an address that clients can connect to; give this host's address")
-    chosen = old.ports | dict(ports)
+    if (keep := chosen["keep"]) is not None and keep < 1:
+        raise InputError(f"--keep {keep} would remove every backup; give 1 or more")
+    numbers = old.ports | dict(ports)
     for name, usual in USUAL_PORTS.items():
-        if not chosen.get(name):
-            chosen[name] = usual if usual not in chosen.values() and is_free(usual) else free_port()
-    workers = old.num_workers if num_workers is None else num_workers or None
-    return Settings(host=host or old.host, ports=chosen, num_workers=workers, versions=old.versions)
+        if not numbers.get(name):
+            numbers[name] = usual if usual not in numbers.values() and is_free(usual) else free_port()
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if given.get("num_workers") == 0:
+        given["num_workers"] = None
+    return old.model_copy(update={**given, "ports": numbers})
 
 
 def _is_any(host: str) -> bool:
@@ -166,7 +184,7 @@ def _is_any(host: str) -> bool:
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether a port can be listened on."""
+    """Whether a port can be listened on; port 0: whether an address or a name is one of this host."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from infra.services.daemon import Daemon, started_at, wait_until
-from infra.services.home import LOOPBACK, PRIVATE, Home, Port
+from infra.services.daemon import started_at, wait_until
+from infra.services.home import LOOPBACK, PRIVATE, Home
 from paceline.tasks.errors import InputError, RunError, one_line
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ DEBIAN = Path("/usr/lib/postgresql")
 SUPERUSER = "postgres"
 UNPRIVILEGED = "postgres"  # the user of Debian's package, as which it runs where root calls: it refuses to be root
 DATABASES = {"prefect": "prefect", "mlflow": "mlflow", "mlflow_auth": "mlflow"}  # and the role that owns each
-END_SECONDS, LEFT_SECONDS = 30.0, 20.0
+LEFT_SECONDS = 20.0
 
 
 def user() -> str | None:
@@ -52,26 +51,31 @@ class Postgres:
     def __init__(self, home: Home, port: int) -> None:
         self._home, self._port = home, port
         self._data = home.database / "data"
-        self.daemon = Daemon("postgres", home)
-        self.ports: tuple[Port, ...] = (("postgres", LOOPBACK, port),)
 
-    def start(self) -> None:
-        """Start it, making it first if need be."""
+    def prepare(self) -> None:
+        """Make it if need be, and put away what a server that was killed has left."""
         if not (self._data / "PG_VERSION").is_file():
             self._make()
         self._put_away_leftovers()
-        # No socket file: every client needs a password.
-        options = ["-c", f"listen_addresses={LOOPBACK}", "-c", "unix_socket_directories="]
-        command = [self._program("postgres"), "-D", str(self._data), "-p", str(self._port), *options]
-        self.daemon.start(command, _environment(), self._home.database, user())
-
-    def end(self) -> bool:
-        """End it: sessions are rolled back, the data is left as it should be. Whether it ran."""
-        return self.daemon.end(signal.SIGINT, END_SECONDS)
 
     def check(self) -> None:
         """Raise an error unless it answers."""
         self._connect().close()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it answers, whoever has started it."""
+        try:
+            self.check()
+        except Exception:  # noqa: BLE001  of the driver, or the password is not there yet
+            return False
+        return True
+
+    def dump_all(self, directory: Path) -> None:
+        """Write each database to a file of its own."""
+        directory.mkdir(mode=PRIVATE)
+        for database in DATABASES:
+            self.dump(database, directory / f"{database}.dump")
 
     def open_databases(self) -> None:
         """Make roles and databases that are not there yet, and let each role's password be that of the vault."""
@@ -92,11 +96,6 @@ class Postgres:
                     statement = sql.SQL("CREATE DATABASE {} OWNER {}")
                     connection.execute(statement.format(sql.Identifier(database), sql.Identifier(role)))
 
-    def uri(self, database: str, driver: str) -> str:
-        """Address of a database with its role's password; for environments and private files only."""
-        role = DATABASES[database]
-        return f"{driver}://{role}:{self._password(role)}@{LOOPBACK}:{self._port}/{database}"
-
     def dump(self, database: str, path: Path) -> None:
         """Write all of a database, as it is at one moment, in PostgreSQL's own compressed format."""
         self._client("pg_dump", database, "--format=custom", "--no-owner", f"--file={path}")
@@ -107,7 +106,7 @@ class Postgres:
 
     def _client(self, program: str, database: str, *arguments: str) -> None:
         role = DATABASES[database]
-        command = [self._program(program), f"--host={LOOPBACK}", f"--port={self._port}", f"--username={role}"]
+        command = [self.program(program), f"--host={LOOPBACK}", f"--port={self._port}", f"--username={role}"]
         command += [f"--dbname={database}", *arguments]
         _run(f"{program} of database {database}", command, PGPASSWORD=self._password(role))
 
@@ -134,7 +133,7 @@ class Postgres:
             shutil.chown(self._home.database, owner, owner)
             self._check_reachable(owner)
         with self._password_file() as path:
-            command = [self._program("initdb"), "-D", str(self._data), f"--username={SUPERUSER}", f"--pwfile={path}"]
+            command = [self.program("initdb"), "-D", str(self._data), f"--username={SUPERUSER}", f"--pwfile={path}"]
             command += ["--auth-local=reject", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
             try:
                 _run("initdb", [*command, "--data-checksums"], owner)
@@ -163,7 +162,7 @@ class Postgres:
                 "name another, such as /var/lib/paceline, or open the directories above for passing (chmod a+x)"
             ) from error
 
-    def _program(self, name: str) -> str:
+    def program(self, name: str) -> str:
         """The path of a program, of the version that the data is of."""
         version = None
         with suppress(FileNotFoundError, PermissionError):  # not made yet, or a directory of another user's
@@ -214,7 +213,7 @@ def _run(name: str, command: list[str], owner: str | None = None, **variables: s
     """Run a program of PostgreSQL, as a user or as the one who calls. Raises RunError: it failed."""
     done = subprocess.run(
         command,
-        env=_environment() | variables,
+        env=environment() | variables,
         cwd="/",
         user=owner,
         group=owner,
@@ -227,6 +226,6 @@ def _run(name: str, command: list[str], owner: str | None = None, **variables: s
         raise RunError(f"{name} failed: {one_line(Exception(done.stderr))[:500]}")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """None of the caller's settings, and no secrets."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"}

@@ -53,6 +53,8 @@ class Checked:
 AS_SERVICES = Checked(
     "tests/integration/services/test_services.py and test_services_nights.py run it, in a home of its own"
 )
+AS_LIFE = Checked("tests/integration/services/test_upgrade.py and test_uninstall.py run it, in a home of its own")
+AS_UNITS = Checked("tests/integration/services/test_site_files.py writes these files, and starts each command in them")
 AS_EVIDENCE = Checked("tests/unit/tasks/speedup/evidence and tests/unit/flows/commands: a disturbed machine gives none")
 AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
@@ -186,6 +188,16 @@ TREATMENTS: dict[str, Told | Checked] = {
     "infra/backup nightly.tar": AS_SERVICES,
     "infra/down": AS_SERVICES,
     "infra/restore --overwrite nightly.tar": AS_SERVICES,
+    "infra/upgrade": AS_LIFE,
+    "useradd --system --create-home --home-dir /var/lib/paceline paceline": AS_UNITS,
+    "export PACELINE_HOME=/var/lib/paceline": AS_UNITS,
+    "sudo -u paceline --preserve-env=PACELINE_HOME infra/up --host ADDRESS --units /var/lib/paceline/units": AS_UNITS,
+    "cp --recursive /var/lib/paceline/units/. /etc/systemd/system": AS_UNITS,
+    "systemctl daemon-reload": AS_UNITS,
+    "systemctl enable --now paceline.target": AS_UNITS,
+    "sudo -u paceline --preserve-env=PACELINE_HOME infra/up --compose /var/lib/paceline/compose.yaml": AS_UNITS,
+    "docker compose -f /var/lib/paceline/compose.yaml up --build --detach": AS_UNITS,
+    "infra/uninstall": AS_LIFE,
     "prefect work-pool create paceline --type process": AS_POOL,
     "prefect --no-prompt deploy --all --prefect-file infra/prefect.yaml": AS_POOL,
     "prefect worker start --pool paceline --type process": AS_POOL,

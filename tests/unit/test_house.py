@@ -17,7 +17,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 CODE = ("conf", "flows", "tasks", "tests", "infra")
 BANNED_NAMES = {"utils", "helpers", "common", "base"}
-SCRIPTS = ("install", "run", "test", "check", "certificates", "up", "down", "backup", "restore")
+SCRIPTS = ("install", "run", "test", "check", "certificates", "up", "down", "backup", "restore", "upgrade", "uninstall")
 MAX_MODULES = 16
 MAX_LINES = 500
 INSTALLED_EXTRAS = ("dev", "ssh", "slurm", "s3", "postgres", "services")  # `cuda` is not part of the lock

@@ -16,6 +16,7 @@ import simplejpeg
 from pydantic import Field, ValidationError, model_validator
 
 from paceline.conf.data import MAX_FRAMES, NUM_COLOURS, Data
+from paceline.tasks.data.decode.transform import PHOTOGRAPH_VERSION, TRANSFORM_VERSION
 from paceline.tasks.data.key import FORMAT_VERSION
 from paceline.tasks.data.listing import SPLITS, SampleListing, SplitName
 from paceline.tasks.data.prepare import moments
@@ -136,6 +137,7 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
             "numpy": numpy.__version__,
             "pillow": PIL.__version__,
             "simplejpeg": simplejpeg.__version__,
+            "transform": f"{TRANSFORM_VERSION}.{PHOTOGRAPH_VERSION}",
         },
     )
 

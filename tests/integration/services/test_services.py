@@ -18,9 +18,7 @@ import psycopg
 import pytest
 from mlflow.tracking import MlflowClient
 
-from infra.services.postgres import Postgres
-from infra.services.servers import Servers
-from paceline.conf.environment import Environment
+from infra.services.site import Site
 from tests.support.assistant import SPELLINGS, Caller, attack
 from tests.support.services import NAMES, Services
 
@@ -133,7 +131,8 @@ def test_nothing_listens_beyond_loopback(services):
         with suppress(psutil.NoSuchProcess):  # a session of the database that has ended meanwhile
             found = process.net_connections(kind="inet")
             listening += [connection.laddr for connection in found if connection.status == psutil.CONN_LISTEN]
-    assert {address.port for address in listening} >= set(services.home.settings().ports.values())
+    ports = {port for name, port in services.home.settings().ports.items() if name != "proxy"}  # which has no domain
+    assert {address.port for address in listening} >= ports
     assert {address.ip for address in listening} == {"127.0.0.1"}
 
 
@@ -184,9 +183,9 @@ def test_what_runs_is_left_alone_and_what_was_killed_comes_back(services, mlflow
     ("command", "arguments", "said"),
     [
         ("up", ["--workers", "1"], "infra/down first"),
-        ("up", ["--workers", "-1"], "--workers -1; give how many, or 0 for as many as fit"),
+        ("up", ["--workers", "-1"], "--workers -1\nhint: give how many, or 0 for as many as fit"),
         ("up", ["--host", "0.0.0.0"], "is not an address that clients can connect to"),
-        ("up", ["--port", "nobody=1"], "names no service; use one of postgres"),
+        ("up", ["--port", "nobody=1"], "names no service\nhint: use one of postgres"),
         ("restore", [__file__], "infra/down first"),
         ("backup", [__file__], "exists, and nothing is overwritten"),
     ],
@@ -208,13 +207,13 @@ def test_what_cannot_be_started_or_restored_leaves_nothing_running(services, tmp
     assert other.family() == []
     (tmp_path / "file").touch()
     closed = Services(tmp_path / "file" / "home").command("down")
-    assert (closed.returncode, len(closed.stderr.splitlines())) == (2, 1), closed.stderr
+    assert (closed.returncode, len(closed.stderr.splitlines())) == (2, 2), closed.stderr
     assert "cannot be written" in closed.stderr
     nothing = Services(tmp_path / "nothing")
     for command, arguments, said in (
         ("backup", [tmp_path / "a.tar"], "holds no services"),
         ("down", [], "holds no services"),
-        ("restore", [__file__], "is not an archive of infra/backup"),
+        ("restore", [__file__], "is not a complete archive of infra/backup"),
     ):
         refused = nothing.command(command, *arguments)
         assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
@@ -255,15 +254,16 @@ def test_databases_of_older_versions_are_migrated_and_kept_as_they_were(services
     mlflow.create_experiment("older")
     home = services.home
     settings = home.settings()
-    postgres = Postgres(home, settings.ports["postgres"])
-    servers = Servers(home, settings, postgres, Environment())
+    site = Site(home, settings, home.root.parent)
     for name in ("prefect", "mlflow"):
         services.daemon(name).end(signal.SIGTERM, 30)
     one_back = ["-m", "prefect", "server", "database", "downgrade", "-y", "-r", "-1"]
-    subprocess.run([sys.executable, *one_back], env=servers.prefect_environment(), check=True, capture_output=True)
+    subprocess.run([sys.executable, *one_back], env=site.environment(site["prefect"]), check=True, capture_output=True)
     script = "import os, mlflow.store.db.utils as u; from alembic import command; "
     script += "command.downgrade(u._get_alembic_config(os.environ['MLFLOW_BACKEND_STORE_URI']), '-1')"
-    subprocess.run([sys.executable, "-c", script], env=servers.mlflow_environment(), check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", script], env=site.environment(site["mlflow"]), check=True, capture_output=True
+    )
     home.keep(settings.model_copy(update={"versions": {"prefect": "3.8.0", "mlflow": "3.17.0"}}))
 
     begun = services.up()

@@ -1,14 +1,16 @@
-"""Files for a site: each is read by the program that it is for, and each command in them by the program it starts."""
+"""Files for a site: each is read by the program that it is for, and each command in them is started."""
 
 import http.client
 import importlib
 import json
 import os
+import pwd
 import re
-import shlex
+import socket
+import ssl
 import subprocess
 import sys
-from functools import cache
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,165 +18,164 @@ import pytest
 import yaml
 from sqlalchemy import make_url
 
-from infra.services.home import free_port
-from infra.services.servers import LEASES_ON_DISK
+from infra.services.home import Home, Settings, free_port
+from infra.services.site import Site, declared
+from infra.services.supervisor import IN_IMAGE, write_compose
 from tests.integration.cluster import test_clusters
 from tests.support.patience import listens, until
+from tests.support.services import supervised
 from tests.support.slurm import no_job, program, run
 
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
-UNITS = sorted((INFRA / "systemd").glob("*.service"))
 JOBS = sorted((INFRA / "slurm").glob("*.sbatch"))
-COMPOSE = INFRA / "compose.yaml"
-INSTALLED = "/opt/paceline/.venv/bin"
 slurm_conf = test_clusters.slurm_conf
+TEMPLATE_WORD = re.compile(r"(?<![$])[$](\w+)")
 
 
-def commands_of_compose():
-    services = yaml.safe_load(COMPOSE.read_text())["services"]
-    return {f"compose {name}": one["command"] for name, one in services.items() if "command" in one}
+def words_of(value):
+    """The names behind `$` in a part of the declaration."""
+    return set(TEMPLATE_WORD.findall(json.dumps(value)))
 
 
-def commands_of_units():
-    starts = {unit.name: re.search(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)[1] for unit in UNITS}
-    return {name: shlex.split(start.removeprefix(f"{INSTALLED}/")) for name, start in starts.items()}
+def test_a_service_lists_the_secrets_that_it_uses_and_no_command_has_one():
+    secrets = {name for service in declared().values() for name in service.secrets}
+    for service in declared().values():
+        assert not words_of(service.command) & secrets, service.name
+        health = service.health.model_dump() if service.health else {}
+        used = words_of([service.environment, service.files, health]) & secrets
+        assert used <= set(service.secrets), service.name
+        assert set(service.requires) <= set(list(declared())[: list(declared()).index(service.name)]), service.name
+    assert declared()["scheduler"].secrets == declared()["workers"].secrets == ()
+    owners = {name for name, service in declared().items() if "postgres_password" in service.secrets}
+    assert owners == {"postgres", "databases", "backups"}, "only they are PostgreSQL's superuser"
 
 
-COMMANDS = commands_of_compose() | commands_of_units()
+def test_mlflow_is_served_without_what_runs_commands():
+    command = list(declared()["mlflow"].command)
+    assert command[1:4] == ["-P", "-m", "paceline.tasks.track.serve"]
+    assert command[command.index("--app-name") + 1] == "basic-auth"
+    assert [name for name, other in declared().items() if "mlflow" in other.command] == []
 
 
-GUARDED = ["python", "-P", "-m", "paceline.tasks.track.serve"]
-"""MLflow's server, of whose application parts are withheld."""
+def test_every_database_has_a_driver_that_is_installed():
+    found = {word for service in declared().values() for word in re.findall(r"(postgresql[+\w]*)://", str(service))}
+    assert found == {"postgresql+psycopg", "postgresql+asyncpg"}
+    for driver in found:
+        assert make_url(f"{driver}://x@y/z").get_dialect().import_dbapi()
 
 
-@cache
-def help_of(*words):
-    name = {
-        "dask": "dask",
-        "prefect": "prefect",
-        "paceline.tasks.track.serve": "paceline.tasks.track.serve",
-        "paceline": "paceline.flows.cli",
-    }[words[0]]
-    done = subprocess.run(
-        [sys.executable, "-m", name, *words[1:], "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"COLUMNS": "200"},
-    )
-    return done.stdout
+def test_every_prefect_server_has_its_leases_on_disk():
+    """In its memory it would forget in a restart who holds a deployment's slots."""
+    name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
+    prefect = declared()["prefect"]
+    storage = prefect.environment[name]
+    assert f"export {name}={storage}" in (ROOT / "infra/docs/guides/nightly.md").read_text()
+    assert prefect.environment["PREFECT_HOME"] == "$home/work/prefect"
+    assert prefect.writes == ("work/prefect",)
+    assert importlib.import_module(storage).ConcurrencyLeaseStorage().storage_path.name == "concurrency_leases"
+
+
+@pytest.fixture(scope="module")
+def site():
+    """A site for supervisors, with all services, which does not run."""
+    with supervised() as made:
+        yield made
+
+
+def test_systemd_takes_the_units(site):
+    analyze = program("systemd-analyze")
+    units = sorted(site.units.iterdir())
+    done = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if any(unit.name in line for unit in units)] == []
+    assert len(units) == len(declared()) + 1
+    for unit in units:
+        assert not [secret for secret in site.secrets() if secret in unit.read_text()], unit
+
+
+def test_units_separate_the_services(site):
+    units = {unit.stem.removeprefix("paceline-"): unit.read_text() for unit in site.units.iterdir()}
+    home = site.home.root
+    for name in ("scheduler", "workers"):
+        assert f"TemporaryFileSystem={home}/secrets:ro" in units[name]
+        assert "BindReadOnlyPaths" not in units[name], "no secret is theirs"
+        assert f"InaccessiblePaths=-{home}/postgres" in units[name]
+        assert f"InaccessiblePaths=-{home}/environment" in units[name], "it has passwords"
+    shown = set(re.findall(r"BindReadOnlyPaths=\S+/(\w+)", units["serve-nightly"]))
+    assert shown == {"prefect_password", "mlflow_password"}
+    assert "ExecStartPost=" in units["mlflow"], "those that require it wait until it is well"
+    assert f"User={site.user}" in units["mlflow"]
+
+
+def test_compose_takes_its_file(site):
+    run(program("docker-compose"), "-f", site.compose, "config", "--quiet")
+
+
+def test_containers_start_what_the_units_start(site):
+    services = yaml.safe_load(site.compose.read_text())["services"]
+    assert set(services) == set(site.commands())
+    for name, service in services.items():
+        assert service["command"] == ["python", *site.commands()[name][1:]]
+        mounted = [volume.split(":") for volume in service["volumes"]]
+        assert all(path == inside for path, inside, _ in mounted)
+        secrets = {Path(path).name for path, *_ in mounted if Path(path).parent == site.home.secrets}
+        if "." not in declared()[name.partition("-")[0]].writes:
+            assert secrets == set(declared()[name.partition("-")[0]].secrets)
+            assert [str(site.home.root), str(site.home.root), "rw"] not in mounted
+        if str(site.paceline_home) in [path for path, *_ in mounted]:
+            assert service["tmpfs"] == [str(site.home.root)], "the secrets below PACELINE_HOME are covered"
+        assert service["environment"]["PYTHONPATH"] == IN_IMAGE
+    dockerfile = (INFRA / "Dockerfile").read_text()
+    assert f"WORKDIR {IN_IMAGE}" in dockerfile
+    assert ",services]" in dockerfile, "flask-wtf and the driver of PostgreSQL"
+    for line in dockerfile.splitlines():
+        if line.startswith("COPY"):
+            assert all((ROOT / source).exists() for source in line.split()[1:-1]), line
+
+
+def test_gpus_are_given_to_containers_of_ranks(tmp_path, monkeypatch):
+    from infra.services import site as site_module
+    from infra.services import supervisor
+
+    gpu = type("Gpu", (), {"uuid": "GPU-1"})
+    hardware = type("Hardware", (), {"gpus": (gpu,)})
+    for module in (site_module, supervisor):
+        monkeypatch.setattr(module, "describe", lambda: hardware)
+    ports = dict.fromkeys(("postgres", "prefect", "mlflow", "scheduler", "dashboard", "proxy"), 2000)
+    made = Site(Home(tmp_path), Settings(ports=ports), tmp_path)
+    write_compose(made, pwd.getpwuid(os.getuid()), tmp_path / "compose.yaml")
+    services = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]
+    assert [name for name, service in services.items() if "deploy" in service] == ["workers"]
+    command = made.command(made["workers"])
+    assert command[command.index("--preload-nanny") + 1] == "paceline.tasks.cluster.gpu_workers"
+    assert made.environment(made["workers"])["CUDA_VISIBLE_DEVICES"] == "GPU-1"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", COMMANDS)
-def test_a_command_has_the_options_that_it_is_given(where):
-    command = COMMANDS[where]
-    words = [word for word in command if re.fullmatch(r"[a-z]+", word)]
-    words = words[: 3 if words[0] == "prefect" else 2]
-    if command[: len(GUARDED)] == GUARDED:
-        words = GUARDED[-1:]
-    known = set(re.findall(r"--[a-z][\w-]*", help_of(*words)))
-    assert {option for option in command if option.startswith("--")} <= known
+def test_the_commands_of_the_units_start_every_service(site):
+    """Each line of each unit, in the order of the units, as their user and with nothing but their environment."""
+    program("nginx")
+    site.make_proxy_certificate()
+    with site.all_started() as processes:
+        context = ssl.create_default_context(cafile=site.home.root / "proxy" / "cert.pem")
+        port = site.home.settings().ports["proxy"]
+        until(lambda: listens(port), "proxy", process=processes["proxy"])
 
+        def status_of(host, path):
+            connection = http.client.HTTPSConnection(host, port, context=context, timeout=10)
+            connection._create_connection = lambda address, *rest: socket.create_connection(("127.0.0.1", port), *rest)
+            with closing(connection):
+                connection.request("GET", path)
+                return connection.getresponse().status
 
-@pytest.mark.parametrize("where", ["compose mlflow", "paceline-mlflow.service"])
-def test_mlflow_is_served_without_what_runs_commands(where):
-    command = COMMANDS[where]
-    assert command[: len(GUARDED)] == GUARDED
-    assert command[command.index("--app-name") + 1] == "basic-auth"
-    assert [name for name, other in COMMANDS.items() if "mlflow" in other] == []
-    dockerfile = (INFRA / "compose" / "Dockerfile").read_text()
-    assert "COPY tasks tasks" in dockerfile
-    assert "flask-wtf" in dockerfile
-
-
-def test_compose_reads_its_file():
-    compose = program("docker-compose")
-    run(compose, "-f", COMPOSE, "config", "--quiet")
-
-
-def test_only_the_proxy_listens_beyond_this_host_and_no_secret_stands_in_a_file():
-    tree = yaml.safe_load(COMPOSE.read_text())
-    for name, service in tree["services"].items():
-        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])) or name == "proxy"
-        image = service.get("image", "")
-        assert re.search(r":\d+\.\d+", image), f"{name}: {image} is not pinned"
-        for key, value in service.get("environment", {}).items():
-            if re.search(r"PASSWORD|SECRET|AUTH_STRING|_URI$|DATABASE", key) and not key.endswith("TRACKING_URI"):
-                assert value.startswith("/run/secrets/"), key
-                assert Path(value).name in service["secrets"], f"{name} is not given {value}"
-        if name != "workers":
-            assert "healthcheck" in service or name == "flows"
-    assert set(tree["secrets"]) == {secret for one in tree["services"].values() for secret in one.get("secrets", [])}
-    for path in (INFRA / "compose" / "Dockerfile").read_text().splitlines():
-        if path.startswith("COPY infra/") or path.startswith("COPY --chmod"):
-            for source in [word for word in path.split()[1:-1] if not word.startswith("--")]:
-                assert (ROOT / source).exists(), source
-
-
-def test_secrets_come_from_files(tmp_path):
-    (tmp_path / "one").write_text("opensesame\n")
-    script = INFRA / "compose" / "with-secrets"
-    environment = {"PATH": os.environ["PATH"], "WORD__FILE": str(tmp_path / "one")}
-    command = [script, "sh", "-c", 'echo "$WORD ${WORD__FILE-none}"']
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "opensesame none\n"
-    environment["WORD__FILE"] = str(tmp_path / "two")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "two cannot be read" in done.stderr
-
-
-def test_the_proxy_takes_its_file(tmp_path):
-    nginx = program("nginx")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", "1"]
-    run(*made, "-keyout", key, "-out", certificate)
-    text = (INFRA / "compose" / "nginx.conf").read_text()
-    text = text.replace("/run/secrets/proxy_certificate", str(certificate)).replace("/run/secrets/proxy_key", str(key))
-    for name in ("prefect", "mlflow"):  # names that only resolve beside it
-        text = text.replace(f"http://{name}:", "http://127.0.0.1:")
-    (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid;\nerror_log stderr;\n{text}")
-    run(nginx, "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf")
-
-
-def test_systemd_takes_the_units(tmp_path):
-    analyze = program("systemd-analyze")
-    run(INFRA / "systemd" / "install", tmp_path)
-    for file in (tmp_path / "etc" / "paceline").iterdir():
-        assert file.stat().st_mode & 0o777 == 0o600
-    here = str(Path(sys.executable).parent)
-    units = []
-    for unit in UNITS:
-        installed = tmp_path / "etc" / "systemd" / "system" / unit.name.replace("@.", "@nightly.")
-        installed.write_text(unit.read_text().replace(INSTALLED, here))
-        units.append(installed)
-    done = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False)
-    told = [line for line in done.stderr.splitlines() if any(unit.name in line for unit in units)]
-    assert told == []
-
-
-def test_every_variable_of_a_unit_is_in_its_file(tmp_path):
-    run(INFRA / "systemd" / "install", tmp_path)
-    for unit in UNITS:
-        text = unit.read_text()
-        files = re.findall(r"^EnvironmentFile=(.*)$", text, re.MULTILINE)
-        given = "".join((tmp_path / file.lstrip("/").replace("%i", "nightly")).read_text() for file in files)
-        wanted = set(re.findall(r"\$\{?([A-Z_]+)\}?", re.search(r"^ExecStart=.*$", text, re.MULTILINE)[0]))
-        assert wanted <= set(re.findall(r"^([A-Z_]+)=", given, re.MULTILINE)), unit.name
-
-
-def test_every_prefect_server_has_its_leases_on_disk(tmp_path):
-    """In its memory it would forget in a restart who holds a deployment's slots."""
-    prefect = yaml.safe_load(COMPOSE.read_text())["services"]["prefect"]
-    subprocess.run([INFRA / "systemd" / "install", tmp_path], check=True, capture_output=True)
-    unit = dict(line.split("=", 1) for line in (tmp_path / "etc/paceline/prefect.env").read_text().splitlines())
-    name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
-    assert [prefect["environment"][name], unit[name]] == [LEASES_ON_DISK] * 2
-    assert f"export {name}={LEASES_ON_DISK}" in (ROOT / "infra/docs/guides/nightly.md").read_text()
-    assert prefect["volumes"] == [f"prefect:{prefect['environment']['PREFECT_HOME']}"]
-    assert importlib.import_module(LEASES_ON_DISK).ConcurrencyLeaseStorage().storage_path.name == "concurrency_leases"
+        assert status_of("prefect.example.com", "/api/health") == 200
+        assert status_of("mlflow.example.com", "/health") == 200
+        assert status_of("mlflow.example.com", "/ajax-api/3.0/mlflow/assistant/config") == 404
+        backups = Path(site.home.settings().backups)
+        until(lambda: list(backups.glob("paceline-*.tar")), "first backup", process=processes["backups"])
+        until(lambda: site.deployments() == ["nightly"], "deployment", process=processes["serve-nightly"])
+        for name, process in processes.items():
+            assert process.poll() is None, name
 
 
 @pytest.fixture
@@ -301,12 +302,3 @@ def test_prometheus_scrapes_a_scheduler_and_its_workers(tmp_path):
         for process in reversed(started):
             process.terminate()
             process.wait(30)
-
-
-def test_every_database_has_a_driver_that_is_installed(tmp_path):
-    run(INFRA / "systemd" / "install", tmp_path)
-    files = [INFRA / "compose.yaml", *(tmp_path / "etc" / "paceline").iterdir()]
-    drivers = {found for file in files for found in re.findall(r"(postgresql[+\w]*)://", file.read_text())}
-    assert drivers == {"postgresql+psycopg", "postgresql+asyncpg"}
-    for driver in drivers:
-        assert make_url(f"{driver}://x@y/z").get_dialect().import_dbapi()
