@@ -1,26 +1,34 @@
-"""Automatic checkpoint interval, from the cost of a checkpoint and the seconds per step.
+"""Automatic checkpoint interval, from the cost of a checkpoint, earlier failures and the seconds per step.
 
-Two bounds: checkpoints take at most `MAX_SHARE` of the time, and a failure loses at most `MAX_LOST_SECONDS` of work. If
-a checkpoint is too expensive for both, the first bound holds.
+The interval is the one that loses the least time: sqrt(2 x cost x time between failures) (J. W. Young, "A first order
+approximation to the optimum checkpoint interval", 1974; J. T. Daly, "A higher order estimate of the optimum checkpoint
+interval for restart dumps", 2006). Two bounds hold: checkpoints take at most `MAX_SHARE` of the time, and a failure
+loses at most `MAX_LOST_SECONDS` of work. If a checkpoint is too expensive for both, the first bound holds.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from paceline.tasks.records.record import Choice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.tasks.data.loading.sampling import StepSchedule
+    from paceline.tasks.train.failure_history import FailureHistory
 
 MAX_SHARE = 0.02  # largest part of the time for checkpoints
 MAX_LOST_SECONDS = 300.0  # most work that a failure may lose
 MIN_SECONDS = 30.0
-"""Least time between two checkpoints. A restart takes 10 s (two ranks of digits on two busy CPU cores, 2026-11-23), and
-a failure loses half of this on average: writing more often would save less than a restart takes.
+"""Least time between two checkpoints, and time before the first. A restart takes 10 s (two ranks of digits on two busy
+CPU cores, 2026-11-23), and a failure loses half of this on average: writing more often would save less than a restart
+takes.
 """
+QUESTION_SECONDS = 30.0  # longest time between two questions: steps may become slower than their pace
 NUM_COSTS = 3  # number of checkpoints of whose costs the median counts, because a disk may be slow once
 
 
@@ -29,17 +37,34 @@ class CheckpointInterval:
 
     The pace is wall time per step, validation included, because that is what a failure loses. It is extrapolated over
     as many steps as it was measured, so that a change is noticed. At log points, every `log_steps`, the host has waited
-    for the device already. `step` is where training starts, `now` a clock's reading in seconds.
+    for the device already. `step` is where training starts, `now` a clock's reading in seconds. The failures are read
+    with the first checkpoint, so that a short training does not wait for them.
     """
 
-    def __init__(self, course: StepSchedule, log_steps: int, step: int, now: float) -> None:
+    def __init__(
+        self,
+        course: StepSchedule,
+        log_steps: int,
+        step: int,
+        now: float,
+        read_failures: Callable[[], FailureHistory],
+        num_devices: int,
+    ) -> None:
         self._course, self._log_steps = course, log_steps
-        self._since, self._since_time = step, now
+        self._since, self._since_time, self._started = step, now, now
+        self._read_failures, self._num_devices = read_failures, num_devices
         self._costs: list[float] = []
+        self._spent = 0.0
+        self._longest = 2 * MIN_SECONDS
+        """Longest time since the last checkpoint for which the next may be postponed."""
         self.seconds = MIN_SECONDS
         """Current interval."""
         self.choice: Choice | None = None
         """The interval in steps with its reason; None before the first checkpoint."""
+
+    @cached_property
+    def _failures(self) -> FailureHistory:
+        return self._read_failures()
 
     def next_step(self, step: int, now: float) -> int:
         """The step at which to ask again; `step` itself, at least one after the last checkpoint, if one is due now."""
@@ -48,33 +73,45 @@ class CheckpointInterval:
             return step
         pace = seconds / num_steps
         missing = math.ceil((self.seconds - seconds) / pace)
-        if missing > num_steps:
-            return self._postpone(step + num_steps, pace)
+        longest = min(num_steps, max(1, int(QUESTION_SECONDS / pace)))
+        if missing > longest:
+            return self._postpone(step + longest, pace)
         due = step + missing
         return self._postpone(due, pace, self._course.epoch_end(due))
 
-    def record_checkpoint(self, step: int, cost: float, now: float) -> int:
-        """Record a checkpoint that made the training wait `cost` seconds; return the step at which to ask again."""
+    def record_checkpoint(self, step: int, cost: float, now: float, write_seconds: float = 0.0) -> int:
+        """Record a checkpoint that made the training wait `cost` seconds; return the step at which to ask again.
+
+        `write_seconds` is the time after that until such a checkpoint is on the disk.
+        """
         pace = max(now - cost - self._since_time, 1e-9) / max(1, step - self._since)
-        self._costs = [*self._costs, cost][-NUM_COSTS:]
+        self._costs, self._spent = [*self._costs, cost][-NUM_COSTS:], self._spent + cost
         cost = statistics.median(self._costs)
-        self.seconds = max(MIN_SECONDS, cost / MAX_SHARE)
+        between = self._failures.hours_per_failure * 3600 / self._num_devices
+        young = math.sqrt(2 * cost * between)
+        longest = MAX_LOST_SECONDS - cost - write_seconds
+        most = longest - QUESTION_SECONDS
+        overdue = (self._spent + cost) / MAX_SHARE - (now - self._started)  # also for an expensive first checkpoint
+        share = max(cost / MAX_SHARE, min(overdue, most))
+        self.seconds = max(min(max(young, MIN_SECONDS), most), share)
+        self._longest = max(self.seconds, min(2 * self.seconds, longest))
         self._since, self._since_time = step, now
         num_steps = max(1, round(self.seconds / pace))
+        lost = max(self._longest, pace)
+        rule = f"Young's interval is {_brief(young)}"
+        if self.seconds != young:
+            bounds = {MIN_SECONDS: "a restart takes as long", most: f"up to {MAX_LOST_SECONDS:.0f} s may be lost"}
+            rule = f"{rule}, but {bounds.get(self.seconds, f'checkpoints may take {MAX_SHARE:.0%}')}"
         reason = (
-            f"a checkpoint takes {_brief(cost)}, a step {_brief(pace)}: {self.seconds:.0f} s apart, "
-            f"{cost / (self.seconds + cost):.2%} of the time; up to {self._longest:.0f} s of work can be lost"
+            f"a checkpoint takes {_brief(cost)}, a step {_brief(pace)}; {self._failures.reason}; {rule}: "
+            f"{self.seconds:.0f} s apart, {cost / (self.seconds + cost):.2%} of the time; "
+            f"up to {lost + cost + write_seconds:.0f} s of work can be lost"
         )
-        if self.seconds > MAX_LOST_SECONDS:
+        if lost > longest:
             closer = f"checkpoints no more than {MAX_LOST_SECONDS:.0f} s apart would take more than {MAX_SHARE:.0%}"
-            reason = f"{reason}, because {closer}"
+            reason = f"{reason}, because {closer if self.seconds == share else 'a step takes that long'}"
         self.choice = Choice(value=num_steps, reason=reason)
-        return self._postpone(step + max(1, num_steps // 2), pace)
-
-    @property
-    def _longest(self) -> float:
-        """Longest time since the last checkpoint for which the next may be postponed."""
-        return max(self.seconds, min(2 * self.seconds, MAX_LOST_SECONDS))
+        return self._postpone(step + max(1, min(num_steps // 2, int(QUESTION_SECONDS / pace))), pace)
 
     def _postpone(self, step: int, pace: float, *better: int) -> int:
         """The first of the better steps that is soon enough, else the next log point if it is, else `step`."""
@@ -87,8 +124,8 @@ def rule() -> Choice:
     """The choice before the first checkpoint."""
     return Choice(
         value="by cost",
-        reason=f"measured with the first checkpoint, after {MIN_SECONDS:.0f} s of training: at most {MAX_SHARE:.0%} of "
-        f"the time, and within that at most {MAX_LOST_SECONDS:.0f} s of work lost",
+        reason=f"measured with the first checkpoint, after {MIN_SECONDS:.0f} s of training: Young's interval, at most "
+        f"{MAX_SHARE:.0%} of the time, and within that at most {MAX_LOST_SECONDS:.0f} s of work lost",
     )
 
 

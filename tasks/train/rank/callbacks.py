@@ -22,7 +22,9 @@ from paceline.tasks.model.objectives import Task
 from paceline.tasks.names import Metric
 from paceline.tasks.records.record import Choice
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval
+from paceline.tasks.train.failure_history import FailureHistory
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.process_group import all_reduce, average_buffers, broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.distributed import communication_fraction
@@ -215,21 +217,27 @@ class CheckpointCallback(Callback):
     """None for the end of epochs only; `auto` for a `CheckpointInterval`."""
     progress: ProgressCallback
     """Closes the loss window before a checkpoint, so that the saved curve is complete."""
+    read_failures: Callable[[], FailureHistory]
     last: Path | None = None
     epoch_ends: list[float] = field(default_factory=list)
     """Seconds from process start to the end of each epoch, probe excluded."""
     _interval: CheckpointInterval | None = None
     _next_step: int = 0
     """Next step at which a checkpoint may be due; the same on all ranks."""
+    _num_epochs: int = 0
+    """Number of epochs in the newest checkpoint, which may not be written yet."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._num_epochs = len(pl_module.epoch_ends)
         if self.every_steps != "auto":
             return
         course, step = pl_module.course, trainer.global_step
-        self._interval = CheckpointInterval(course, log_steps(course.steps_per_epoch), step, time.monotonic())
+        clock = (log_steps(course.steps_per_epoch), step, time.monotonic())
+        self._interval = CheckpointInterval(course, *clock, self.read_failures, trainer.world_size)
         self._next_step = step + 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._record_written(trainer)
         step, every = trainer.global_step, self.every_steps
         may_save = every == "auto" or (isinstance(every, int) and step % every == 0)
         if may_save and not pl_module.course.ends_epoch(step) and self._is_due(step, pl_module):
@@ -259,7 +267,7 @@ class CheckpointCallback(Callback):
         return self._next_step <= step
 
     def _save(self, trainer: Trainer, learner: Learner) -> None:
-        step = trainer.global_step
+        step, writer = trainer.global_step, _writer(trainer)
         with self.stopwatch.during("checkpoint"):
             self.progress.close_window(trainer, learner)
             started = time.monotonic()  # the device has finished its steps
@@ -268,13 +276,28 @@ class CheckpointCallback(Callback):
             average_buffers(learner.network, average.buffers if average else ())
             self.last = checkpoint_path(self.directory, step)
             trainer.save_checkpoint(self.last)
-            self.progress.num_saved_epochs = len(learner.epoch_ends)
-            if self._interval is not None and step < learner.course.num_steps(learner.recipe.num_epochs):
+            self._num_epochs = len(learner.epoch_ends)
+            if step == learner.course.num_steps(learner.recipe.num_epochs):
+                writer.wait()
+            elif self._interval is not None:
                 now = time.monotonic()
-                self._next_step = int(broadcast(self._interval.record_checkpoint(step, now - started, now)))
+                due = self._interval.record_checkpoint(step, now - started, now, writer.write_seconds)
+                self._next_step = int(broadcast(due))
                 if self._interval.choice is not None:
                     self.progress.choices["checkpoint_steps"] = self._interval.choice
+            self._record_written(trainer)
             self.progress.restart_window()
+
+    def _record_written(self, trainer: Trainer) -> None:
+        """Record that the newest checkpoint is written, if it is. Raises OSError: it cannot be."""
+        if _writer(trainer).is_idle():
+            self.progress.num_saved_epochs = self._num_epochs
+
+
+def _writer(trainer: Trainer) -> AtomicCheckpointIO:
+    writer = trainer.strategy.checkpoint_io
+    assert isinstance(writer, AtomicCheckpointIO)
+    return writer
 
 
 def log_steps(steps_per_epoch: int) -> int:

@@ -1,15 +1,17 @@
-"""Checkpoints written atomically by Lightning, and loaded without executing code.
+"""Checkpoints written atomically by Lightning in a thread, while training continues, and loaded without executing code.
 
-Of a sharded network, each rank writes its part of weights and optimizer state in a thread, while training continues. A
-checkpoint is then a directory `step-0000000352.ckpt` of files `part-K-of-N.pt` with their digests (see `checkpoint`). A
-part holds rows of the sharded tensors, part 0 all else. Any number of ranks joins the rows that it needs. The reader of
-`torch.distributed.checkpoint` executes pickled code (torch 2.13); this one reads tensors and plain types only.
+Of a sharded network, each rank writes its part of weights and optimizer state. A checkpoint is then a directory
+`step-0000000352.ckpt` of files `part-K-of-N.pt` with their digests (see `checkpoint`). A part holds rows of the sharded
+tensors, part 0 all else. Any number of ranks joins the rows that it needs. The reader of `torch.distributed.checkpoint`
+executes pickled code (torch 2.13); this one reads tensors and plain types only.
 """
 
 import hashlib
 import io
 import pickle
 import shutil
+import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -78,16 +80,43 @@ def load_rest(path: Path) -> dict[str, Any]:
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's checkpoint plugin with atomic writes."""
+    """Lightning's checkpoint plugin with atomic writes in a thread, one at a time.
+
+    `AsyncCheckpointIO` of Lightning 2.6 copies on the GPU, queues checkpoints, and reports errors one checkpoint later.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
+        self.write_seconds = 0.0
+        """Seconds of the last write in the thread."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write the digest, then the file, then rename; remove all but the newest two."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():  # what a sharded training left that resumes on one rank
-            remove(path)
-        write_with_digest(path, checkpoint)
-        prune(path.parent)
+        """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
+        self.wait()
+        self.submit(write_and_prune, Path(path), split_off_rows(checkpoint, (), {}))
+
+    def submit(self, write: Callable[[Path, dict[str, Any]], None], path: Path, content: dict[str, Any]) -> None:
+        """Call `write` in the thread; the caller has waited for the write before."""
+
+        def write_timed() -> None:
+            started = time.monotonic()
+            write(path, content)
+            self.write_seconds = time.monotonic() - started
+
+        self._written = self._executor.submit(write_timed)
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written. Raises OSError: it cannot be."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    def is_idle(self) -> bool:
+        """Whether the last checkpoint is written. Raises OSError: it cannot be."""
+        if self._written is not None and self._written.done():
+            self.wait()
+        return self._written is None
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -98,6 +127,20 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the file or the directory."""
         remove(Path(path))
+
+    def teardown(self) -> None:
+        """Wait for the last checkpoint."""
+        self._executor.shutdown()
+        self.wait()
+
+
+def write_and_prune(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint of one file, then remove all but the newest two."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():  # what a sharded training left that resumes on one rank
+        remove(path)
+    write_with_digest(path, content)
+    prune(path.parent)
 
 
 def write_with_digest(path: Path, content: dict[str, Any]) -> None:
@@ -132,23 +175,26 @@ def split_off_rows(value: Any, place: Place, rows: Rows) -> Any:
             if isinstance(entry, DTensor):
                 _, offset = compute_local_shape_and_global_offset(entry.shape, entry.device_mesh, entry.placements)
                 rows[*place, key] = offset[0], entry.shape[0], entry.to_local().detach().to("cpu", copy=True)
-        return {
+        copied = {
             key: split_off_rows(entry, (*place, key), rows)
             for key, entry in value.items()
             if not isinstance(entry, DTensor)
         }
+        if not isinstance(value, OrderedDict):
+            return copied
+        ordered = OrderedDict(copied)
+        vars(ordered).update(vars(value))  # versions of modules
+        return ordered
     if isinstance(value, list):
         return [split_off_rows(entry, (*place, index), rows) for index, entry in enumerate(value)]
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Data parallelism without tensor parallelism, with asynchronous checkpoints of one part per rank."""
+    """Data parallelism without tensor parallelism, with checkpoints of one part per rank."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(data_parallel_size=world_size, tensor_parallel_size=1)
-        self._executor = ThreadPoolExecutor(1)
-        self._written: Future[None] | None = None
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """This rank's rows of the weights."""
@@ -161,8 +207,9 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Copy this rank's part to the host, and write it in a thread. Raises OSError: the part before was lost."""
-        path, rank = Path(filepath), self.global_rank
-        self._wait()
+        path, rank, writer = Path(filepath), self.global_rank, self.checkpoint_io
+        assert isinstance(writer, AtomicCheckpointIO)
+        writer.wait()
         self.barrier()  # all ranks have written their parts of the checkpoint before
         if rank == 0:
             prune(path.parent)
@@ -172,7 +219,7 @@ class ShardedStrategy(ModelParallelStrategy):
         rows: Rows = {}
         unsharded = split_off_rows(checkpoint, (), rows)
         part = {"rows": rows, "rest": unsharded if rank == 0 else {}}
-        self._written = self._executor.submit(write_with_digest, part_path(path, rank, self.world_size), part)
+        writer.submit(write_with_digest, part_path(path, rank, self.world_size), part)
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         """Read this rank's rows of weights and optimizer state."""
@@ -193,13 +240,3 @@ class ShardedStrategy(ModelParallelStrategy):
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(state)
         return checkpoint
-
-    def teardown(self) -> None:
-        """Wait for the last part, then do what Lightning does."""
-        self._wait()
-        self._executor.shutdown()
-        super().teardown()
-
-    def _wait(self) -> None:
-        if self._written is not None:
-            self._written.result()

@@ -4,7 +4,8 @@ import copy
 import resource
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.train.failure_history import FailureHistory, read_failures
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank import callbacks
 from paceline.tasks.train.rank import process_group as group
@@ -72,7 +74,11 @@ def fit(
     progress = callbacks.ProgressCallback(stopwatch, log, progress_path, dict(plan.reasons))
     validation = callbacks.ValidationCallback(stopwatch, lambda: validate(context, learner), context.task, log)
     every_steps = config.execution.checkpoint_steps
-    checkpoints = callbacks.CheckpointCallback(stopwatch, Path(spec.checkpoint_directory), every_steps, progress)
+    # Rank 0 decides for all.
+    failures: Callable[[], FailureHistory]
+    failures = partial(read_failures, Path(spec.home)) if context.writes else FailureHistory
+    place = Path(spec.checkpoint_directory)
+    checkpoints = callbacks.CheckpointCallback(stopwatch, place, every_steps, progress, failures)
     trainer = _make_trainer(context, [budget, progress, validation, checkpoints])
     # Networks of user packages may have dropout; our own draw no random numbers in a step.
     draws = (config.seed, spec.rank) if config.model.plugin is not None else None

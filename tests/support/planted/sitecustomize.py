@@ -9,12 +9,13 @@ it. MEMORY is the largest number of samples of a pass for which a device has mem
 named, such as rank-1=32; ARM_MEMORY the same for what is timed before a training. ARM_COPY is a value of a setting,
 such as foreground, with which an arm's copy has no memory. SET_MEMORY leaves none for a resident set. UPDATE_MEMORY
 is a number of samples and a step, such as 32=30: passes of more samples leave the update of that step without memory,
-half done. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, and
-SAVE_COST what each takes longer. SLOW_ARITHMETIC is a precision, bf16, tf32 or fp32, in which each sample of a step
-takes so many seconds more, such as bf16=0.002 or fp32+tf32=0.002, and LAYER_SECONDS the least time in which to find
-that out. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the time between two renewals of the
-concurrency lease of a flow in a process of its own, in seconds. LOOP_KILLED is a number of requests, after which the
-process of the competent loop is killed; of one rank alone where one is named, such as rank-1=3.
+half done. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, without an
+assumption about failures, and SAVE_COST what each takes longer. SLOW_ARITHMETIC is a precision, bf16, tf32 or fp32, in
+which each sample of a step takes so many seconds more, such as bf16=0.002 or fp32+tf32=0.002, and LAYER_SECONDS the
+least time in which to find that out. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the time
+between two renewals of the concurrency lease of a flow in a process of its own, in seconds. LOOP_KILLED is a number of
+requests, after which the process of the competent loop is killed; of one rank alone where one is named, such as
+rank-1=3.
 """
 
 import os
@@ -159,8 +160,10 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_SECONDS" in os.environ:
     from paceline.tasks.train import checkpoint_interval as interval
+    from paceline.tasks.train import failure_history
 
     interval.MIN_SECONDS = float(os.environ["SAVE_SECONDS"])
+    failure_history.PRIOR_HOURS = 0.0
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_COST" in os.environ:
     from paceline.tasks.train.rank import checkpoint_io

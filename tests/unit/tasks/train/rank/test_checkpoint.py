@@ -1,4 +1,5 @@
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
@@ -6,8 +7,10 @@ import torch
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import sha256_of
+from paceline.tasks.train.rank import checkpoint_io
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_valid_checkpoint, verify
-from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load, write_with_digest
+from tests.support.patience import until
 from tests.support.refusals import refused
 
 
@@ -18,6 +21,7 @@ def saved(tmp_path):
         plugin.save_checkpoint(
             {"step": step, "weights": torch.full((100,), float(step))}, checkpoint_path(tmp_path, step)
         )
+    plugin.teardown()
     return tmp_path
 
 
@@ -50,10 +54,35 @@ def test_a_failed_write_leaves_the_older_ones_valid(saved, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
+    plugin = AtomicCheckpointIO()
+    plugin.save_checkpoint({"step": 4}, checkpoint_path(saved, 4))
     with pytest.raises(OSError, match="No space"):
-        AtomicCheckpointIO().save_checkpoint({"step": 4}, checkpoint_path(saved, 4))
+        until(plugin.is_idle, "end of the write", seconds=10)
     assert newest_valid_checkpoint(saved) == checkpoint_path(saved, 3)
     assert not [path for path in saved.iterdir() if path.name.startswith(".")]
+    plugin.teardown()  # reports it once
+
+
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    may_write = threading.Event()
+
+    def write_later(path, content):
+        assert may_write.wait(10)
+        write_with_digest(path, content)
+
+    monkeypatch.setattr(checkpoint_io, "write_with_digest", write_later)
+    plugin, module = AtomicCheckpointIO(), torch.nn.BatchNorm1d(2)
+    plugin.save_checkpoint({"network": module.state_dict(), "epochs": (epochs := [1])}, checkpoint_path(tmp_path, 1))
+    epochs.append(2)  # the next steps change lists and weights before they are written
+    module.weight.data.zero_()
+    assert not plugin.is_idle()
+    assert newest_valid_checkpoint(tmp_path) is None
+    may_write.set()
+    plugin.wait()
+    saved = load(newest_valid_checkpoint(tmp_path))
+    assert saved["epochs"] == [1]
+    assert saved["network"]["weight"].tolist() == [1, 1]
+    assert saved["network"]._metadata == module.state_dict()._metadata, "modules read their version"
 
 
 class Evil:

@@ -77,7 +77,8 @@ def test_two_complete_checkpoints_stay_whatever_crashes_have_left(tmp_path):
 
 def test_one_rank_replaces_what_a_sharded_group_has_left_at_a_step(tmp_path):
     path = write(tmp_path, 2, num_parts=1)
-    AtomicCheckpointIO().save_checkpoint({"step": 2}, path)
+    (plugin := AtomicCheckpointIO()).save_checkpoint({"step": 2}, path)
+    plugin.teardown()
     assert newest_valid_checkpoint(tmp_path) == path
     assert load_full(path) == load(path) == {"step": 2}
 
@@ -117,6 +118,12 @@ def test_sharded_tensors_are_split_off_and_all_else_is_copied():
     assert torch.equal(part, WEIGHT)
 
 
+def sharded():
+    strategy = ShardedStrategy(1)
+    strategy.checkpoint_io = AtomicCheckpointIO()
+    return strategy
+
+
 def test_training_continues_while_a_part_is_written(tmp_path, monkeypatch):
     may_write = threading.Event()
 
@@ -125,7 +132,7 @@ def test_training_continues_while_a_part_is_written(tmp_path, monkeypatch):
         write_with_digest(path, content)
 
     monkeypatch.setattr(checkpoint_io, "write_with_digest", write_later)
-    strategy, first, second = ShardedStrategy(1), checkpoint_path(tmp_path, 1), checkpoint_path(tmp_path, 2)
+    strategy, first, second = sharded(), checkpoint_path(tmp_path, 1), checkpoint_path(tmp_path, 2)
     weight = torch.ones(2)
     strategy.save_checkpoint({"weight": weight}, first)
     weight.zero_()  # the next step changes the weights before they are written
@@ -133,14 +140,14 @@ def test_training_continues_while_a_part_is_written(tmp_path, monkeypatch):
     may_write.set()
     strategy.save_checkpoint({"weight": weight}, second)
     assert load_full(first)["weight"].tolist() == [1, 1], "complete before the next one is started"
-    strategy._wait()
+    strategy.checkpoint_io.wait()
     assert newest_valid_checkpoint(tmp_path) == second
 
 
 def test_a_part_that_cannot_be_written_is_an_error_and_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
-    strategy = ShardedStrategy(1)
+    strategy = sharded()
     strategy.save_checkpoint({"step": 1}, checkpoint_path(tmp_path, 1))
-    strategy._wait()
+    strategy.checkpoint_io.wait()
 
     def full(*_):
         raise OSError(28, "No space left on device")
