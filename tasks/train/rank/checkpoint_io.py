@@ -185,8 +185,9 @@ def split_off_rows(value: Any, place: Place, rows: Rows) -> Any:
         ordered = OrderedDict(copied)
         vars(ordered).update(vars(value))  # versions of modules
         return ordered
-    if isinstance(value, list):
-        return [split_off_rows(entry, (*place, index), rows) for index, entry in enumerate(value)]
+    if isinstance(value, list | tuple):
+        entries = [split_off_rows(entry, (*place, index), rows) for index, entry in enumerate(value)]
+        return entries if isinstance(value, list) else tuple(entries)
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
