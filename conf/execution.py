@@ -60,8 +60,8 @@ class Execution(Section):
     checkpoint_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """Steps between checkpoints inside an epoch. `auto` measures the cost of a checkpoint and counts the failures of
     earlier trainings in `PACELINE_HOME`. From both it computes the interval that loses the least time (Young 1974). It
-    spends at most 2 % of the time on checkpoints, at least 30 s apart, and loses at most five minutes of work if the 2 %
-    allow that. An epoch's end that is near takes the place of a checkpoint. null: only each epoch's end has a
+    spends at most 2 % of the time on checkpoints, at least 30 s apart, and loses at most five minutes of work if the
+    2 % allow that. An epoch's end that is near takes the place of a checkpoint. null: only each epoch's end has a
     checkpoint."""
 
     max_restarts: Annotated[int, Field(ge=0)] = 3
