@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -138,8 +139,11 @@ def order_classes(words: set[str]) -> tuple[str, ...]:
 
 
 def check_classes(listing: SampleListing, where: str) -> None:
-    """Raise an InputError if there are fewer than two classes, or one of them has no training sample."""
+    """Raise InputError for fewer than two classes, a name that is not UTF-8, or a class without a training sample."""
     class_names = listing.class_names
+    if unreadable := [name for name in class_names if re.search("[\ud800-\udfff]", name)]:
+        fix = "rename its folder, for example with: convmv -f latin1 -t utf-8 --notest FOLDER"
+        raise InputError(f"{where}: the name of class {unreadable[0]!r} is not UTF-8, so no report can hold it; {fix}")
     if len(class_names) < MIN_CLASSES:
         found = f"1 class ({class_names[0]})" if class_names else "0 classes"
         fault = f"found {found}; classification needs {MIN_CLASSES} or more"

@@ -457,3 +457,14 @@ def test_no_root_joins_a_scheduler(url: str) -> None:
         with refused("data.root", root):
             key.describe(Data(source="folder", root=root))
         assert hostile.num_connections == 0
+
+
+def test_a_class_whose_name_is_not_utf_8_is_refused_before_anything_is_decoded(tmp_path: Path) -> None:
+    fill(tmp_path, *(f"cat/{number}.png" for number in range(9)))
+    strange = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(strange)  # noqa: PTH102  Path takes no bytes
+    for number in range(9):
+        Path(os.fsdecode(strange + b"/%d.png" % number)).write_bytes(b"x")
+    with refused("data.root", tmp_path, "convmv") as caught:
+        key.describe(folder(tmp_path))
+    str(caught.value).encode()
