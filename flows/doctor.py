@@ -10,7 +10,7 @@ from paceline.conf.hints import fault_and_hint
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of
-from paceline.tasks.cluster.tls import choose_tls, days_left, find_certificates
+from paceline.tasks.cluster.tls import WARN_DAYS, choose_tls, days_left, find_certificates
 from paceline.tasks.data.sources.folder import absolute
 from paceline.tasks.doctor.devices import measure_devices
 from paceline.tasks.doctor.figures import Measurements, judge_measurements
@@ -24,7 +24,6 @@ from paceline.tasks.redact import redact
 from paceline.tasks.track.environment import installed_version
 
 MAX_EARLIER = 20  # runs to search for the last measurement of a device
-WARN_DAYS = 30  # before certificates expire
 SEE = "see the message"
 
 
@@ -92,10 +91,7 @@ def _certificates(config: Config, environment: Environment) -> Finding:
     choice = choose_tls(config.cluster)
     if choice.value != "on":
         return good("certificates", f"not needed: {choice.reason}")
-    days = days_left(find_certificates(environment))
-    remedy = f"make new ones: infra/certificates, at {environment.tls_directory}"
-    if days < 0:
-        return bad("certificates", f"expired {-days:.0f} days ago", remedy)
+    days, remedy = days_left(find_certificates(environment)), f"infra/certificates --renew {environment.tls_directory}"
     text = f"valid for {days:.0f} days"
     return doubtful("certificates", text, remedy) if days < WARN_DAYS else good("certificates", text)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SCHEME, OTHERS = "tls://", 0o077
 OWN = "own"  # TLS with a certificate that is made for one cluster, and is gone with this process
 OWN_DAYS = 366
+WARN_DAYS = 30  # before certificates expire
 LOOPBACK = ("localhost", "::1")
 FILES = ("ca.pem", "cert.pem", "key.pem")
 
@@ -75,12 +76,15 @@ def choose_tls(settings: Cluster) -> Choice:
 
 
 def days_left(found: Certificates) -> float:
-    """Days until the first of the certificates expires; below 0 when one has."""
+    """Days until the certificate or the authority that issued it expires; below 0 when one has."""
     from cryptography import x509
 
-    files = (Path(path).read_bytes() for path in (found.authority, found.certificate))
-    ends = [x509.load_pem_x509_certificate(content).not_valid_after_utc for content in files]
-    return (min(ends) - datetime.now(UTC)) / timedelta(days=1)
+    authority, certificate = (Path(path).read_bytes() for path in (found.authority, found.certificate))
+    own = x509.load_pem_x509_certificate(certificate)
+    ends = [
+        each.not_valid_after_utc for each in x509.load_pem_x509_certificates(authority) if each.subject == own.issuer
+    ]
+    return (min([own.not_valid_after_utc, *ends]) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def is_loopback(address: str) -> bool:
@@ -155,7 +159,10 @@ def certificate_paths(site: Environment) -> Certificates:
 
 
 def find_certificates(site: Environment) -> Certificates:
-    """The site's certificates. Raises InputError: missing, not of one another, or with a key that others can read."""
+    """The site's certificates.
+
+    Raises InputError: missing, not of one another, expired, or with a key that others can read.
+    """
     place, files = site.tls_directory, certificate_paths(site)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -172,5 +179,11 @@ def find_certificates(site: Environment) -> Certificates:
     if mode & OTHERS:
         raise InputError(
             f"{files.key} can be read by others (mode {mode & 0o777:o}); chmod 600 it", setting="PACELINE_TLS"
+        )
+    if (days := days_left(files)) < 0:
+        raise InputError(
+            f"PACELINE_TLS={place}: its certificate expired {-days:.1f} days ago, and no part of Dask accepts it",
+            hint=f"infra/certificates --renew {place}",
+            setting="PACELINE_TLS",
         )
     return files

@@ -1,12 +1,20 @@
+import logging
 import os
+import ssl
 import subprocess
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import pytest
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
-from paceline.tasks.cluster.tls import choose_tls, find_certificates, is_loopback
+from paceline.conf.load import load
+from paceline.flows.checks import preflight
+from paceline.tasks.cluster import tls
+from paceline.tasks.cluster.tls import choose_tls, days_left, find_certificates, is_loopback
 from tests.support.refusals import refused
 
 SCRIPT = Path(__file__).parents[4] / "infra" / "certificates"
@@ -71,9 +79,9 @@ def test_loopback(address, answer):
 
 
 def test_the_script_makes_files_for_nobody_else_and_overwrites_nothing(made):
-    assert {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()} == dict.fromkeys(
-        ("ca.pem", "cert.pem", "key.pem"), 0o600
-    )
+    modes = {str(path.relative_to(made)): path.stat().st_mode & 0o777 for path in made.rglob("*.pem")}
+    assert modes == dict.fromkeys(("ca.pem", "cert.pem", "key.pem", "next/cert.pem", "next/key.pem"), 0o600)
+    assert (made / "next").stat().st_mode & 0o777 == 0o700
     before = (made / "key.pem").read_bytes()
     again = make(made)
     assert again.returncode == 2
@@ -112,3 +120,109 @@ def test_a_key_that_others_can_read_is_refused(made):
     (made / "key.pem").chmod(0o644)
     with refused("PACELINE_TLS", made / "key.pem", 644, 600):
         find_certificates(Environment())
+
+
+def contexts(directory, monkeypatch):
+    """How a part of Dask that starts now listens and connects."""
+    monkeypatch.setenv("PACELINE_TLS", str(directory))
+    security = find_certificates(Environment()).security()
+    return security.get_listen_args("worker")["ssl_context"], security.get_connection_args("worker")["ssl_context"]
+
+
+def accept(one, other):
+    """Whether two parts accept each other, whichever of them connects."""
+    for listening, connecting in ((one[0], other[1]), (other[0], one[1])):
+        here, there = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = listening.wrap_bio(here, there, server_side=True)
+        client = connecting.wrap_bio(there, here)
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+        for part in (server, client, server):
+            try:
+                part.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                return False
+        client.write(b"x")
+        assert server.read(1) == b"x"
+    return True
+
+
+def test_certificates_that_end_tomorrow_are_renewed_while_all_parts_run(tmp_path, monkeypatch, caplog):
+    directory = tmp_path / "tls"
+    assert make(directory, 1).returncode == 0
+    before = contexts(directory, monkeypatch)
+    config = load("digits", ["cluster.tls=on"])
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        preflight.training_host(config, Environment())
+    assert f"expire in 1 days; renew them: infra/certificates --renew {directory}" in caplog.text
+    assert make("--renew", directory).returncode == 0
+    caplog.clear()
+    after = contexts(directory, monkeypatch)
+    assert days_left(find_certificates(Environment())) > 1.9
+    assert accept(before, before)
+    assert accept(before, after), "a part that was not restarted yet, and one that was"
+    assert accept(after, after)
+    assert make("--renew", directory).returncode == 0
+    third = contexts(directory, monkeypatch)
+    assert accept(after, third)
+    assert not accept(before, third), "two renewals without a restart in between"
+    preflight.training_host(config, Environment())
+    assert caplog.text == ""
+    content = {path: path.read_bytes() for path in directory.rglob("*.pem")}
+    assert "nothing was changed" in make("--renew", directory).stdout
+    assert {path: path.read_bytes() for path in directory.rglob("*.pem")} == content
+
+
+def test_certificates_of_an_older_paceline_are_renewed_in_two_steps(tmp_path, monkeypatch):
+    directory = tmp_path / "tls"
+    assert make(directory, 1).returncode == 0
+    rmtree(directory / "next")
+    old = contexts(directory, monkeypatch)
+    told = make("--renew", directory)
+    assert f"call infra/certificates --renew {directory} again" in told.stdout, told.stderr
+    restarted = contexts(directory, monkeypatch)
+    assert accept(old, restarted)
+    assert make("--renew", directory).returncode == 0
+    assert accept(restarted, contexts(directory, monkeypatch))
+
+
+@pytest.mark.parametrize("cut", ["key.pem", "cert.pem", "next"])
+def test_a_renewal_that_was_killed_is_completed_by_the_next_one(made, tmp_path, monkeypatch, cut):
+    rmtree(made)
+    assert make(made, 1).returncode == 0
+    before, at_first = contexts(made, monkeypatch), copytree(made, tmp_path / "first")
+    assert make("--renew", made).returncode == 0
+    for name in ("next", "cert.pem", "key.pem"):  # as they are replaced, last first
+        if name == "next":
+            rmtree(made / name)
+            copytree(at_first / name, made / name)
+        else:
+            (made / name).write_bytes((at_first / name).read_bytes())
+        if name == cut:
+            break
+    assert make("--renew", made).returncode == 0
+    assert accept(before, contexts(made, monkeypatch))
+
+
+class LongAgo(datetime):
+    """A clock by which certificates of `OWN_DAYS` have ended three days ago."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) - timedelta(days=tls.OWN_DAYS + 3)
+
+
+@pytest.mark.parametrize("arguments", [["cluster.tls=on"], ["cluster.kind=ssh", "cluster.hosts=[127.0.0.1]"]])
+def test_an_expired_certificate_is_refused_with_the_command_that_renews_it(made, arguments, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(tls, "datetime", LongAgo)
+        ended = tls._own_security()
+    for name, text in zip(tls.FILES, (ended.tls_ca_file, ended.tls_client_cert, ended.tls_client_key), strict=True):
+        (made / name).write_text(text)
+    with refused("PACELINE_TLS", made, 3.0) as caught:
+        preflight.training_host(load("digits", arguments), Environment())
+    assert caught.value.hint == f"infra/certificates --renew {made}"
+    assert make("--renew", made).returncode == 0
+    assert days_left(find_certificates(Environment())) > 700
