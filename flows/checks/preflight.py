@@ -1,6 +1,5 @@
 """Checks of a run before any work starts. A refused run leaves nothing behind."""
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.results import reusable
 from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
-from paceline.tasks.cluster.tls import WARN_DAYS, certificates, days_left
+from paceline.tasks.cluster.tls import certificates
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.listing import Listing
@@ -33,8 +32,6 @@ from paceline.tasks.train.plan import resolve
 ROLES = ("run", "arm", "trial")  # roles of runs that a run can be divided by
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32  # pixels: they halve images five times
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -122,10 +119,7 @@ def _check_baseline(config: Config, environment: Environment) -> None:
 def training_host(config: Config, environment: Environment) -> Hardware:
     """Hardware of the first training host; of a Slurm node, the requested hardware. Starts nothing."""
     check_origin(config.cluster, environment)
-    files = certificates(config.cluster, environment)
-    if files is not None and (days := days_left(files)) < WARN_DAYS:
-        text = "the certificates in %s expire in %.0f days; renew them: infra/certificates --renew %s"
-        logger.warning(text, environment.tls_directory, days, environment.tls_directory)
+    certificates(config.cluster, environment)
     if config.cluster.address is not None:
         return inspect(config, config.cluster.address)
     kind = kind_of(config.cluster)

@@ -8,10 +8,12 @@ to every user of the host, and Dask runs what it is sent.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -30,6 +32,8 @@ OWN_DAYS = 366
 WARN_DAYS = 30  # before certificates expire
 LOOPBACK = ("localhost", "::1")
 FILES = ("ca.pem", "cert.pem", "key.pem")
+
+logger = logging.getLogger(__name__)
 
 
 class Certificates(Record):
@@ -94,8 +98,23 @@ def is_loopback(address: str) -> bool:
 
 
 def certificates(settings: Cluster, site: Environment) -> Certificates | None:
-    """The certificates for a cluster, None where it goes without TLS; raises as `find_certificates`."""
-    return find_certificates(site) if choose_tls(settings).value == "on" else None
+    """The certificates for a cluster, with a warning before they expire; None where it goes without TLS.
+
+    Raises as `find_certificates`.
+    """
+    if choose_tls(settings).value != "on":
+        return None
+    files = find_certificates(site)
+    if (days := days_left(files)) < WARN_DAYS:
+        _warn(site.tls_directory, round(days))
+    return files
+
+
+@cache
+def _warn(place: Path, days: int) -> None:  # each run asks several times
+    logger.warning(
+        "the certificate in %s expires in %d days; renew it: infra/certificates --renew %s", place, days, place
+    )
 
 
 def local_security(settings: Cluster, site: Environment) -> Security | None:

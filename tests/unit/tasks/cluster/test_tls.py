@@ -156,7 +156,7 @@ def test_certificates_that_end_tomorrow_are_renewed_while_all_parts_run(tmp_path
     config = load("digits", ["cluster.tls=on"])
     with caplog.at_level(logging.WARNING, logger="paceline"):
         preflight.training_host(config, Environment())
-    assert f"expire in 1 days; renew them: infra/certificates --renew {directory}" in caplog.text
+    assert f"expires in 1 days; renew it: infra/certificates --renew {directory}" in caplog.text
     assert make("--renew", directory).returncode == 0
     caplog.clear()
     after = contexts(directory, monkeypatch)
