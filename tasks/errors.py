@@ -31,7 +31,8 @@ def is_transient(error: object) -> bool:
 
 def one_line(error: BaseException) -> str:
     """What an error of others says, on one line; its type where it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
+    nothing = "not enough memory" if isinstance(error, MemoryError) else type(error).__name__
+    return " ".join(str(error).split()) or nothing
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

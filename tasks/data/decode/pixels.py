@@ -76,6 +76,8 @@ def map_items(
             return work(item)
         except DecodeError as error:
             return error
+        except MemoryError as error:
+            return DecodeError(one_line(error))
 
     def items() -> Iterator[Item]:
         for item in source.read_items(origin, samples, image_size):

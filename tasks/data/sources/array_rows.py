@@ -78,7 +78,7 @@ def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
             if error.errno is not None:
                 raise
             raise OSError(f"{root}: {path}: {one_line(error)}") from error  # Arrow's, of a damaged page or of a network
-        except (InputError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # Arrow's damage is a ValueError
+        except (InputError, MemoryError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # ValueError: Arrow's
             message = f"{root}: {path}: rows cannot be read ({one_line(error)}); write the file again"
             raise InputError(message) from error
 

@@ -70,7 +70,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
                 yield Item(_of_folder(origin, path, image_size))
             else:
                 yield Item(media.decode_video(_content(next(videos)), origin.num_frames, image_size))
-        except (DecodeError, FileNotFoundError, PermissionError) as error:
+        except (DecodeError, FileNotFoundError, PermissionError, MemoryError) as error:
             yield Item(error)
 
 

@@ -47,7 +47,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
     for content in read_files(origin.root, files_of(samples)):
         try:
             yield Item(content if isinstance(content, OSError) else decode(content, origin.signal, image_size))
-        except DecodeError as error:
+        except (DecodeError, MemoryError) as error:
             yield Item(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -198,3 +199,5 @@ def _read_local(path: str, file: File) -> bytes | OSError:
             return stream.read(file.size)
     except OSError as error:
         return error
+    except MemoryError:
+        return OSError(errno.ENOMEM, "its content is larger than the free memory")

@@ -1,17 +1,24 @@
 """Images in tables: the same pixels whatever the file, bounded reading, and what is refused before any work."""
 
+import bz2
+import gzip
 import io
 import json
 import pickle
+import tracemalloc
 import zipfile
+import zlib
 
 import fsspec
+import google_crc32c
+import numcodecs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
 from PIL import Image
+from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 
 from paceline.conf.data import Data
 from paceline.tasks.data.decode.pixels import read_pixels
@@ -240,12 +247,77 @@ def test_a_codec_that_runs_what_the_data_says_is_refused(tmp_path, monkeypatch):
     metadata = json.loads(about.read_text())
     about.write_text(json.dumps(metadata | {"dtype": "|O", "fill_value": ""} | CODECS))
     (tmp_path / "a.zarr" / "labels" / "0").write_bytes(pickle.dumps(Planted()))
+    with refused("data.root", tmp_path, "a.zarr", "pickle"):
+        source.list_samples(data_of(tmp_path))
+    monkeypatch.setattr(zarr_rows, "CODECS", (*zarr_rows.CODECS, "pickle"))
     with refused("data.root", tmp_path, "a.zarr", "Pickle.decode"):
         source.list_samples(data_of(tmp_path))
     monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True)
     with refused("data.root", "a.zarr") as caught:
         source.list_samples(data_of(tmp_path))
     assert "code in the data ran" in str(caught.value), "what that keeps away"
+
+
+BOMB = bytes(2**24)
+"""What a chunk of 1,008 bytes is replaced by."""
+PACKED = {
+    "zlib": (2, numcodecs.Zlib, lambda: zlib.compress(BOMB)),
+    "gzip": (2, numcodecs.GZip, lambda: gzip.compress(BOMB)),
+    "bz2": (2, numcodecs.BZ2, lambda: bz2.compress(BOMB)),
+    "lz4": (2, numcodecs.LZ4, lambda: numcodecs.LZ4().encode(BOMB)),
+    "zstd": (2, numcodecs.Zstd, lambda: numcodecs.Zstd().encode(BOMB)),
+    "blosc": (2, numcodecs.Blosc, lambda: numcodecs.Blosc().encode(BOMB)),
+    "gzip 3": (3, GzipCodec, lambda: gzip.compress(BOMB)),
+    "zstd 3": (3, ZstdCodec, lambda: numcodecs.Zstd().encode(BOMB)),
+    "zstd 3 without a size": (3, ZstdCodec, lambda: stream_zstd(BOMB)),
+    "twice 3": (3, lambda: [GzipCodec(), GzipCodec()], lambda: gzip.compress(gzip.compress(BOMB))),
+    "blosc 3": (3, BloscCodec, lambda: numcodecs.Blosc().encode(BOMB)),
+    "shards 3": (3, GzipCodec, lambda: gzip.compress(BOMB)),
+}
+
+
+def stream_zstd(content):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("array", ["images", "labels"])
+def test_a_bomb_in_a_chunk_is_refused_and_never_in_memory(tmp_path, kind, array):
+    """The chunks declare about a kilobyte, and the bytes of one decompress to 16 MiB."""
+    zarr_format, compressor, pack = PACKED[kind]
+    shards = {"shards": (7, 12, 12)} if kind == "shards 3" else {}
+    group = save_zarr(tmp_path / "a.zarr", zarr_format=zarr_format, compressors=compressor(), **shards)
+    del group["labels"]
+    group.create_array(
+        "labels", data=LABELS, compressors=compressor(), chunks=(NUM,), **({"shards": (NUM,)} if shards else {})
+    )
+    listing = source.list_samples(data_of(tmp_path))
+    sound = [image.copy() for image in array_rows.read_rows(str(tmp_path), listing.train)]
+    assert len(sound) == len(listing.train)
+    first = {"images": "0.0.0", "labels": "0"}[array]
+    chunk = tmp_path / "a.zarr" / array / (first if zarr_format == 2 else f"c/{first.replace('.', '/')}")
+    bomb = pack()
+    if shards:  # one chunk, and the index: its offset, its number of bytes and their checksum
+        index = np.array([0, len(bomb)], dtype="<u8").tobytes()
+        bomb += index + google_crc32c.value(index).to_bytes(4, "little")
+    chunk.write_bytes(bomb)
+    tracemalloc.start()
+    try:
+        with refused("data.root" if array == "labels" else None, "a.zarr"):
+            source.list_samples(data_of(tmp_path))
+            list(array_rows.read_rows(str(tmp_path), listing.train))
+        assert tracemalloc.get_traced_memory()[1] < len(BOMB) / 2
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_codec_without_a_bound_is_refused_when_it_is_listed(tmp_path):
+    save_zarr(tmp_path / "a.zarr", zarr_format=2, filters=[numcodecs.AsType("u1", "u1")])
+    with refused("data.root", "a.zarr", "astype", "zstd"):
+        source.list_samples(data_of(tmp_path))
 
 
 def test_numbers_are_in_their_order_and_not_in_that_of_words(tmp_path):
