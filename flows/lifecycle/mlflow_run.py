@@ -15,9 +15,11 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError
+from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.log_lines import labels
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.track import run as tracking
+from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.metrics_upload import upload_left, upload_rest
 from paceline.tasks.track.queries import FoundRun, find_runs, read_document
 from paceline.tasks.track.run import Role, RunHandle
@@ -37,7 +39,7 @@ def new_run(
 ) -> Iterator[RunHandle]:
     """Create a run with its parameters; it is FINISHED, FAILED or KILLED at the end of the body."""
     close_abandoned_runs(environment, config.track.experiment)
-    tags = {Tag.ROLE: role, Tag.WORKLOAD: workload, **_process_tags()}
+    tags = {Tag.ROLE: role, Tag.WORKLOAD: workload, **_process_tags(), **_software_tags()}
     if deployed := deployment.get_id():
         tags |= {DEPLOYMENT_TAG: deployed, DEPLOYMENT_NAME_TAG: deployment.get_name() or deployed}
     name = config.name if role == "run" else f"{role} {config.name}"
@@ -84,7 +86,16 @@ def _resume_run(environment: Environment, run_id: str, role: Role, workload: str
         )
     close_abandoned_runs(environment, handle.experiment)
     with _own_run(handle, environment.root, _resume_hint(role, run_id)):
-        tracking.revive(handle, _process_tags() | ({Tag.WORKLOAD: workload} if workload else {}))
+        software = _software_tags()
+        first = {name: tracking.tag(handle, name) or now for name, now in software.items()}
+        tags = _process_tags() | first | ({Tag.WORKLOAD: workload} if workload else {})
+        if changed := "; ".join(f"{first[name]} -> {now}" for name, now in software.items() if first[name] != now):
+            tags[Tag.RESUMED_WITH] = changed
+            warn = get_run_logger().warning
+            warn(
+                "--resume %s: Paceline or its packages changed, and the measured speed mixes both: %s", run_id, changed
+            )
+        tracking.revive(handle, tags)
         yield handle
 
 
@@ -124,6 +135,11 @@ def _resume_hint(role: str | None, run_id: str) -> str:
 
 def _process_tags() -> dict[str, str]:
     return {Tag.HOST: socket.gethostname(), "prefect.flow_run_id": str(flow_run.get_id() or "")}
+
+
+def _software_tags() -> dict[str, str]:
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    return {Tag.CODE: f"code {code_fingerprint()}", Tag.VERSIONS: versions}
 
 
 @contextmanager

@@ -57,9 +57,9 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
         try:
             prepare_data = with_retries(prepare, config.limits)
-            prepared = prepare_data(
-                config.stored_data, str(environment.root), cluster.address, config.limits.prepare_seconds
-            )
+            limit = config.limits.prepare_seconds  # a resume follows a fault, which may have damaged the set
+            is_resume = resume is not None
+            prepared = prepare_data(config.stored_data, str(environment.root), cluster.address, limit, is_resume)
         except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
             with open_run("run", config, environment, checked.experiment_id, "", resume):
                 raise

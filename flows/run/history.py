@@ -56,6 +56,8 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
     ranks, num_devices = outcome.trained.world_size, outcome.config.execution.world_size
     if ranks != num_devices:
         return RegressionVerdict(verdict="not comparable", text=f"finished on {ranks} of {num_devices} devices")
+    if changed := tracking.tag(handle, Tag.RESUMED_WITH):
+        return RegressionVerdict(verdict="not comparable", text=f"resumed after a change: {changed}")
     past = past_runs(handle, outcome.series)
     tags = {Tag.CONTAMINATED: str(outcome.speedup.contaminated), Tag.HOSTS: outcome.hosts}
     now = run_metrics(handle.run_id, judged_metrics(outcome), tags, time.time(), contaminated=outcome.is_disturbed)
@@ -104,6 +106,7 @@ def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
         for run in _finished_runs(handle, {Tag.SERIES: outcome.series}, MAX_STARTS)[::-1]
         if run.run_id != handle.run_id
         and not is_contaminated(run.tags)
+        and Tag.RESUMED_WITH not in run.tags
         and all(run.tags.get(tag) == label for tag, label in arms.items())
     )
     return tuple(ratio for ratio in ratios if ratio)

@@ -18,7 +18,9 @@ from paceline.tasks.redact import redact_errors
 
 @task(name="prepare", cache_policy=NO_CACHE)
 @redact_errors
-def prepare(data: Data, home: str, address: str, seconds: float | None = None) -> PreparedSet:
+def prepare(
+    data: Data, home: str, address: str, seconds: float | None = None, check_content: bool = False
+) -> PreparedSet:
     """Prepare the data on Dask, or find it prepared; errors as in `dask_graph.prepare`, or TimeLimitError."""
     logger = get_run_logger()
     with deadline.time_limit("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
@@ -27,7 +29,7 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
         storage = choose_storage(listing, data, Path(home).resolve())
         logger.info("data.storage=%s: %s", storage.value, storage.reason)
         data = data.model_copy(update={"storage": storage.value})
-        prepared = graph.prepare(listing, data, Path(home), address, show)
+        prepared = graph.prepare(listing, data, Path(home), address, show, check_content=check_content)
     counts = f"{prepared.num_train} train, {prepared.num_validation} validation, {prepared.num_test} test"
     if prepared.reused:
         logger.info("Reused prepared set %s (%s): %s", prepared.fingerprint, prepared.path, counts)

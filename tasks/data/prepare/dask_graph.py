@@ -38,15 +38,21 @@ OnProgress = Callable[[int, int], None] | None
 
 
 def prepare(
-    listing: SampleListing, data: Data, root_directory: Path, address: str, on_progress: OnProgress = None
+    listing: SampleListing,
+    data: Data,
+    root_directory: Path,
+    address: str,
+    on_progress: OnProgress = None,
+    *,
+    check_content: bool = False,
 ) -> PreparedSet:
-    """Return the prepared set of a listing: the one on disk, or a new one made by the workers at an address.
+    """Return the prepared set of a listing: the one on disk (as `store.find`), or a new one of workers at an address.
 
     InputError if too many samples cannot be decoded, or a class is left without one; RunError if cluster or disk fail.
     """
     started = time.perf_counter()
     home, key = root_directory.resolve(), preparation_key(listing, data)
-    existing = store.find(home, key)
+    existing = store.find(home, key, check_content=check_content)
     if existing is not None:
         if existing.num_rejected > data.max_rejected_fraction * listing.num_samples:
             raise _rejection_error(data, listing, existing.num_rejected, Path(existing.path) / manifest.REJECTED)

@@ -38,8 +38,11 @@ def directory_of(home: Path, key: str) -> Path:
     return home / "prepared" / key[:16]
 
 
-def find(home: Path, key: str) -> PreparedSet | None:
-    """The set with a key, if it exists and its files have their recorded sizes; a damaged set is set aside."""
+def find(home: Path, key: str, *, check_content: bool = False) -> PreparedSet | None:
+    """The set with a key, if it exists and its files have their recorded sizes; a damaged set is set aside.
+
+    With `check_content` the files must have their recorded sha256 sums too, for which all of them are read.
+    """
     started = time.perf_counter()
     path = directory_of(home, key)
     if not path.exists():
@@ -48,6 +51,8 @@ def find(home: Path, key: str) -> PreparedSet | None:
         facts = manifest.read(path)
         if facts.key != key:
             raise DamagedError(f"{MANIFEST} has key {facts.key[:24]}..., expected is {key[:24]}...")
+        if check_content and (problems := verify(path)):
+            raise DamagedError(problems[0])
     except DamagedError as error:
         aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
         with suppress(FileNotFoundError):  # another process was faster

@@ -299,6 +299,11 @@ def test_verify_notices_a_flipped_bit(tmp_path: Path, address: str) -> None:
     shard.write_bytes(content)
     (problem,) = store.verify(path)
     assert problem.startswith("train/00000.images.npy has sha256")
+    assert prepare(Data(source="digits"), tmp_path, address).reused, "as in every run"
+    again = prepare(Data(source="digits"), tmp_path, address, check_content=True)
+    assert not again.reused
+    assert store.verify(path) == ()
+    assert prepare(Data(source="digits"), tmp_path, address, check_content=True).reused
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), OSError(errno.ENOSPC, "no space left"), KeyboardInterrupt()])

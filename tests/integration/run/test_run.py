@@ -285,8 +285,16 @@ def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, numb
     assert not [orphan for orphan in finished.left if orphan.is_running()]
     left = unfinished_run()
     assert left.info.status == ("KILLED" if number == signal.SIGTERM else "RUNNING"), "kill -9 leaves no last word"
+    MlflowClient(Environment().tracking_uri).set_tag(left.info.run_id, "paceline.versions", "torch 1.0.0")
+    (shard,) = Environment().root.glob("prepared/*/train/00000.images.npy")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)  # as after a power loss, or by a disk that forgets
     resumed = run("--resume", left.info.run_id, "--json")
     assert resumed.status == 0, resumed.stderr
+    assert "torch 1.0.0 -> python" in resumed.stderr
+    assert "train/00000.images.npy has sha256" in resumed.stderr
+    assert resumed.summary["regression"]["verdict"] == "not comparable"
     assert resumed.summary["run_id"] == left.info.run_id
     assert resumed.summary["train"]["resumed_from"]
     assert resumed.summary["train"]["num_steps"] == 600

@@ -1,6 +1,7 @@
+import logging
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from mlflow import MlflowClient
@@ -64,3 +65,34 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
 def test_a_tag_of_the_store_leads_nowhere(site, tag):
     run = FoundRun(run_id="a" * 32, name="", status="RUNNING", start_time=0, tags={Tag.PARENT: tag})
     assert mlflow_run._directory(site, run) == site.root / "runs" / run.run_id
+
+
+def test_a_resume_with_other_code_or_versions_is_told_and_recorded(site, monkeypatch):
+    config = load("digits")
+    experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+    client, told = MlflowClient(site.tracking_uri), []
+    logger = logging.getLogger("resumes")
+    monkeypatch.setattr(logger, "warning", lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(mlflow_run, "get_run_logger", lambda: logger)
+
+    def attempt(resume):
+        with suppress(KeyboardInterrupt), mlflow_run.open_run("run", config, site, experiment_id, "w", resume) as run:
+            attempt.run_id = run.run_id
+            raise KeyboardInterrupt
+        return client.get_run(attempt.run_id).data.tags
+
+    first = attempt(None)
+    assert attempt(attempt.run_id).get(Tag.RESUMED_WITH) is None
+    assert told == []
+    versions = mlflow_run.package_versions()
+    monkeypatch.setattr(mlflow_run, "package_versions", lambda: versions | {"torch": "9.9"})
+    last = attempt(attempt.run_id)
+    assert last[Tag.VERSIONS] == first[Tag.VERSIONS], "of its start"
+    assert last[Tag.RESUMED_WITH].startswith(f"{first[Tag.VERSIONS]} -> ")
+    assert "torch 9.9" in last[Tag.RESUMED_WITH]
+    (line,) = told
+    assert last[Tag.RESUMED_WITH] in line
+    client.set_tag(attempt.run_id, Tag.CODE, "code 000000000000")
+    assert f"code 000000000000 -> {first[Tag.CODE]}" in attempt(attempt.run_id)[Tag.RESUMED_WITH]
+    client.delete_tag(attempt.run_id, Tag.CODE)
+    assert "code" not in attempt(attempt.run_id)[Tag.RESUMED_WITH], "a run of an older Paceline has none"
