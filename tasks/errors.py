@@ -11,6 +11,7 @@
         ├── MeasureMemoryError so does what is timed before a training, which may fit all the same
         ├── CaptureError     a training step cannot be recorded as a CUDA graph; the process is unusable
         ├── RankError        a training rank failed; carries the rank and its own traceback
+        ├── SupersededError  another process has started a newer attempt at the same training
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
         └── RegressionError  the run finished, got worse than the runs before it, and `track.on_regression` is fail
 
@@ -130,6 +131,10 @@ class LostError(RunError):
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)
         self.final = final
+
+
+class SupersededError(RunError):
+    """Another process has started a newer attempt at the training; this one must publish nothing any more."""
 
 
 class RegressionError(RunError):

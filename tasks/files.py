@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -31,16 +31,22 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write_durably(path: Path, content: bytes | memoryview) -> None:
+def write_durably(path: Path, content: bytes | memoryview, confirm: Callable[[], None] | None = None) -> None:
     """Write a file that is in memory; see `write_pieces`."""
-    write_pieces(path, (content,))
+    write_pieces(path, (content,), confirm=confirm)
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, durably: bool = True) -> None:
+def write_pieces(
+    path: Path,
+    pieces: Iterable[bytes | memoryview],
+    *,
+    durably: bool = True,
+    confirm: Callable[[], None] | None = None,
+) -> None:
     """Write a file under a temporary name, push it to the disk if that is asked for, then give it its name.
 
     A retried task may overlap with its first try on another worker, so the temporary name is this call's own. An
-    OSError names the file.
+    OSError names the file. `confirm` is called last before the file gets its name; its error leaves the path as it was.
     """
     temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
@@ -49,12 +55,36 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, durably: b
             if durably:
                 stream.flush()
                 os.fsync(stream.fileno())
+        if confirm is not None:
+            confirm()
         temporary.replace(path)
+        if durably:
+            sync_directory(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
+
+
+def make_directory(directory: Path) -> None:
+    """Create a directory with its missing parents, so that a loss of power does not remove it from its parent again."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        sync_directory(each.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Push the names in a directory to the disk: a file's own `fsync` does not."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot, and need not
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def nearest_existing(path: Path) -> Path:
@@ -95,10 +125,10 @@ class _Stored(Record):
     """sha256 of each file that it names."""
 
 
-def save_result(path: Path, result: Record, files: Sequence[str]) -> None:
+def save_result(path: Path, result: Record, files: Sequence[str], confirm: Callable[[], None] | None = None) -> None:
     """Store a stage's result, which names `files`, with a run, so that a resumed run does not repeat the stage."""
     stored = _Stored(result=result.model_dump_json(), sums={file: sha256_of(Path(file)) for file in files})
-    write_durably(path, stored.model_dump_json().encode())
+    write_durably(path, stored.model_dump_json().encode(), confirm)
 
 
 def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -> R | None:

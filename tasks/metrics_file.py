@@ -13,6 +13,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from paceline.tasks.errors import SupersededError
+
 LoggedMetric = tuple[str, float, int, int]  # name, value, Unix time in milliseconds, step
 FILE = "metrics.jsonl"
 SYSTEM_METRIC_PREFIX = "system/"
@@ -106,6 +108,18 @@ class MetricsReader:
 def attempts(directory: Path) -> list[int]:
     """Numbers of a training's attempts."""
     return sorted(attempt_number(path) for path in directory.glob("attempt-*"))
+
+
+def require_newest(attempt: Path) -> None:
+    """Raise SupersededError if a newer attempt than this directory's exists: another process trains the run.
+
+    Its lock excludes that, unless it lies on a network file system that does not lock, or has lost the lock.
+    """
+    if (newest := max(attempts(attempt.parent), default=-1)) > attempt_number(attempt):
+        raise SupersededError(
+            f"{attempt.name} of run {attempt.parent.name} was superseded by attempt-{newest} of another process; "
+            "mount PACELINE_HOME with locks, and check it with paceline doctor"
+        )
 
 
 def attempt_number(directory: Path) -> int:

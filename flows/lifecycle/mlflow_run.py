@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
-from paceline.tasks.errors import InputError, StoppedError
+from paceline.tasks.errors import InputError, StoppedError, SupersededError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.log_lines import labels
 from paceline.tasks.names import Artifact, Tag
@@ -46,7 +46,11 @@ def new_run(
     with ExitStack() as stack:
         with defer_signals():
             handle = tracking.begin(environment.tracking_uri, experiment_id, config, tags, name=name)
-            stack.enter_context(_own_run(handle, environment.root, _resume_hint(role, handle.run_id)))
+            try:
+                stack.enter_context(_own_run(handle, environment.root, _resume_hint(role, handle.run_id)))
+            except OSError as error:  # without a lock nobody sees later that no process has the run
+                _finish(handle, "FAILED", str(error))
+                raise
         tracking.log_config(handle, config)
         yield handle
 
@@ -155,6 +159,8 @@ def _own_run(handle: RunHandle, home: Path, resume_hint: str) -> Iterator[None]:
 def _ends_with_status(handle: RunHandle, resume_hint: str) -> Iterator[None]:
     try:
         yield
+    except SupersededError:  # the process that has superseded this one sets the status
+        raise
     except BaseException as error:
         stopped = isinstance(error, StoppedError)
         failed = isinstance(error, Exception) and not stopped and not is_interruption(error)

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from paceline.conf.environment import Environment
@@ -16,9 +16,12 @@ from paceline.tasks.cluster.tls import SCHEME, security_of
 from paceline.tasks.errors import InputError, RunError
 
 if TYPE_CHECKING:
-    from distributed import Client, Security
+    from distributed import Client, Future, Security
+
+T = TypeVar("T")
 
 CONNECT_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 10, 5, 0.2
+MAX_MESSAGES = 64  # at once: Dask opens a connection for each, and a message takes 1 to 2 ms of a core
 MARGIN_SECONDS = 1.0  # between the limit of a connection, which is retried that long, and that of the answer
 
 
@@ -129,15 +132,49 @@ def wait_for_workers(address: str, demand: ClusterResources, seconds: float, che
 Request = tuple[str, Callable[..., Any], tuple[Any, ...]]  # a worker's address, a function and its arguments
 
 
-def call_workers(client: Client, requests: Sequence[Request], seconds: float) -> list[Any]:
-    """Run functions on workers at the same time, none waiting for another; each result, or the exception instead."""
+def call_workers(client: Client, requests: Sequence[Request], seconds: float, *, batched: bool = False) -> list[Any]:
+    """Run functions on workers at the same time, none waiting for another; each result, or the exception instead.
 
-    async def one(worker: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        answers = await asyncio.wait_for(client.run(function, *arguments, workers=[worker]), seconds)
-        return answers[worker]
+    At most `MAX_MESSAGES` are under way. `batched`: one message may carry the requests of several workers. Each of them
+    gets all of it, so use this for small arguments. A batch that is not answered in time is asked again one by one.
+    """
+    size = max(1, -(-len(requests) // MAX_MESSAGES)) if batched else 1
+    places = asyncio.Semaphore(MAX_MESSAGES)
 
-    async def every() -> list[Any]:
-        return await asyncio.gather(*(one(*request) for request in requests), return_exceptions=True)
+    async def ask(batch: Sequence[Request]) -> list[Any]:
+        calls = {worker: (function, arguments) for worker, function, arguments in batch}
+        try:
+            async with places:
+                if len(batch) == 1:
+                    ((worker, function, arguments),) = batch
+                    answer = await asyncio.wait_for(client.run(function, *arguments, workers=[worker]), seconds)
+                else:
+                    running = client.run(_run_own, calls, workers=list(calls), on_error="return")
+                    answer = await asyncio.wait_for(running, seconds)
+            return [answer[worker] for worker, *_ in batch]
+        except Exception as error:  # noqa: BLE001  an answer as well
+            return [error] if len(batch) == 1 else await ask_each([[request] for request in batch])
 
-    answers: list[Any] = client.sync(every)
+    async def ask_each(batches: list[Sequence[Request]]) -> list[Any]:
+        return [answer for answers in await asyncio.gather(*map(ask, batches)) for answer in answers]
+
+    batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+    answers: list[Any] = client.sync(ask_each, batches)
     return answers
+
+
+def fetch(client: Client, futures: Sequence[Future[T]], seconds: float) -> list[T]:
+    """Results of finished tasks, all at the same time. Raises TimeoutError, OSError and others: one of them is gone."""
+
+    async def every() -> list[T]:
+        results: list[T] = await asyncio.wait_for(client.gather(futures, asynchronous=True), seconds)
+        return results
+
+    fetched: list[T] = client.sync(every)
+    return fetched
+
+
+async def _run_own(calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]], dask_worker: Any) -> Any:
+    """Run what a batch holds for the worker that this runs on."""
+    function, arguments = calls[dask_worker.contact_address]
+    return function(*arguments)

@@ -8,10 +8,12 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
+
+import psutil
 
 from paceline.conf.environment import Environment
 from paceline.conf.plugins import Plugin
@@ -27,6 +29,7 @@ from paceline.tasks.measure.gpu import contexts_of
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 from paceline.tasks.track.environment import installed_version
+from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -37,6 +40,7 @@ REACH_SECONDS = 20.0  # for a file system or a store to answer a worker
 SKEW_SECONDS, TOO_MUCH_SKEW_SECONDS = 1.0, 30.0
 """Clocks that differ by more muddle the order of logs and metrics; by much more, certificates are not yet or no longer
 valid."""
+LOCK_SUFFIX = ".lock"
 GIB = 2**30
 
 
@@ -49,6 +53,8 @@ class Seen(Record):
     clock: float  # Unix seconds
     sees_home: bool  # it sees the marker file of the examining process
     writes_home: bool
+    sees_lock: bool  # the lock that the examining process holds next to its marker
+    mount: str  # file system of PACELINE_HOME, with its options
     free_bytes: int
     writes_leases: bool
     num_gpus: int
@@ -69,19 +75,22 @@ def examine_workers(
     home.mkdir(parents=True, exist_ok=True)
     marker = home / f".doctor-{uuid4().hex}"
     marker.write_text("paceline doctor", encoding="utf-8")
-    try:
-        with connect(address) as client:
-            requested = tuple((plugin.kind, plugin.name) for plugin in packages)
-            answers, skews = _ask(client, (str(marker), str(leases), requested))
-            reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in answers]
-            lacks = call_workers(client, reached, REACH_SECONDS + ANSWER_SECONDS)
-    finally:
-        marker.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        stack.callback(marker.unlink, missing_ok=True)
+        stack.callback(shutil.rmtree, marker.with_suffix(LOCK_SUFFIX), ignore_errors=True)
+        with suppress(OSError):  # without locks no worker sees one, which is reported
+            stack.enter_context(run_lock(marker.with_suffix(LOCK_SUFFIX)))
+        client = stack.enter_context(connect(address))
+        requested = tuple((plugin.kind, plugin.name) for plugin in packages)
+        answers, skews = _ask(client, (str(marker), str(leases), requested))
+        reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in answers]
+        lacks = call_workers(client, reached, REACH_SECONDS + ANSWER_SECONDS)
     reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, Seen)}
     findings = [_number(answers, reports, num_expected)]
     if not reports:
         return findings
-    findings += [_code(reports), _versions(reports), _skew(skews), _home(reports, home), _leases(reports, leases)]
+    findings += [_code(reports), _versions(reports), _skew(skews), _home(reports, home)]
+    findings += [_locks(reports, home), _leases(reports, leases)]
     if any(report.num_gpus for report in reports.values()):
         findings.append(_contexts(reports))
     if packages:
@@ -102,6 +111,9 @@ def look(marker: str, leases: str, asked: tuple[PackageName, ...]) -> Seen:
         writes = True
     with suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
+    sees_lock = False
+    with suppress(OSError):
+        sees_lock = is_locked(marker_file.with_suffix(LOCK_SUFFIX)) is True
     return Seen(
         host=socket.gethostname(),
         code=code_fingerprint(),
@@ -109,6 +121,8 @@ def look(marker: str, leases: str, asked: tuple[PackageName, ...]) -> Seen:
         clock=time.time(),
         sees_home=marker_file.is_file(),
         writes_home=writes,
+        sees_lock=sees_lock,
+        mount=_mount_of(marker_file),
         free_bytes=shutil.disk_usage(marker_file.parent).free if marker_file.parent.is_dir() else 0,
         writes_leases=os.access(place, os.W_OK) and place.is_dir(),
         num_gpus=len(gpus := describe().gpus),
@@ -239,6 +253,23 @@ def _home(reports: dict[str, Seen], home: Path) -> Finding:
         return bad("shared state", f"{faults[0]} PACELINE_HOME={home}", remedy)
     free = min(report.free_bytes for report in reports.values())
     return good("shared state", f"{home}: {free / GIB:.0f} GiB free, seen by all")
+
+
+def _mount_of(path: Path) -> str:
+    """The file system that holds a path, with its options."""
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    mount = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
+    return f"{mount.fstype} ({mount.opts})" if mount else "unknown"
+
+
+def _locks(reports: dict[str, Seen], home: Path) -> Finding:
+    """Whether a lock of this process is seen on the workers' hosts: without it, two processes could train one run."""
+    here, hosts = socket.gethostname(), {report.host for report in reports.values()}
+    if blind := [report for report in reports.values() if not report.sees_lock]:
+        fault = f"{blind[0].host} does not see a lock that {here} takes in PACELINE_HOME={home}; it is {blind[0].mount}"
+        return bad("locks", fault, "mount it with locks between hosts: NFS without the options nolock and local_lock")
+    others = len(hosts - {here})
+    return good("locks", f"a lock of {here} holds on {others} other hosts" if others else "there is only one host")
 
 
 def _data(answers: dict[str, object], root: str) -> Finding:

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -13,6 +15,7 @@ from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.files import load_result, save_result
 from paceline.tasks.measure.records import MeasureResult
+from paceline.tasks.metrics_file import require_newest
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
 from paceline.tasks.records.measurement import AutotuneResult
@@ -62,7 +65,8 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
         return done
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)
-    save_result(job.result_path, result, [file for file in (result.weights, *result.predictions) if file])
+    confirm = partial(require_newest, Path(result.predictions[0]).parents[1])
+    save_result(job.result_path, result, [file for file in (result.weights, *result.predictions) if file], confirm)
     return result
 
 

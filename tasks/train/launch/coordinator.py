@@ -16,13 +16,14 @@ from paceline.conf.config import Config
 from paceline.conf.execution import CAPTURED
 from paceline.conf.plugins import model_facts
 from paceline.tasks.cluster.client import call_workers, connect
-from paceline.tasks.errors import InputError, LostError, RankError
+from paceline.tasks.errors import InputError, LostError, RankError, SupersededError
+from paceline.tasks.files import TEMPORARY_SUFFIX, make_directory, sync_directory
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.measure.energy import merge as merge_energy
 from paceline.tasks.measure.paired_ratio import joules_per_sample
 from paceline.tasks.measure.records import Measurement, MeasureResult
-from paceline.tasks.metrics_file import FILE, attempts
+from paceline.tasks.metrics_file import FILE, attempts, require_newest
 from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ModuleResult, TrainResult
@@ -83,6 +84,7 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         RankError: a rank failed and would fail again; all ranks have been stopped.
         LostError: a worker, a host or the scheduler was lost and did not come back.
         TimeLimitError: limits.train_seconds is over.
+        SupersededError: another process has started a newer attempt.
     """
     with upload_metrics(job.directory, job.tracking_uri, job.run_id):
         outcomes, recovery = _train_attempts(job, address, on_progress)
@@ -147,6 +149,7 @@ def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -
                 stack.enter_context(_subscribe(client, progress_topic(job.run_id), attempts.note_progress))
                 return attempts.next(client, placements), recovery
         except (RankError, LostError) as error:
+            attempts.require_newest()
             if attempts.adapt(error):
                 recovery.restart(error, attempts.num_ranks, attempts.steps_done)
             else:
@@ -204,27 +207,52 @@ class _Attempts:
             logger.warning(_describe_smaller_group(job.config, self.num_ranks))
         group = RankGroup(client, job.run_id, placements)
         try:
-            resume_from = newest_valid_checkpoint(job.checkpoints) if self._resume else None
             group.claim(partial(self._check_free_devices, client, placements))
+            number = self._start_attempt()
+            # Only now: the wait for the devices may have been long, and their holder a rank of this run.
+            resume_from = newest_valid_checkpoint(job.checkpoints) if self._resume else None
             earlier = {
                 "probe": self._read_earlier(ProbeResult, PROBE_FILE),
                 "search": self._read_earlier(AutotuneResult, SEARCH_FILE) or job.search,
-                "may_search": job.may_search and (self._number == self._first or self._searches_again),
+                "may_search": job.may_search and (number == self._first or self._searches_again),
                 "left_out": self._left_out,
             }
-            specs = _specs(client, job, placements, self._number, resume_from, earlier)
+            specs = _specs(client, job, placements, number, resume_from, earlier)
             self._resume = True
-            self._number += 1
             metrics = Path(specs[0].directory) / FILE  # a file of another host may become visible here much later
             with suppress(OSError):  # the rank reports the error
-                metrics.parent.mkdir(parents=True, exist_ok=True)
+                make_directory(metrics.parent)
                 metrics.touch()
+                sync_directory(metrics.parent)
             group.start(specs)
             self._recovery.record_start(step_of(resume_from) if resume_from else 0)
             return group.watch(lambda: self._regroup_with_more(client))
         finally:
             self.steps_done = group.steps_done
             group.end()
+
+    def _start_attempt(self) -> int:
+        """Create the directory of the next attempt; its number. Raises SupersededError: another process has it."""
+        number, self._number = self._number, self._number + 1
+        attempt = self._job.directory / f"attempt-{number}"
+        try:
+            make_directory(attempt.parent)
+            attempt.mkdir()
+            sync_directory(attempt.parent)
+            # Older attempts may have passed `require_newest` already: they cannot rename what is gone.
+            for folder in ("", "checkpoints/", "checkpoints/*/"):
+                for unfinished in attempt.parent.glob(f"{folder}*{TEMPORARY_SUFFIX}"):
+                    unfinished.unlink(missing_ok=True)
+        except FileExistsError:
+            fault = f"another process has started {attempt.name} of run {self._job.run_id}"
+            raise SupersededError(f"{fault}; check the locks in PACELINE_HOME with paceline doctor") from None
+        except OSError as error:  # the rank reports it
+            logger.debug("%s could not be created: %s", attempt, error)
+        return number
+
+    def require_newest(self) -> None:
+        """Raise SupersededError if another process has started a newer attempt than the last one of this."""
+        require_newest(self._job.directory / f"attempt-{self._number - 1}")
 
     def adapt(self, error: RankError | LostError) -> bool:
         """Adapt the next attempt to want of memory or a failed graph; whether it did. Raises RankError: it cannot."""
@@ -343,6 +371,8 @@ def _specs(
     if job.prepared is not None:
         shared["prepared"] = job.prepared.normalised_for(model_facts(job.config.model.name))
     shared["packages"] = job.packages or tuple(package.identity for package in job.config.packages)
+    hosts = {placement.host: placement for placement in placements}
+    devices = {host: gpus_on_host(each, placements, job.plan.accelerator) for host, each in hosts.items()}
     return [
         RankSpec(
             **shared,
@@ -358,7 +388,7 @@ def _specs(
             master_address=placements[0].host,
             master_port=port,
             interface=interface,
-            devices=gpus_on_host(placement, placements, job.plan.accelerator),
+            devices=devices[placement.host],
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             compile_cache=str((directory if job.cold_compile else Path(job.home)) / "compiled"),

@@ -137,7 +137,7 @@ def _candidates(
         order = {uuid: position for worker in given for position, uuid in enumerate(uuids[worker])}
         devices |= dict(sorted(given.items(), key=lambda item: order.get(item[1], 0)))
     requests = [(worker, is_device_in_use, (device,)) for worker, device in devices.items()]
-    answers = call_workers(client, requests, ANSWER_SECONDS)
+    answers = call_workers(client, requests, ANSWER_SECONDS, batched=True)
     slots = []
     for (worker, device), answer in zip(devices.items(), answers, strict=True):
         busy = answer is True or (host_of(worker), device) in reserved
@@ -153,7 +153,7 @@ def is_device_in_use(device: str) -> bool:
 def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> tuple[dict[str, WorkerFacts], list[str]]:
     """Facts of the workers that answer in time, and addresses of those that do not."""
     addresses, facts = workers(client), dict[str, WorkerFacts]()
-    answers = call_workers(client, [(worker, worker_facts, ()) for worker in addresses], seconds)
+    answers = call_workers(client, [(worker, worker_facts, ()) for worker in addresses], seconds, batched=True)
     for answer in answers:
         if isinstance(answer, ImportError | AttributeError):  # its code lacks the function
             raise InputError(f"a worker runs other code than this process ({answer}); install the same on every host")

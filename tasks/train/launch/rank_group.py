@@ -1,7 +1,8 @@
 """One attempt of a group of ranks: all claim their devices, then all start, and the first failure stops all.
 
-Claims are made one after the other in one order that all coordinators share (host, then device), so that two groups
-that need the same devices run one after the other without a deadlock.
+All claims are made at once. A group that must wait withdraws its claims behind the first missing device, in an order
+that all coordinators share (host, then device), so that two groups that need the same devices run one after the other
+without a deadlock.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from paceline.tasks import deadline
-from paceline.tasks.cluster.client import call_workers, workers
+from paceline.tasks.cluster.client import call_workers, fetch, workers
 from paceline.tasks.errors import LostError, RankError
 from paceline.tasks.train.launch.layout import Placement
 from paceline.tasks.train.launch.rank_process import running_ranks
@@ -31,6 +33,7 @@ SETTLE_SECONDS = 0.6
 """Time for the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
 ECHO_SECONDS = 5.0  # the same where all are consequences: a worker's end is noticed later than the broken connections
 ABORT_SECONDS = 15.0
+MAX_NAMED = 8  # ranks in a message
 # Errors of ranks that lost their connection to another; the root cause is the earliest other error.
 ECHOES = (
     *("connection closed", "connection reset", "connection refused", "connectfullmesh", "aborted"),
@@ -38,6 +41,8 @@ ECHOES = (
 )
 
 logger = logging.getLogger(__name__)
+_numbers = count()
+"""Of claims: a claim that was withdrawn and is made again needs another key."""
 
 
 class RankGroup:
@@ -45,12 +50,11 @@ class RankGroup:
 
     def __init__(self, client: Client, run_id: str, placements: list[Placement]) -> None:
         self._client, self._run_id, self._placements = client, run_id, placements
-        stamp = time.time_ns()
-        self._keys = [f"rank-{placement.rank}-{run_id}-{stamp}" for placement in placements]
+        self._keys = [""] * len(placements)
         self._futures: dict[int, Future[RankOutcome]] = {}
         self._last_answer = [time.monotonic()] * len(placements)
         self._next_look = 0.0
-        self._last_wait = ""
+        self._waits: set[str] = set()
         self._is_started = False
         self._outcomes: dict[int, RankOutcome] = {}
         self.steps_done = 0
@@ -58,26 +62,46 @@ class RankGroup:
 
     def claim(self, waiting: Callable[[list[Placement]], None] = lambda held: None) -> None:
         """Claim all devices, waiting for those in use. Raises LostError, TimeLimitError: as `watch`."""
-        held: list[Placement] = []
-        next_look = time.monotonic() + ASK_SECONDS
-        for placement in sorted(self._placements, key=lambda placement: (placement.host, placement.device)):
-            self._futures[placement.rank] = self._submit(placement)
-            self._last_answer[placement.rank] = time.monotonic()
-            while (status := self._claim_statuses()[placement.rank]).state != "held":
-                deadline.check()
-                self._check_futures()
-                is_in_use = status.state == "waiting" or status.owner is not None
-                if is_in_use and time.monotonic() > next_look:
-                    next_look = time.monotonic() + ASK_SECONDS
+        order = sorted(self._placements, key=lambda placement: (placement.host, placement.device))
+        next_look, pause = 0.0, POLL_SECONDS / 5
+        while True:
+            asked = time.monotonic()
+            statuses = self._claim_statuses()
+            states = [statuses[placement.rank].state for placement in order]
+            held = order[: next((index for index, state in enumerate(states) if state != "held"), len(order))]
+            if len(held) == len(order):
+                return
+            deadline.check()
+            self._check_futures()
+            if len(held) == len(self._futures):
+                next_look = time.monotonic() + ASK_SECONDS
+                for placement in order[len(held) :]:
+                    self._submit(placement)
+            elif time.monotonic() > next_look:
+                next_look, pause = time.monotonic() + ASK_SECONDS, POLL_SECONDS
+                self._withdraw(order[len(held) + 1 :])
+                first = statuses[order[len(held)].rank]
+                if first.state == "waiting" or first.owner is not None:
                     waiting(held)
-                time.sleep(POLL_SECONDS / 5)
-            held.append(placement)
+            time.sleep(max(pause, time.monotonic() - asked))
 
-    def _submit(self, placement: Placement) -> Future[RankOutcome]:
-        claim = (self._keys[placement.rank], self._run_id, placement.rank, placement.device)
-        how: dict[str, Any] = {"key": claim[0], "allow_other_workers": False, "pure": False, "retries": 0}
+    def _submit(self, placement: Placement) -> None:
+        self._keys[placement.rank] = key = f"rank-{placement.rank}-{self._run_id}-{time.time_ns()}-{next(_numbers)}"
+        self._last_answer[placement.rank] = time.monotonic()
+        claim = (key, self._run_id, placement.rank, placement.device)
+        how: dict[str, Any] = {"key": key, "allow_other_workers": False, "pure": False, "retries": 0}
         try:
-            return self._client.submit(supervise, *claim, workers=[placement.worker], **how)
+            self._futures[placement.rank] = self._client.submit(supervise, *claim, workers=[placement.worker], **how)
+        except Exception as error:
+            raise LostError(f"the connection to the Dask scheduler is closed: {_describe(error)}") from error
+
+    def _withdraw(self, placements: Sequence[Placement]) -> None:
+        """Release devices: a group that held them while it waits for others could wait for a group that needs them."""
+        futures = [self._futures.pop(each.rank) for each in placements if each.rank in self._futures]
+        if not futures:
+            return
+        try:
+            self._client.cancel(futures, force=True)
         except Exception as error:
             raise LostError(f"the connection to the Dask scheduler is closed: {_describe(error)}") from error
 
@@ -128,7 +152,7 @@ class RankGroup:
         hosts = {placement.host: placement.worker for placement in self._placements}
         while hosts and time.monotonic() < give_up:
             requests = [(worker, running_ranks, (self._run_id,)) for worker in hosts.values()]
-            ranks = dict(zip(hosts, call_workers(self._client, requests, ANSWER_SECONDS), strict=True))
+            ranks = dict(zip(hosts, call_workers(self._client, requests, ANSWER_SECONDS, batched=True), strict=True))
             hosts = {host: worker for host, worker in hosts.items() if isinstance(ranks[host], list) and ranks[host]}
             time.sleep(POLL_SECONDS)
 
@@ -139,7 +163,7 @@ class RankGroup:
         made = [placement for placement in self._placements if placement.rank in waited_for]
         expected = ("running",) if self._is_started else ("queued", "waiting", "held", "running")
         requests = [(each.worker, claim_status, (self._keys[each.rank], each.device)) for each in made]
-        answers = call_workers(self._client, requests, ANSWER_SECONDS)
+        answers = call_workers(self._client, requests, ANSWER_SECONDS, batched=True)
         statuses = [ClaimStatus(state="queued") for _ in self._placements]
         for placement, answer in zip(made, answers, strict=True):
             if isinstance(answer, ClaimStatus):
@@ -147,9 +171,9 @@ class RankGroup:
                 if answer.state in ("queued", "waiting") and (owner := answer.owner) is not None:
                     user = f"rank {owner.rank} of run {owner.run_id}"
                     line = f"Waiting for {placement.device} on {placement.host}: {user} uses it"
-                    if line != self._last_wait:
+                    if line not in self._waits:
                         logger.warning(line)
-                    self._last_wait = line
+                    self._waits.add(line)
             if isinstance(answer, ClaimStatus) and answer.state in expected:
                 self._last_answer[placement.rank] = time.monotonic()
             elif time.monotonic() - self._last_answer[placement.rank] > SILENT_SECONDS:
@@ -207,12 +231,14 @@ class RankGroup:
 
     def _collect_outcomes(self) -> list[RankOutcome]:
         self._check_futures()
-        for rank, future in self._futures.items():
-            if rank not in self._outcomes and future.status == "finished":
-                try:
-                    self._outcomes[rank] = future.result(timeout=2 * ANSWER_SECONDS)
-                except Exception as error:
-                    raise LostError(f"rank {rank} has ended, and its worker went with the result: {error}") from error
+        done = [rank for rank, future in self._futures.items() if future.status == "finished"]
+        if new := [rank for rank in done if rank not in self._outcomes]:
+            try:
+                outcomes = fetch(self._client, [self._futures[rank] for rank in new], 2 * ANSWER_SECONDS)
+            except Exception as error:
+                ended = ", ".join(map(str, new[:MAX_NAMED]))
+                raise LostError(f"ranks {ended} have ended, and a worker went with its result: {error}") from error
+            self._outcomes |= zip(new, outcomes, strict=True)
         return list(self._outcomes.values())
 
 

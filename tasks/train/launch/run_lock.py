@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.tasks.errors import InputError
+from paceline.tasks.files import make_directory, sync_directory
 
 NUM_TRIES = 5
 TRY_SECONDS = 0.05  # `is_locked` holds the lock for an instant
@@ -28,8 +29,9 @@ def is_locked(directory: Path) -> bool | None:
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
     """Hold the lock during the body, at most until this process dies. Raises InputError: another one trains the run."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     with os.fdopen(os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o644), "rb") as lock:
+        sync_directory(directory)  # after a loss of power, only the file shows that a process held it
         for num_tries_left in range(NUM_TRIES, -1, -1):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -153,7 +153,7 @@ def supervise(key: str, run_id: str, rank: int, device: str) -> RankOutcome:
             if not watch.held:
                 watch.held = device_lock.take(run_id, rank)
                 watch.owner = None if watch.held else device_lock.owner()
-            time.sleep(POLL_SECONDS / 5)
+            time.sleep(POLL_SECONDS / 5 if watch.held else POLL_SECONDS)
         return _run(watch.spec_json, device_lock, watch)
     finally:
         device_lock.release()

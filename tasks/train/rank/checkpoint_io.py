@@ -8,12 +8,14 @@ executes pickled code (torch 2.13); this one reads tensors and plain types only.
 
 import hashlib
 import io
+import os
 import pickle
 import shutil
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.files import write_durably
+from paceline.tasks.files import make_directory, write_durably
+from paceline.tasks.metrics_file import FILE, require_newest
 from paceline.tasks.train.rank.checkpoint import digest_path, part_path, parts_of
 
 NUM_CHECKPOINTS = 2
@@ -80,12 +83,13 @@ def load_rest(path: Path) -> dict[str, Any]:
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's checkpoint plugin with atomic writes in a thread, one at a time.
+    """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory.
 
     `AsyncCheckpointIO` of Lightning 2.6 copies on the GPU, queues checkpoints, and reports errors one checkpoint later.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: Path) -> None:
+        self._attempt = attempt
         self._executor = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
         self.write_seconds = 0.0
@@ -96,12 +100,12 @@ class AtomicCheckpointIO(CheckpointIO):
         self.wait()
         self.submit(write_and_prune, Path(path), split_off_rows(checkpoint, (), {}))
 
-    def submit(self, write: Callable[[Path, dict[str, Any]], None], path: Path, content: dict[str, Any]) -> None:
+    def submit(self, write: Callable[[Path, dict[str, Any], Path], None], path: Path, content: dict[str, Any]) -> None:
         """Call `write` in the thread; the caller has waited for the write before."""
 
         def write_timed() -> None:
             started = time.monotonic()
-            write(path, content)
+            write(path, content, self._attempt)
             self.write_seconds = time.monotonic() - started
 
         self._written = self._executor.submit(write_timed)
@@ -134,22 +138,27 @@ class AtomicCheckpointIO(CheckpointIO):
         self.wait()
 
 
-def write_and_prune(path: Path, content: dict[str, Any]) -> None:
+def write_and_prune(path: Path, content: dict[str, Any], attempt: Path) -> None:
     """Write a checkpoint of one file, then remove all but the newest two."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     if path.is_dir():  # what a sharded training left that resumes on one rank
         remove(path)
-    write_with_digest(path, content)
+    write_with_digest(path, content, attempt)
     prune(path.parent)
 
 
-def write_with_digest(path: Path, content: dict[str, Any]) -> None:
-    """Write the digest, then the file, then rename."""
+def write_with_digest(path: Path, content: dict[str, Any], attempt: Path) -> None:
+    """Write the digest, then the file, then rename. Raises SupersededError: there is a newer attempt than this."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     payload = buffer.getbuffer()
-    write_durably(digest_path(path), hashlib.sha256(payload).hexdigest().encode())
-    write_durably(path, payload)
+    confirm = partial(require_newest, attempt)
+    metrics = attempt / "rank-0" / FILE
+    if metrics.exists():  # a resume does not log the steps before this checkpoint again
+        with metrics.open("rb") as stream:
+            os.fsync(stream.fileno())
+    write_durably(digest_path(path), hashlib.sha256(payload).hexdigest().encode(), confirm)
+    write_durably(path, payload, confirm)
 
 
 def prune(directory: Path) -> None:
@@ -216,7 +225,7 @@ class ShardedStrategy(ModelParallelStrategy):
             prune(path.parent)
             shutil.rmtree(path, ignore_errors=True)
         self.barrier()
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path)
         rows: Rows = {}
         unsharded = split_off_rows(checkpoint, (), rows)
         part = {"rows": rows, "rest": unsharded if rank == 0 else {}}

@@ -140,7 +140,7 @@ def _training_network(context: RankContext) -> nn.Module:
 
 def _make_trainer(context: RankContext, observers: list[Any]) -> Trainer:
     spec, plan = context.spec, context.spec.plan
-    plugins: list[Any] = [AtomicCheckpointIO()]
+    plugins: list[Any] = [AtomicCheckpointIO(context.directory.parent)]
     strategy: Any = "auto"
     if plan.strategy != "single":
         plugins.append(group.RankEnvironment(spec))

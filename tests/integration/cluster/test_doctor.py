@@ -48,6 +48,7 @@ def test_a_healthy_site(doctor, mlflow_server):
     assert "cores of" in found["devices"]["found"]
     assert found["mlflow"]["status"] == found["prefect"]["status"] == "ok", "client and server are of one version"
     assert found["workers"]["found"].startswith("2 on 1 hosts")
+    assert found["locks"]["status"] == "ok"
     assert found["shared state"]["status"] == found["clocks"]["status"] == found["code"]["status"] == "ok"
     assert "nothing is wrong" in stderr.splitlines()[-1]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.tasks.errors import RunError
+from paceline.tasks.errors import RunError, SupersededError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.train.rank import checkpoint_io
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_valid_checkpoint, verify
@@ -16,7 +16,7 @@ from tests.support.refusals import refused
 
 @pytest.fixture
 def saved(tmp_path):
-    plugin = AtomicCheckpointIO()
+    plugin = AtomicCheckpointIO(tmp_path / "attempt-0")
     for step in (1, 2, 3):
         plugin.save_checkpoint(
             {"step": step, "weights": torch.full((100,), float(step))}, checkpoint_path(tmp_path, step)
@@ -54,7 +54,7 @@ def test_a_failed_write_leaves_the_older_ones_valid(saved, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    plugin = AtomicCheckpointIO()
+    plugin = AtomicCheckpointIO(saved / "attempt-0")
     plugin.save_checkpoint({"step": 4}, checkpoint_path(saved, 4))
     with pytest.raises(OSError, match="No space"):
         until(plugin.is_idle, "end of the write", seconds=10)
@@ -66,12 +66,12 @@ def test_a_failed_write_leaves_the_older_ones_valid(saved, monkeypatch):
 def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     may_write = threading.Event()
 
-    def write_later(path, content):
+    def write_later(*arguments):
         assert may_write.wait(10)
-        write_with_digest(path, content)
+        write_with_digest(*arguments)
 
     monkeypatch.setattr(checkpoint_io, "write_with_digest", write_later)
-    plugin, module = AtomicCheckpointIO(), torch.nn.BatchNorm1d(2)
+    plugin, module = AtomicCheckpointIO(tmp_path / "attempt-0"), torch.nn.BatchNorm1d(2)
     plugin.save_checkpoint({"network": module.state_dict(), "epochs": (epochs := [1])}, checkpoint_path(tmp_path, 1))
     epochs.append(2)  # the next steps change lists and weights before they are written
     module.weight.data.zero_()
@@ -83,6 +83,21 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     assert saved["epochs"] == [1]
     assert saved["network"]["weight"].tolist() == [1, 1]
     assert saved["network"]._metadata == module.state_dict()._metadata, "modules read their version"
+
+
+def test_an_attempt_that_was_superseded_writes_no_checkpoint(saved):
+    (saved / "attempt-1").mkdir()
+    path = checkpoint_path(saved, 3)
+    before = path.read_bytes(), digest_path(path).read_text()
+    plugin = AtomicCheckpointIO(saved / "attempt-0")
+    plugin.save_checkpoint({"step": 3, "other": 1}, path)
+    with pytest.raises(SupersededError, match=r"attempt-0 .* attempt-1\b"):
+        plugin.teardown()
+    assert (path.read_bytes(), digest_path(path).read_text()) == before
+    plugin = AtomicCheckpointIO(saved / "attempt-1")
+    plugin.save_checkpoint({"step": 4}, checkpoint_path(saved, 4))
+    plugin.teardown()
+    assert newest_valid_checkpoint(saved) == checkpoint_path(saved, 4)
 
 
 class Evil:
@@ -100,7 +115,7 @@ def test_a_planted_checkpoint_is_refused_and_nothing_of_it_is_executed(tmp_path)
         torch.save(content, path, pickle_protocol=protocol)
         digest_path(path).write_text(sha256_of(path))
         assert newest_valid_checkpoint(tmp_path) == path, "who can write it can write its digest"
-        for read in (load, AtomicCheckpointIO().load_checkpoint):
+        for read in (load, AtomicCheckpointIO(tmp_path / "attempt-0").load_checkpoint):
             with refused(None, path, kind=RunError) as caught:
                 read(path)
             assert "weights_only" not in str(caught.value), "torch advises to load it all the same"

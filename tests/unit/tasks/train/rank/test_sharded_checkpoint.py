@@ -1,4 +1,6 @@
 import itertools
+import os
+import stat
 import threading
 from pathlib import Path
 
@@ -36,7 +38,7 @@ def write(directory, step, bounds=(0, 3, 7), num_parts=None):
     for rank, (start, stop) in enumerate(ranks[:num_parts]):
         rest = {"state_dict": {"count": torch.tensor(step)}, "step": step} if rank == 0 else {}
         part = {"rows": {PLACE: (start, len(WEIGHT), WEIGHT[start:stop].clone())}, "rest": rest}
-        write_with_digest(part_path(path, rank, len(ranks)), part)
+        write_with_digest(part_path(path, rank, len(ranks)), part, path / "attempt-0")
     return path
 
 
@@ -77,7 +79,7 @@ def test_two_complete_checkpoints_stay_whatever_crashes_have_left(tmp_path):
 
 def test_one_rank_replaces_what_a_sharded_group_has_left_at_a_step(tmp_path):
     path = write(tmp_path, 2, num_parts=1)
-    (plugin := AtomicCheckpointIO()).save_checkpoint({"step": 2}, path)
+    (plugin := AtomicCheckpointIO(tmp_path / "attempt-0")).save_checkpoint({"step": 2}, path)
     plugin.teardown()
     assert newest_valid_checkpoint(tmp_path) == path
     assert load_full(path) == load(path) == {"step": 2}
@@ -94,7 +96,8 @@ class Evil:
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_nothing_of_a_planted_part_is_executed(tmp_path):
     path = write(tmp_path, 1)
-    write_with_digest(part_path(path, 1, 2), {"rows": {PLACE: Evil(tmp_path / "pwned")}, "rest": {}})
+    evil = {"rows": {PLACE: Evil(tmp_path / "pwned")}, "rest": {}}
+    write_with_digest(part_path(path, 1, 2), evil, tmp_path / "attempt-0")
     with refused(None, kind=RunError):
         load_full(path)
     assert not (tmp_path / "pwned").exists()
@@ -118,21 +121,21 @@ def test_sharded_tensors_are_split_off_and_all_else_is_copied():
     assert torch.equal(part, WEIGHT)
 
 
-def sharded():
+def sharded(directory):
     strategy = ShardedStrategy(1)
-    strategy.checkpoint_io = AtomicCheckpointIO()
+    strategy.checkpoint_io = AtomicCheckpointIO(directory / "attempt-0")
     return strategy
 
 
 def test_training_continues_while_a_part_is_written(tmp_path, monkeypatch):
     may_write = threading.Event()
 
-    def write_later(path, content):
+    def write_later(*arguments):
         assert may_write.wait(10)
-        write_with_digest(path, content)
+        write_with_digest(*arguments)
 
     monkeypatch.setattr(checkpoint_io, "write_with_digest", write_later)
-    strategy, first, second = sharded(), checkpoint_path(tmp_path, 1), checkpoint_path(tmp_path, 2)
+    strategy, first, second = sharded(tmp_path), checkpoint_path(tmp_path, 1), checkpoint_path(tmp_path, 2)
     weight = torch.ones(2)
     strategy.save_checkpoint({"weight": weight}, first)
     weight.zero_()  # the next step changes the weights before they are written
@@ -145,12 +148,13 @@ def test_training_continues_while_a_part_is_written(tmp_path, monkeypatch):
 
 
 def test_a_part_that_cannot_be_written_is_an_error_and_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
-    strategy = sharded()
+    strategy = sharded(tmp_path)
     strategy.save_checkpoint({"step": 1}, checkpoint_path(tmp_path, 1))
     strategy.checkpoint_io.wait()
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def full(descriptor):
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     strategy.save_checkpoint({"step": 2}, checkpoint_path(tmp_path, 2))
