@@ -147,7 +147,9 @@ def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -
             with ExitStack() as stack:
                 client, placements = recovery.wait_for_cluster(partial(attempts.connect, stack, address))
                 stack.enter_context(_subscribe(client, progress_topic(job.run_id), attempts.note_progress))
-                return attempts.next(client, placements), recovery
+                outcomes = attempts.next(client, placements)
+                attempts.require_newest()
+                return outcomes, recovery
         except (RankError, LostError) as error:
             attempts.require_newest()
             if attempts.adapt(error):

@@ -112,7 +112,7 @@ def _join(spec: RankSpec, own: Lightning) -> torch.device:
 
 
 def _strategy(spec: RankSpec, state: FeedState, device: torch.device, given: object) -> dict[str, Any]:
-    plugins: list[Any] = [AtomicCheckpointIO()]
+    plugins: list[Any] = [AtomicCheckpointIO(Path(spec.directory).parent)]
     if spec.world_size == 1:
         return {"strategy": FedDevice(state, device), "plugins": plugins}
     finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}

@@ -105,7 +105,10 @@ def train(loader, options, directory=None, every=None, stop_at=None):
     account = StepAccount(stopwatch, state, None, None)
     callbacks = [account, SaveCheckpoint(account, state, directory, every, 0)]
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
-    plugins = {"plugins": [AtomicCheckpointIO()], "strategy": FedDevice(state, torch.device("cpu"))}
+    plugins = {
+        "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
+        "strategy": FedDevice(state, torch.device("cpu")),
+    }
     newest = newest_valid_checkpoint(directory) if directory.exists() else None
     trainer = pl.Trainer(**settings, **plugins)
     trainer.fit(module, ckpt_path=str(newest) if newest else None, weights_only=True)
