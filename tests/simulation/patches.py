@@ -128,6 +128,7 @@ def replacements():
     yield flow_run_lock, "get_logger", lambda name: _LOG
     yield rank_process, "private_directory", lambda parent: parent
     yield rank_process, "take", lambda ready, environment: None
+    yield rank_process, "log_of", lambda pid: ""
     yield checkpoint_io, "torch", Torch
     yield from (
         (tracking, "MlflowClient", servers.MlflowClient),
