@@ -55,9 +55,10 @@ class Ledger:
 
     # Checkpoints and results
 
-    def acknowledge(self, run_id, step, attempt):
-        """A rank has been told that its checkpoint is safe."""
+    def acknowledge(self, run_id, step):
+        """A rank has been told that its checkpoint is safe; the step."""
         self._saved.setdefault(run_id, []).append(step)
+        return step
 
     def forget(self, run_id, step):
         """A fault has damaged a checkpoint."""

@@ -89,6 +89,8 @@ def of_cluster(name):
 class Torch:
     """`torch.save` and `torch.load` of plain types, without torch's 0.3 ms."""
 
+    Tensor = type("Tensor", (), {})
+
     @staticmethod
     def save(content, buffer):
         buffer.write(repr(content).encode())
@@ -130,6 +132,7 @@ def replacements():
     yield rank_process, "take", lambda ready, environment: None
     yield rank_process, "log_of", lambda pid: ""
     yield checkpoint_io, "torch", Torch
+    yield checkpoint_io, "ThreadPoolExecutor", system.Executor
     yield from (
         (tracking, "MlflowClient", servers.MlflowClient),
         (tracking, "open_store", servers.MlflowClient),

@@ -104,7 +104,7 @@ def train(world, spec, attempt, heartbeat):
     first_step, directory = len(steps), SimPath(spec.directory)
     writes = spec.rank == 0
     metrics = MetricsFile(directory / FILE) if writes else None
-    saved = 0
+    saving, saved, plugin = 0, 0, AtomicCheckpointIO(attempt)
     heartbeat.count_steps = lambda: len(steps)
     while len(steps) < world.num_steps:
         kernel().wait(world.step_seconds * kernel().random.uniform(0.9, 1.1))
@@ -114,13 +114,15 @@ def train(world, spec, attempt, heartbeat):
         if not writes:
             continue
         metrics.log({"train/loss": float(step)}, step)
+        if saved < saving and plugin.is_idle():
+            saved = world.ledger.acknowledge(spec.run_id, saving)
         if step % world.checkpoint_steps == 0 or step == world.num_steps:
-            path = checkpoint_path(SimPath(spec.checkpoint_directory), step)
-            AtomicCheckpointIO(attempt).save_checkpoint({"steps": steps}, path)
-            world.ledger.acknowledge(spec.run_id, step, attempt)
-            saved = step // world.steps_per_epoch
-        write_progress(world, directory, step, saved)
+            plugin.save_checkpoint({"steps": steps}, checkpoint_path(SimPath(spec.checkpoint_directory), step))
+            saving = step
+        write_progress(world, directory, step, saved // world.steps_per_epoch)
     if writes:
+        plugin.teardown()
+        world.ledger.acknowledge(spec.run_id, saving)
         metrics.close()
         (directory / "weights.pt").write_bytes(b"weights")
     predictions = directory / "predictions.npz"

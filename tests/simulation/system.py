@@ -229,6 +229,44 @@ class ThreadHandle:
             kernel().wait(seconds)
 
 
+class Written:
+    """`concurrent.futures.Future`."""
+
+    def __init__(self):
+        self._ended, self._error = Event(), None
+
+    def run(self, function):
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001  raised again by the waiting thread
+            self._error = error
+        self._ended.set()
+
+    def done(self):
+        return self._ended.is_set()
+
+    def result(self):
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Executor:
+    """`concurrent.futures.ThreadPoolExecutor` of one thread, for one task at a time."""
+
+    def __init__(self, num_threads):
+        self._last = None
+
+    def submit(self, function):
+        self._last = Written()
+        ThreadHandle(self._last.run, (function,)).start()
+        return self._last
+
+    def shutdown(self):
+        if self._last is not None:
+            self._last._ended.wait()
+
+
 threading = SimpleNamespace(Lock=Lock, Event=Event, Thread=ThreadHandle)
 
 
