@@ -44,7 +44,11 @@ def _ranges() -> Finding:
     ]
     if not wrong:
         return good("packages", f"{len(needed)} requirements met")
-    return bad("packages", "; ".join(wrong), "install again: infra/install, or pip install with infra/constraints.txt")
+    return bad(
+        "packages",
+        "; ".join(wrong),
+        "install again: infra/install, or pip install --require-hashes --no-deps -r infra/lock.txt",
+    )
 
 
 def _lock() -> Finding:

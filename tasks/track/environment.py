@@ -11,7 +11,7 @@ from typing import Any
 from paceline.tasks.fingerprint import code_fingerprint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LOCK = REPOSITORY / "infra" / "constraints.txt"
+LOCK = REPOSITORY / "infra" / "lock.txt"
 PACKAGES = (
     *("paceline", "torch", "lightning", "mlflow", "prefect", "dask", "distributed"),
     *("numpy", "pydantic", "pillow", "scikit-learn"),

@@ -1,10 +1,13 @@
 """The rules of the house that no linter holds: file names, locked versions, scripts."""
 
 import ast
+import importlib.util
 import os
 import re
 import subprocess
+import sys
 import tomllib
+import zipfile
 from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -32,8 +35,7 @@ def requirements() -> list[Requirement]:
 
 
 def locked_versions() -> dict[str, Version]:
-    lines = (ROOT / "infra" / "constraints.txt").read_text().splitlines()
-    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    pins = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "infra" / "lock.txt").read_text(), re.MULTILINE)
     return {canonicalize_name(name): Version(version) for name, version in pins}
 
 
@@ -71,7 +73,78 @@ def test_lock_leaves_torchvision_out():
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
 def test_lock_satisfies_the_range(requirement):
     version = locked_versions()[canonicalize_name(requirement.name)]
-    assert requirement.specifier.contains(version), f"infra/constraints.txt has {version}, pyproject.toml {requirement}"
+    assert requirement.specifier.contains(version), f"infra/lock.txt has {version}, pyproject.toml {requirement}"
+
+
+@pytest.mark.parametrize("name", ["lock.txt", "lock-cpu.txt", "lock-cuda.txt"])
+def test_every_locked_version_has_hashes(name):
+    blocks = re.split(r"\n(?=\S)", (ROOT / "infra" / name).read_text().strip())
+    assert blocks
+    assert [block for block in blocks if not re.search(r"^[\w.-]+==\S+.*\n +--hash=sha256:[0-9a-f]{64}", block)] == []
+
+
+def test_a_package_with_another_content_is_not_installed(tmp_path):
+    """An index serves a wheel under the name and version of a locked package; the command is that of infra/install."""
+    name, version = "locket", locked_versions()["locket"]
+    block = re.search(rf"^{name}==[^=]*(?:\n +--hash.*)+", (ROOT / "infra" / "lock.txt").read_text(), re.MULTILINE)[0]
+    (tmp_path / "lock.txt").write_text(block.rstrip(" \\"))
+    wheel = tmp_path / f"{name}-{version}-1planted-py3-none-any.whl"
+    facts = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{name}.py", "planted = True")
+        archive.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{facts}/RECORD", "")
+    script = (ROOT / "infra" / "install").read_text()
+    options = re.search(r"hashes=\((.*)\)", script)[1].split()
+    assert script.count('"${pip[@]}" "${hashes[@]}" --requirement') == 3
+    source = [
+        "--no-index",
+        f"--find-links={tmp_path}",
+        f"--target={tmp_path}/out",
+        f"--requirement={tmp_path}/lock.txt",
+    ]
+    pip = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", *source]
+    done = subprocess.run([*pip, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "DO NOT MATCH THE HASHES" in done.stderr, done.stderr
+    assert not (tmp_path / "out" / f"{name}.py").exists()
+
+
+def audit(lock, **environment):
+    return subprocess.run(
+        [sys.executable, ROOT / "infra" / "audit", lock],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/infra/src:{ROOT}", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_audit_names_what_is_vulnerable(tmp_path):
+    assert audit(ROOT / "infra" / "lock.txt").returncode == 0
+    bad = tmp_path / "lock.txt"
+    bad.write_text("lightning==2.6.2 \\\n    --hash=sha256:00\n")
+    done = audit(bad)
+    assert done.returncode == 1
+    assert "lightning 2.6.2 (==2.6.2): was malware" in done.stderr
+    bad.write_text("")
+    assert audit(bad).returncode == 1, "an empty lock is not a sound one"
+
+
+def test_the_audit_knows_the_data_base_or_says_that_it_is_missing(tmp_path):
+    bad = tmp_path / "lock.txt"
+    bad.write_text("Pillow==8.1.0\n")
+    hide = "u.find_spec = lambda name, *rest: None if name == 'safety_db' else find(name, *rest)"
+    (tmp_path / "sitecustomize.py").write_text(f"import importlib.util as u\nfind = u.find_spec\n{hide}\n")
+    missing = audit(bad, PYTHONPATH=f"{tmp_path}:{ROOT}/infra/src:{ROOT}")
+    assert missing.returncode == 0
+    assert "skipped, because safety-db is not installed" in missing.stdout
+    if importlib.util.find_spec("safety_db") is None:
+        pytest.skip("needs safety-db")
+    done = audit(bad, PYTHONPATH=os.environ.get("PYTHONPATH", "") + f":{ROOT}/infra/src:{ROOT}")
+    assert done.returncode == 1
+    assert "pillow 8.1.0" in done.stderr
 
 
 def test_the_wheel_contains_every_file_that_the_product_reads():
