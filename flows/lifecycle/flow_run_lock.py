@@ -8,13 +8,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_logger
+from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed
 
 from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.mlflow_run import close_abandoned_runs
 from paceline.flows.lifecycle.overlap import HOLDING
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
@@ -30,14 +32,15 @@ def _records(environment: Environment) -> Path:
     return environment.root / "flow-runs" / socket.gethostname()
 
 
-def flow_run_lock(environment: Environment, flow_run_id: UUID) -> None:
-    """Lock a flow run until this process ends; raise InputError if another process runs it."""
+def flow_run_lock(environment: Environment, flow_run_id: UUID) -> Path:
+    """Lock a flow run until this process ends, and return its record; raise InputError if another process runs it."""
     record = _records(environment) / str(flow_run_id)
     if record in _owned:
-        return
+        return record
     _held.enter_context(run_lock(record))
     _owned.add(record)
     atexit.register(shutil.rmtree, record, ignore_errors=True)
+    return record
 
 
 def running_flow_runs(environment: Environment) -> frozenset[UUID]:
@@ -58,22 +61,47 @@ def _lost_process(record: Path) -> bool:
     return age >= MIN_AGE_SECONDS and is_locked(record) is False
 
 
-def end_lost_runs(environment: Environment, client: SyncPrefectClient) -> None:
-    """Set flow runs of this host CRASHED that have lost their process.
+def end_lost_runs(environment: Environment) -> None:
+    """End the flow runs of this host that have lost their process.
 
-    Locks of other hosts may be invisible here, so other hosts end their own runs. A run in CANCELLING becomes
-    CANCELLED, its only end in Prefect.
+    Locks of other hosts may be invisible here, so other hosts end their own runs.
     """
     for record in _records(environment).glob("*"):
         if _lost_process(record):
-            # Another process may have locked it just now, or it may be a run of another server.
-            with suppress(InputError, ObjectNotFound), run_lock(record):
-                run = client.read_flow_run(UUID(record.name))
-                if run.state is not None and run.state.type in HOLDING:
-                    message = f"its process on {socket.gethostname()} is gone"
-                    is_cancelling = run.state.type == StateType.CANCELLING
-                    state: State = Cancelled(message=message) if is_cancelling else Crashed(message=message)
-                    client.set_flow_run_state(run.id, state)
-                    log = get_logger("paceline")
-                    log.warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
-                shutil.rmtree(record, ignore_errors=True)
+            with suppress(InputError):  # another process may have locked it just now, or MLflow is away
+                end_lost_run(environment, record)
+
+
+def end_lost_run(environment: Environment, record: Path) -> None:
+    """Set a flow run that has lost its process CRASHED in Prefect, and its MLflow runs KILLED.
+
+    A run in CANCELLING becomes CANCELLED, its only end in Prefect. An error of one API is raised after a call of
+    the other one. Raises InputError: the process runs, or MLflow does not answer.
+    """
+    flow_run_id = UUID(record.name)
+    with run_lock(record):
+        try:
+            is_over = _end_in_prefect(flow_run_id)
+        finally:
+            close_abandoned_runs(environment, None, flow_run_id)
+        if is_over:
+            shutil.rmtree(record, ignore_errors=True)
+
+
+def _end_in_prefect(flow_run_id: UUID) -> bool:
+    """End a flow run in Prefect; return False if this Prefect does not know it, such as that of another command."""
+    if get_current_settings().api.url is None:  # the client would start a server
+        return False
+    with get_client(sync_client=True) as client:
+        try:
+            run = client.read_flow_run(flow_run_id)
+        except ObjectNotFound:
+            return False
+        if run.state is not None and run.state.type in HOLDING:
+            message = f"its process on {socket.gethostname()} is gone"
+            is_cancelling = run.state.type == StateType.CANCELLING
+            state: State = Cancelled(message=message) if is_cancelling else Crashed(message=message)
+            client.set_flow_run_state(run.id, state)
+            log = get_logger("paceline")
+            log.warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
+    return True

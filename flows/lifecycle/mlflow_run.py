@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
+from uuid import UUID
 
 from prefect import get_run_logger
+from prefect.logging import get_logger
 from prefect.runtime import deployment, flow_run
 from pydantic import BaseModel
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.prefect_api import wait_for_api
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError, SupersededError
 from paceline.tasks.fingerprint import code_fingerprint
@@ -23,11 +26,13 @@ from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.metrics_upload import upload_left, upload_rest
 from paceline.tasks.track.queries import FoundRun, find_runs, read_document
 from paceline.tasks.track.run import Role, RunHandle
+from paceline.tasks.track.store import sqlite_path
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
 Kind = Literal["study", "sweep", "no-gpu"]
 ARTIFACTS = {"study": Artifact.STUDY_REQUEST, "sweep": Artifact.SWEEP_REQUEST, "no-gpu": Artifact.NO_GPU_REQUEST}
 RESUMABLE = ("run", *ARTIFACTS)
+FLOW_RUN_TAG = "prefect.flow_run_id"
 DEPLOYMENT_TAG = "prefect.deployment_id"
 DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
 MIN_AGE_SECONDS = 30.0  # younger runs may not have their lock yet
@@ -39,6 +44,7 @@ def new_run(
 ) -> Iterator[RunHandle]:
     """Create a run with its parameters; it is FINISHED, FAILED or KILLED at the end of the body."""
     close_abandoned_runs(environment, config.track.experiment)
+    wait_for_api()  # Prefect's names of the deployment and of the run
     tags = {Tag.ROLE: role, Tag.WORKLOAD: workload, **_process_tags(), **_software_tags()}
     if deployed := deployment.get_id():
         tags |= {DEPLOYMENT_TAG: deployed, DEPLOYMENT_NAME_TAG: deployment.get_name() or deployed}
@@ -138,7 +144,7 @@ def _resume_hint(role: str | None, run_id: str) -> str:
 
 
 def _process_tags() -> dict[str, str]:
-    return {Tag.HOST: socket.gethostname(), "prefect.flow_run_id": str(flow_run.get_id() or "")}
+    return {Tag.HOST: socket.gethostname(), FLOW_RUN_TAG: str(flow_run.get_id() or "")}
 
 
 def _software_tags() -> dict[str, str]:
@@ -181,17 +187,24 @@ def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
         get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
 
 
-def close_abandoned_runs(environment: Environment, experiment: str) -> None:
-    """End RUNNING runs of this host whose process is gone."""
+def close_abandoned_runs(environment: Environment, experiment: str | None, flow_run_id: UUID | None = None) -> None:
+    """End RUNNING runs of this host whose process is gone: of an experiment, or those of a flow run that lost it."""
     mine = f"attributes.status = 'RUNNING' and tags.`{Tag.HOST}` = '{socket.gethostname()}'"
-    for run in find_runs(environment.tracking_uri, experiment, mine):
+    if flow_run_id is not None:
+        file = sqlite_path(environment.tracking_uri)
+        if file is not None and not file.exists():
+            return
+        mine += f" and tags.`{FLOW_RUN_TAG}` = '{flow_run_id}'"
+    for run in find_runs(environment.tracking_uri, experiment, mine, is_patient=flow_run_id is None):
         directory = _directory(environment, run)
-        if time.time() - run.start_time <= MIN_AGE_SECONDS or is_locked(directory) is not False:
+        is_held = is_locked(directory)
+        is_new = time.time() - run.start_time <= MIN_AGE_SECONDS or is_held is None
+        if is_held or (is_new and flow_run_id is None):
             continue
         handle = RunHandle(
-            tracking_uri=environment.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
+            tracking_uri=environment.tracking_uri, experiment=experiment or "", experiment_id="", run_id=run.run_id
         )
-        warn = get_run_logger().warning
+        warn = get_logger("paceline").warning
         with suppress(InputError), run_lock(directory):  # another process may just have resumed it
             if handle.client.get_run(run.run_id).info.status == "RUNNING":
                 upload_rest(environment.root / "runs" / run.run_id, environment.tracking_uri, run.run_id)

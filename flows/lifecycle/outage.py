@@ -13,13 +13,14 @@ import httpx
 from prefect import Task, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.concurrency import _leases
-from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging import get_logger
 from prefect.runtime import deployment, flow_run
 
 from paceline.conf.config import Limits
 from paceline.conf.environment import Environment, quieten
 from paceline.flows.lifecycle.flow_run_lock import end_lost_runs, flow_run_lock, has_lost_runs, running_flow_runs
+from paceline.flows.lifecycle.guardian import guard
 from paceline.flows.lifecycle.overlap import set_slots_right
 from paceline.flows.lifecycle.prefect_api import wait_for_api
 from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
@@ -110,21 +111,21 @@ def _own() -> None:
     if mine is None:
         return
     try:
-        flow_run_lock(environment, UUID(mine))
+        guard(flow_run_lock(environment, UUID(mine)))
     except OSError as error:  # the run itself reports more
         get_logger("paceline").warning("This run cannot be recorded in %s (%s)", environment.root, error)
 
 
 def set_right(environment: Environment, deployment_id: str | None) -> None:
-    """End flow runs of this host that lost their process, and free the slots of lost runs. Logs errors."""
+    """End flow runs of this host that lost their process, and free the slots of lost runs. Log errors."""
     try:
         if deployment_id is None and not has_lost_runs(environment):
             return
-        with get_client(sync_client=True) as client:
-            end_lost_runs(environment, client)
-            if deployment_id is not None:
+        end_lost_runs(environment)
+        if deployment_id is not None:
+            with get_client(sync_client=True) as client:
                 set_slots_right(client, UUID(deployment_id), running_flow_runs(environment))
-    except (httpx.HTTPError, PrefectException, OSError) as error:
+    except Exception as error:  # noqa: BLE001  what others have left must not end this run
         get_logger("paceline").warning("What lost runs have left in Prefect could not be set right (%r)", error)
 
 

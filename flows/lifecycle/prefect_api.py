@@ -158,8 +158,9 @@ def wait_for_api() -> None:
 
 
 def _answers(url: str) -> bool:
+    """Return whether the API answers and has its database: without it, `/health` is as ever."""
     with suppress(OSError, ValueError):
-        return _is_healthy(url)
+        return status(f"{url.rstrip('/')}/ready") < HTTPStatus.INTERNAL_SERVER_ERROR
     return False
 
 

@@ -88,6 +88,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 get_run_logger().info("%s", speedup.verdict)
             outcome = replace(outcome, speedup=add_share(speedup, outcome.share))
             summary = _record(outcome, handle, started)
+        registry.promote(outcome, summary["registered"], handle)  # a run that is KILLED has no champion
         summary = confirm_regression(outcome, job, cluster.address, handle, summary)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     mlflow_views.link(summary["view"], "This run among those like it")
@@ -109,5 +110,4 @@ def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, An
     outcome = replace(outcome, speedup=speedup)
     summary = summarise(outcome, handle, view, time.monotonic() - started)
     record(outcome, handle, summary)
-    registry.promote(outcome, outcome.registered, handle)
     return summary

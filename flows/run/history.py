@@ -45,7 +45,8 @@ R = TypeVar("R", bound=Record)
 
 def _finished_runs(handle: RunHandle, tags: dict[str, str], limit: int | None = MAX_RUNS) -> list[FoundRun]:
     condition = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
-    return find_runs(handle.tracking_uri, handle.experiment, f"{condition} and attributes.status = 'FINISHED'", limit)
+    condition += " and attributes.status = 'FINISHED'"
+    return find_runs(handle.tracking_uri, handle.experiment, condition, limit, is_patient=True)
 
 
 def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
@@ -149,7 +150,8 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
                 cause="not divided",
             )
     else:
-        bases = [read_compared_run(handle.tracking_uri, run) for run in get_runs(handle.tracking_uri, [baseline])]
+        found = get_runs(handle.tracking_uri, [baseline], is_patient=True)
+        bases = [read_compared_run(handle.tracking_uri, run) for run in found]
     now = ComparedRun(
         run_id=handle.run_id,
         name=outcome.config.name,
@@ -239,7 +241,8 @@ def _log(handle: RunHandle, checked: Check) -> dict[str, Any]:
 
 def past_checks(handle: RunHandle) -> list[Check]:
     """All checks of the experiment, the oldest first."""
-    runs = find_runs(handle.tracking_uri, handle.experiment, "metrics.`prediction/error` > -1e9")
+    condition = "metrics.`prediction/error` > -1e9"
+    runs = find_runs(handle.tracking_uri, handle.experiment, condition, is_patient=True)
     documents = [read_document(handle.tracking_uri, run.run_id, Artifact.PREDICTION_CHECK) for run in reversed(runs)]
     return [check for document in documents if (check := _parse(Check, document)) is not None]
 

@@ -120,7 +120,7 @@ def _confirm(outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, j
 
 
 def _against(run_id: str, outcome: Outcome, job: TrainJob, address: str) -> Confirmation:
-    (earlier,) = get_runs(job.tracking_uri, [run_id])
+    (earlier,) = get_runs(job.tracking_uri, [run_id], is_patient=True)
     names = Artifact.SUMMARY, Artifact.ENVIRONMENT
     summary, record = (read_document(job.tracking_uri, run_id, name) for name in names)
     if not summary or not record:

@@ -18,7 +18,7 @@ MAX_BATCH = 500
 GATHER_SECONDS = 1.0  # writing one batch takes 5 to 20 ms of a core, however small it is
 RETRY_SECONDS = 2.0
 CLOSE_SECONDS = 5.0  # for what is left when a training ends
-LAST_SECONDS = 60.0  # for what is still left when its run is about to be FINISHED
+LAST_SECONDS = 720.0  # for what is still left when its run is about to be FINISHED: as MLflow's client tries
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
-from paceline.tasks.track.store import existing_client
+from paceline.tasks.track.store import existing_client, open_store
 
 MAX_RUNS = 1000  # of an answer of MLflow's
 NEWEST_FIRST = ["attributes.start_time DESC"]
@@ -32,9 +32,12 @@ class FoundRun(Record):
     tags: dict[str, str] = Field(default_factory=dict)
 
 
-def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
-    """Runs by id, in the order given. Raises InputError: the store does not answer, or a run does not exist."""
-    client = existing_client(tracking_uri)
+def get_runs(tracking_uri: str, run_ids: Sequence[str], *, is_patient: bool = False) -> list[FoundRun]:
+    """Runs by id, in the order given. Raises InputError: the store does not answer, or a run does not exist.
+
+    A patient caller, such as a flow, waits for a server that is away, as long as MLflow's client does.
+    """
+    client = open_store(tracking_uri) if is_patient else existing_client(tracking_uri)
     runs = []
     for run_id in run_ids:
         try:
@@ -57,19 +60,28 @@ def run_page(tracking_uri: str, run_id: str) -> str:
     return f"experiments/{run.info.experiment_id}/runs/{run_id}"
 
 
-def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int | None = MAX_RUNS) -> list[FoundRun]:
-    """Runs of an experiment, newest first; none if it does not exist. Raises InputError: the store does not answer."""
-    client = existing_client(tracking_uri)
-    entity = client.get_experiment_by_name(experiment)
-    if entity is None:
+def find_runs(
+    tracking_uri: str,
+    experiment: str | None,
+    condition: str = "",
+    limit: int | None = MAX_RUNS,
+    *,
+    is_patient: bool = False,
+) -> list[FoundRun]:
+    """Runs of an experiment, or of all, newest first; none if it does not exist.
+
+    `is_patient` as for `get_runs`. Raises InputError: the store does not answer.
+    """
+    client = open_store(tracking_uri) if is_patient else existing_client(tracking_uri)
+    named = client.search_experiments() if experiment is None else [client.get_experiment_by_name(experiment)]
+    experiment_ids = [entity.experiment_id for entity in named if entity is not None]
+    if not experiment_ids:
         return []
     runs: list[FoundRun] = []
     token = None
     while limit is None or len(runs) < limit:
         size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(runs))
-        page = client.search_runs(
-            [entity.experiment_id], condition, max_results=size, order_by=NEWEST_FIRST, page_token=token
-        )
+        page = client.search_runs(experiment_ids, condition, max_results=size, order_by=NEWEST_FIRST, page_token=token)
         runs += map(_plain, page)
         token = page.token
         if not token:

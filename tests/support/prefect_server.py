@@ -41,6 +41,14 @@ class PrefectServer:
             )
         _wait_until_healthy(self.url, self._process)
 
+    def is_ready(self):
+        """Whether it answers and has its database."""
+        try:
+            urllib.request.urlopen(f"{self.url}/ready", timeout=2).close()
+        except OSError:
+            return False
+        return True
+
     def stop(self):
         """End it in order."""
         self._process.terminate()

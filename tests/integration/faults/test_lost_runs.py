@@ -1,13 +1,16 @@
 """What lost runs have left in Prefect: states that nobody will end, and slots that nobody holds."""
 
+import re
 import signal
 import socket
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from mlflow.tracking import MlflowClient
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
@@ -17,13 +20,17 @@ from prefect.states import Cancelling, Pending, Running
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import flow_run_lock, overlap
 from paceline.flows.lifecycle.outage import set_right
+from paceline.tasks.track.store import check_store
+from tests.support.lost_power import guardians
+from tests.support.patience import until
 
 OWNER = """
 import sys, time
 from uuid import UUID
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.flow_run_lock import flow_run_lock
-flow_run_lock(Environment(), UUID(sys.argv[1]))
+from paceline.flows.lifecycle.guardian import guard
+guard(flow_run_lock(Environment(), UUID(sys.argv[1])))
 print("held", flush=True)
 time.sleep(600)
 """
@@ -125,11 +132,49 @@ def test_a_process_that_is_about_to_take_its_lock_is_not_gone(client, deployment
     assert client.read_flow_run(run.id).state.is_running()
 
 
-def test_a_process_that_ends_in_order_leaves_no_record(client, deployment, owned):
+def test_a_process_that_ends_in_order_leaves_no_record_and_no_guardian(client, deployment, owned):
     process = owned(run_in(client, deployment, Pending(), Running()))
+    assert len(guardians(Environment().root)) == 1
     process.send_signal(signal.SIGINT)
     process.wait()
     assert not list((Environment().root / "flow-runs" / socket.gethostname()).iterdir())
+    assert not guardians(Environment().root)
+
+
+def test_a_guardian_outlives_its_process_and_its_signals(client, deployment, owned):
+    process = owned(run_in(client, deployment, Pending(), Running()))
+    (guardian,) = guardians(Environment().root)
+    status = Path(f"/proc/{guardian.pid}/status")
+    ignored = re.compile(r"^SigIgn:\s*(\w+)$", re.MULTILINE)
+    until(lambda: int(ignored.search(status.read_text())[1], 16) >> (signal.SIGTERM - 1) & 1, "start")
+    process.kill()
+    process.wait()
+    guardian.send_signal(signal.SIGTERM)
+    assert guardian.is_running()
+    guardian.kill()
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_an_mlflow_run_is_killed_when_the_process_of_its_flow_run_is_gone(client, deployment, owned, is_away):
+    """Without its lock too, which its process was about to take, and while Prefect is away."""
+    run, another = (run_in(client, deployment, Pending(), Running()) for _ in range(2))
+    uri = Environment().tracking_uri
+    experiment_id = check_store(uri, "lost", None)
+    tags = {"paceline.host": socket.gethostname(), "prefect.flow_run_id": str(run.id)}
+    mlflow = MlflowClient(uri)
+    mine = mlflow.create_run(experiment_id, tags=tags).info.run_id
+    other = mlflow.create_run(experiment_id, tags=tags | {"prefect.flow_run_id": str(another.id)}).info.run_id
+    process = owned(run)
+    set_right(Environment(), None)
+    assert mlflow.get_run(mine).info.status == "RUNNING"
+    process.kill()
+    process.wait()
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"} if is_away else {}):
+        set_right(Environment(), None)
+    assert [mlflow.get_run(run_id).info.status for run_id in (mine, other)] == ["KILLED", "RUNNING"]
+    assert client.read_flow_run(run.id).state.is_crashed() is not is_away
+    set_right(Environment(), None)
+    assert client.read_flow_run(run.id).state.is_crashed()
 
 
 def set_slots(client, deployment, number):

@@ -1,0 +1,77 @@
+"""After a kill -9 the true status is in MLflow and Prefect within a minute, without a command, and no process stays."""
+
+import os
+import signal
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tests.integration.conftest import SMALL
+from tests.support.deployments import Deployments
+from tests.support.lost_power import GUARDIAN, flow_of, guardians, kill, mlflow_run
+from tests.support.patience import until
+
+MINUTE = 60
+
+
+def check_ended(api, run, home, state="CRASHED"):
+    """Both say so within a minute, and the guardian ends."""
+    until(lambda: mlflow_run(home, run).info.status == "KILLED", "status in MLflow", seconds=MINUTE)
+    assert "--resume" in mlflow_run(home, run).data.tags["paceline.error"]
+    assert api.end_of(run, seconds=MINUTE)["type"] == state
+    until(lambda: not guardians(home), "end of the guardian", seconds=MINUTE)
+    assert not list(home.glob("flow-runs/*/*"))
+
+
+@pytest.mark.slow
+def test_the_statuses_after_a_kill_of_a_command(program, server, tmp_path):
+    up, home = server(), tmp_path / "home"
+    known = {"PACELINE_HOME": str(home), "PREFECT_API_URL": up.url, "PREFECT_HOME": str(tmp_path / "client")}
+    endless = [*SMALL, "recipe.num_epochs=100000", "recipe.schedule=constant", "track.experiment=nights"]
+    process = program("run", "digits", *endless, output=None, **known)
+    until(lambda: list(home.glob("runs/*/checkpoints/*.ckpt")), "checkpoint", process=process)
+    (record,) = home.glob("flow-runs/*/*")
+    process.kill()
+    process.wait()
+    check_ended(Deployments(up.url), record.name, home)
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
+    assert client.get_metric_history(mlflow_run(home, record.name).info.run_id, "train/loss")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["flow", "serve and flow"])
+def test_the_statuses_after_a_kill_of_a_night(server, serve, killed, tmp_path):
+    served, home = serve(server()), tmp_path / "home"
+    run = served.begin_with()
+    assert mlflow_run(home, run).info.status == "RUNNING"
+    if killed == "flow":
+        flow_of(served).kill()
+    else:
+        kill(served.process, but=GUARDIAN)
+    check_ended(served, run, home)
+
+
+@pytest.mark.slow
+def test_the_guardian_waits_for_a_prefect_that_is_away(server, serve, tmp_path):
+    up, home = server(), tmp_path / "home"
+    served = serve(up)
+    run = served.begin_with()
+    assert mlflow_run(home, run).info.status == "RUNNING"
+    up.kill()
+    kill(served.process, but=GUARDIAN)
+    until(lambda: mlflow_run(home, run).info.status == "KILLED", "status in MLflow", seconds=MINUTE)
+    for guardian in guardians(home):
+        os.kill(guardian.pid, signal.SIGTERM)
+    up.start()
+    check_ended(served, run, home)
+
+
+@pytest.mark.slow
+def test_serve_ends_what_was_lost_with_its_guardian(server, serve, tmp_path):
+    up, home = server(), tmp_path / "home"
+    served = serve(up)
+    run = served.begin_with()
+    assert mlflow_run(home, run).info.status == "RUNNING"
+    kill(served.process)
+    until(lambda: not guardians(home), "end of the guardian")
+    check_ended(serve(up), run, home)
