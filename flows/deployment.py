@@ -18,6 +18,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.missed_runs import report_missed_runs
 from paceline.flows.lifecycle.outage import set_right
 from paceline.flows.lifecycle.overlap import POLICY_TAG
 from paceline.flows.run.flow import run_pipeline
@@ -116,14 +117,18 @@ def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
     async def start() -> None:
         runner = PatientRunner(pause_on_shutdown=not catch_up)
         stopping = _stop_on_signals(runner)
+        report_missed = partial(asyncio.to_thread, report_missed_runs, deployment.full_name, catch_up=catch_up)
+        checked_until = await report_missed(None)  # before the schedule is replaced
         deployment_id = await runner.aadd_deployment(deployment)
         clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
         await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
 
         async def repeat() -> None:
+            nonlocal checked_until
             while True:
                 await asyncio.sleep(SET_RIGHT_SECONDS)
                 await clean_up()
+                checked_until = await report_missed(checked_until)
 
         cleaning = asyncio.create_task(repeat())
         await runner.start()

@@ -1,6 +1,7 @@
 """Per-process lock of a Prefect flow run, which the kernel releases; ends flow runs that have lost their process."""
 
 import atexit
+import os
 import shutil
 import socket
 import time
@@ -8,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from uuid import UUID
 
+import psutil
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import ObjectNotFound
@@ -22,6 +24,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
 MIN_AGE_SECONDS = 5.0  # the process of a younger record may be about to take its lock
+PROCESS = "process"  # file of a record: the ids of the process and of its parent at first
 _held = ExitStack()
 """Never closed: Prefect sets the last state of a run after its flow has returned, and the lock has to outlast that."""
 _owned: set[Path] = set()
@@ -39,6 +42,7 @@ def flow_run_lock(environment: Environment, flow_run_id: UUID) -> Path:
         return record
     _held.enter_context(run_lock(record))
     _owned.add(record)
+    (record / PROCESS).write_text(f"{os.getpid()} {os.getppid()}", encoding="utf-8")
     atexit.register(shutil.rmtree, record, ignore_errors=True)
     return record
 
@@ -59,6 +63,16 @@ def _lost_process(record: Path) -> bool:
     except FileNotFoundError:  # its process has just ended in order
         return False
     return age >= MIN_AGE_SECONDS and is_locked(record) is False
+
+
+def stop_orphan(environment: Environment, flow_run_id: UUID) -> None:
+    """End the process of a flow run that is to be cancelled, if the runner that would end it is gone."""
+    record = _records(environment) / str(flow_run_id)
+    with suppress(FileNotFoundError, psutil.NoSuchProcess):
+        pid, parent = map(int, (record / PROCESS).read_text(encoding="utf-8").split())
+        process = psutil.Process(pid)
+        if is_locked(record) and process.ppid() != parent:
+            process.terminate()
 
 
 def end_lost_runs(environment: Environment) -> None:

@@ -5,29 +5,36 @@ import time
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from tests.integration.conftest import SMALL
 from tests.integration.faults.test_recovery import told_steps
+from tests.support.http_proxy import http_proxy
+from tests.support.patience import until
 
-AWAY_SECONDS = 5.0  # MLflow's own client tries for minutes
+MODEL = "digits-away"
 
 
 @pytest.mark.slow
-def test_metrics_wait_for_a_server_that_is_away(paceline, mlflow_server, tmp_path):
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("away_seconds", [5.0, 600.0])
+def test_a_training_survives_a_server_that_is_away(paceline, mlflow_server, tmp_path, away_seconds):
+    """For ten minutes: the training has ended long before. By its own settings MLflow's client gives up after four."""
     home = tmp_path / "home"
     settings = [*SMALL, "recipe.num_epochs=20", "execution.checkpoint_steps=10", "track.experiment=away"]
+    settings.append(f"track.register={MODEL}")
     process = paceline(
         "run", "digits", *settings, "--json", MLFLOW_TRACKING_URI=mlflow_server.url, PACELINE_HOME=str(home)
     )
     wait_for_a_checkpoint(home, process)
     mlflow_server.stop()
     try:
-        time.sleep(AWAY_SECONDS)
+        time.sleep(away_seconds)
         assert process.poll() is None, "a run does not end with its results untold"
     finally:
         mlflow_server.start()
-    stdout, stderr = process.communicate(timeout=240)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 0, stderr
     summary = json.loads(stdout.splitlines()[-1])
     client = MlflowClient(mlflow_server.url)
@@ -38,6 +45,28 @@ def test_metrics_wait_for_a_server_that_is_away(paceline, mlflow_server, tmp_pat
     for key, steps in told.items():
         assert [metric.step for metric in client.get_metric_history(summary["run_id"], key)] == steps
     assert any(artifact.path == "report.html" for artifact in client.list_artifacts(summary["run_id"]))
+    assert client.get_model_version_by_alias(MODEL, "champion").run_id == summary["run_id"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_before_it_is_finished_has_no_champion(paceline, mlflow_server, tmp_path):
+    def finishes(path, body):
+        return path.endswith("/runs/update") and b"FINISHED" in body
+
+    client = MlflowClient(mlflow_server.url)
+    settings = [*SMALL, "track.experiment=unfinished", "track.register=digits-unfinished"]
+    with http_proxy(mlflow_server.url, finishes) as (address, is_finishing):
+        process = paceline(
+            "run", "digits", *settings, MLFLOW_TRACKING_URI=address, PACELINE_HOME=str(tmp_path / "home"), output=None
+        )
+        until(is_finishing.is_set, "end of the run", process=process)
+        process.kill()
+        process.wait()
+        experiment = client.get_experiment_by_name("unfinished").experiment_id
+        until(lambda: [run.info.status for run in client.search_runs([experiment])] == ["KILLED"], "status", seconds=60)
+    assert client.search_model_versions("name='digits-unfinished'"), "it was good enough"
+    with pytest.raises(MlflowException, match="alias"):
+        client.get_model_version_by_alias("digits-unfinished", "champion")
 
 
 def wait_for_a_checkpoint(home: Path, process):

@@ -1,0 +1,70 @@
+"""Runs that a schedule did not make, because Prefect's server was away for longer than it schedules ahead."""
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.logging import get_logger
+from prefect.types._datetime import now
+
+MARGIN = timedelta(minutes=1)
+"""The server makes the first runs of a new schedule some seconds late, and a run of this moment is not missed yet."""
+MAX_RUNS = 31  # a month of nights
+
+
+def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
+    """Have Prefect make the missed runs of the deployment FLOW/NAME, as `Missed` unless they are to start now.
+
+    A schedule that is paused misses nothing. Logs errors.
+
+    Args:
+        deployment_name: A deployment that may be new.
+        checked_until: Result of the previous call; None looks after the last run that was due.
+        catch_up: Let the runs start.
+    """
+    log = get_logger("paceline")
+    try:
+        with get_client(sync_client=True) as client:
+            deployment = client.read_deployment_by_name(deployment_name)
+            changes = [schedule.updated for schedule in deployment.schedules if schedule.active and schedule.updated]
+            if deployment.paused or not changes:
+                return now("UTC")
+            since, until = max(changes) + MARGIN, now("UTC") - MARGIN
+            known = _scheduled_runs(client, deployment.id, since, now("UTC"))
+            since = max(since, checked_until or max(known.values(), default=since))
+            if since < until:
+                window = {"start_time": since.isoformat(), "end_time": until.isoformat()}
+                limits = {"min_runs": MAX_RUNS, "max_runs": MAX_RUNS}
+                path = {"id": deployment.id}
+                client.request("POST", "/deployments/{id}/schedule", path_params=path, json=window | limits)
+            for run_id, due in _scheduled_runs(client, deployment.id, since, until).items():
+                if run_id in known:
+                    continue
+                message = f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away"
+                log.warning("A run of %s was missed: %s", deployment_name, message)
+                if not catch_up:
+                    client.set_flow_run_state(run_id, State(type=StateType.CANCELLED, name="Missed", message=message))
+            return until
+    except ObjectNotFound:  # the deployment is new
+        return None
+    except (httpx.HTTPError, PrefectException) as error:
+        log.warning("Missed runs of %s could not be found (%r)", deployment_name, error)
+        return checked_until
+
+
+def _scheduled_runs(
+    client: SyncPrefectClient, deployment_id: UUID, since: datetime, until: datetime
+) -> dict[UUID, datetime]:
+    """The runs of a deployment that its schedule has made, with the time at which they were due."""
+    due = {"expected_start_time": {"after_": since, "before_": until}, "tags": {"all_": ["auto-scheduled"]}}
+    runs = client.read_flow_runs(
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}}),
+        flow_run_filter=FlowRunFilter.model_validate(due),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+    )
+    return {run.id: run.expected_start_time for run in runs if run.expected_start_time is not None}
