@@ -13,17 +13,15 @@ from tests.integration.faults.test_recovery import told_steps
 from tests.support.http_proxy import http_proxy
 from tests.support.patience import until
 
-MODEL = "digits-away"
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("away_seconds", [5.0, 600.0])
 def test_a_training_survives_a_server_that_is_away(paceline, mlflow_server, tmp_path, away_seconds):
     """For ten minutes: the training has ended long before. By its own settings MLflow's client gives up after four."""
-    home = tmp_path / "home"
+    home, model = tmp_path / "home", f"digits-away-{away_seconds:g}"
     settings = [*SMALL, "recipe.num_epochs=20", "execution.checkpoint_steps=10", "track.experiment=away"]
-    settings.append(f"track.register={MODEL}")
+    settings.append(f"track.register={model}")
     process = paceline(
         "run", "digits", *settings, "--json", MLFLOW_TRACKING_URI=mlflow_server.url, PACELINE_HOME=str(home)
     )
@@ -45,7 +43,7 @@ def test_a_training_survives_a_server_that_is_away(paceline, mlflow_server, tmp_
     for key, steps in told.items():
         assert [metric.step for metric in client.get_metric_history(summary["run_id"], key)] == steps
     assert any(artifact.path == "report.html" for artifact in client.list_artifacts(summary["run_id"]))
-    assert client.get_model_version_by_alias(MODEL, "champion").run_id == summary["run_id"]
+    assert client.get_model_version_by_alias(model, "champion").run_id == summary["run_id"]
 
 
 @pytest.mark.slow
