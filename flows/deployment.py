@@ -4,6 +4,7 @@ import asyncio
 import signal
 import zoneinfo
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Self
@@ -117,18 +118,24 @@ def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
     async def start() -> None:
         runner = PatientRunner(pause_on_shutdown=not catch_up)
         stopping = _stop_on_signals(runner)
-        report_missed = partial(asyncio.to_thread, report_missed_runs, deployment.full_name, catch_up=catch_up)
-        checked_until = await report_missed(None)  # before the schedule is replaced
+        checked_until: datetime | None = None
+
+        async def report_missed() -> None:
+            nonlocal checked_until
+            checked_until = await asyncio.to_thread(
+                report_missed_runs, deployment.full_name, checked_until, catch_up=catch_up
+            )
+
+        await report_missed()  # before the schedule is replaced
         deployment_id = await runner.aadd_deployment(deployment)
         clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
         await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
 
         async def repeat() -> None:
-            nonlocal checked_until
             while True:
                 await asyncio.sleep(SET_RIGHT_SECONDS)
                 await clean_up()
-                checked_until = await report_missed(checked_until)
+                await report_missed()
 
         cleaning = asyncio.create_task(repeat())
         await runner.start()

@@ -34,7 +34,8 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
             changes = [schedule.updated for schedule in deployment.schedules if schedule.active and schedule.updated]
             if deployment.paused or not changes:
                 return now("UTC")
-            since, until = max(changes) + MARGIN, now("UTC") - MARGIN
+            since: datetime = max(changes) + MARGIN
+            until: datetime = now("UTC") - MARGIN
             known = _scheduled_runs(client, deployment.id, since, now("UTC"))
             since = max(since, checked_until or max(known.values(), default=since))
             if since < until:
