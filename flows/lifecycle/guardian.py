@@ -51,7 +51,9 @@ def main() -> None:
     time.sleep(GRACE_SECONDS)
     deadline = time.monotonic() + WAIT_SECONDS
     while (records := [record for record in records if record.exists()]) and time.monotonic() < deadline:
-        from paceline.conf.environment import Environment
+        from paceline.conf.environment import Environment, quieten
+
+        quieten()
         from paceline.flows.lifecycle.flow_run_lock import end_lost_run
 
         for record in records[:]:
