@@ -6,12 +6,13 @@ import signal
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.integration.conftest import SMALL
-from tests.support.deployments import Deployments
+from tests.support.deployments import LONG, SHORT, Deployments
 from tests.support.lost_power import GUARDIAN, flow_of, guardians, kill, mlflow_run
 from tests.support.patience import until
 
 MINUTE = 60
+ENDLESS = [*SHORT, "speedup.baseline=none", "track.experiment=nights", "execution.checkpoint_steps=10"]
+ENDLESS += [f"{section}.{name}={value}" for section, settings in LONG.items() for name, value in settings.items()]
 
 
 def check_ended(api, run, home, state="CRASHED"):
@@ -27,12 +28,13 @@ def check_ended(api, run, home, state="CRASHED"):
 def test_the_statuses_after_a_kill_of_a_command(program, server, tmp_path):
     up, home = server(), tmp_path / "home"
     known = {"PACELINE_HOME": str(home), "PREFECT_API_URL": up.url, "PREFECT_HOME": str(tmp_path / "client")}
-    endless = [*SMALL, "recipe.num_epochs=100000", "recipe.schedule=constant", "track.experiment=nights"]
-    process = program("run", "digits", *endless, output=None, **known)
-    until(lambda: list(home.glob("runs/*/checkpoints/*.ckpt")), "checkpoint", process=process)
-    (record,) = home.glob("flow-runs/*/*")
-    process.kill()
-    process.wait()
+    process = program("run", "digits", *ENDLESS, output=None, **known)
+    try:
+        until(lambda: list(home.glob("runs/*/checkpoints/*.ckpt")), "checkpoint", process=process)
+        (record,) = home.glob("flow-runs/*/*")
+    finally:
+        process.kill()
+        process.wait()
     check_ended(Deployments(up.url), record.name, home)
     client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
     assert client.get_metric_history(mlflow_run(home, record.name).info.run_id, "train/loss")
