@@ -38,11 +38,10 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
             until: datetime = now("UTC") - MARGIN
             known = _scheduled_runs(client, deployment.id, since, now("UTC"))
             since = max(since, checked_until or max(known.values(), default=since))
-            if since < until:
-                window = {"start_time": since.isoformat(), "end_time": until.isoformat()}
-                limits = {"min_runs": MAX_RUNS, "max_runs": MAX_RUNS}
-                path = {"id": deployment.id}
-                client.request("POST", "/deployments/{id}/schedule", path_params=path, json=window | limits)
+            window = {"start_time": since.isoformat(), "end_time": until.isoformat()}
+            limits = {"min_runs": MAX_RUNS, "max_runs": MAX_RUNS}
+            path = {"id": deployment.id}
+            client.request("POST", "/deployments/{id}/schedule", path_params=path, json=window | limits)
             for run_id, due in _scheduled_runs(client, deployment.id, since, until).items():
                 if run_id in known:
                     continue
