@@ -158,7 +158,7 @@ def wait_for_api() -> None:
 
 
 def _answers(url: str) -> bool:
-    """Return whether the API answers and has its database: without it, `/health` is as ever."""
+    """Return whether the API answers and has its database, which `/health` does not look at."""
     with suppress(OSError, ValueError):
         return status(f"{url.rstrip('/')}/ready") < HTTPStatus.INTERNAL_SERVER_ERROR
     return False
