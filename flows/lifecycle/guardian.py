@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-GRACE_SECONDS = 15.0
+GRACE_SECONDS = 10.0
 """A runner reports a lost process itself, with its exit status, and ranks without a flow log for up to 10 s more."""
 RETRY_SECONDS = 5.0
 WAIT_SECONDS = 1800.0  # longest wait for APIs that are away
