@@ -10,8 +10,8 @@ from mlflow.tracking import MlflowClient
 
 from tests.integration.conftest import SMALL
 from tests.integration.faults.test_recovery import told_steps
-from tests.support.http_proxy import http_proxy
 from tests.support.patience import until
+from tests.support.tcp_relay import tcp_relay
 
 
 @pytest.mark.slow
@@ -48,18 +48,17 @@ def test_a_training_survives_a_server_that_is_away(paceline, mlflow_server, tmp_
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_before_it_is_finished_has_no_champion(paceline, mlflow_server, tmp_path):
-    def finishes(path, body):
-        return path.endswith("/runs/update") and b"FINISHED" in body
-
     client = MlflowClient(mlflow_server.url)
     settings = [*SMALL, "track.experiment=unfinished", "track.register=digits-unfinished"]
-    with http_proxy(mlflow_server.url, finishes) as (address, is_finishing):
+    with tcp_relay(mlflow_server.url, b'"status": "FINISHED"') as (address, is_finishing):
         process = paceline(
             "run", "digits", *settings, MLFLOW_TRACKING_URI=address, PACELINE_HOME=str(tmp_path / "home"), output=None
         )
-        until(is_finishing.is_set, "end of the run", process=process)
-        process.kill()
-        process.wait()
+        try:
+            until(is_finishing.is_set, "end of the run", process=process)
+        finally:
+            process.kill()
+            process.wait()
         experiment = client.get_experiment_by_name("unfinished").experiment_id
         until(lambda: [run.info.status for run in client.search_runs([experiment])] == ["KILLED"], "status", seconds=60)
     assert client.search_model_versions("name='digits-unfinished'"), "it was good enough"
