@@ -108,7 +108,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Limits(Section):
-    """How long a stage may take, and how often one that was failed from outside is tried.
+    """How long a stage may take, how often one that was failed from outside is tried, and what a run leaves free.
 
     Over its limit a stage ends all that it has started and the run is FAILED; what was finished is kept: shards of the
     set, checkpoints, predicted parts. `paceline run --resume RUN_ID limits.train_seconds=7200` resumes it.
@@ -123,6 +123,9 @@ class Limits(Section):
     """Time limit of the evaluation, seconds; predictions on the test split are part of the training."""
     predict_seconds: Seconds | None = None
     """Time limit of `paceline predict`, seconds."""
+    min_free_gib: Annotated[float, Field(ge=0)] = 1.0
+    """Disk space below PACELINE_HOME that a run must leave free, GiB. A run that would leave less, after its prepared
+    set and its checkpoints, is refused before it starts, and stopped between two stages."""
     retries: Annotated[int, Field(ge=0, le=100)] = 2
     """Further tries of preparation and prediction when a source, a file system or the cluster fails them. A training
     has its own: `execution.max_restarts`."""

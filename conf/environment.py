@@ -56,6 +56,8 @@ class Environment(BaseSettings):
     """State: prepared sets, checkpoints, the default MLflow store."""
     tracking_uri_given: str | None = Field(default=None, validation_alias="MLFLOW_TRACKING_URI")
     """MLflow server or store, where one was given."""
+    mlflow_database: SecretStr | None = Field(default=None, validation_alias="MLFLOW_BACKEND_STORE_URI")
+    """Database behind the MLflow server, for the clean-up of deleted runs, where it was given."""
     prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
     """Prefect server, where one was given; else Prefect's own temporary one."""
     prefect_user: SecretStr | None = Field(default=None, validation_alias="PREFECT_API_AUTH_STRING")

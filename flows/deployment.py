@@ -5,7 +5,7 @@ import signal
 import zoneinfo
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
+from paceline.flows.clean import clean_up
 from paceline.flows.lifecycle.missed_runs import report_missed_runs
 from paceline.flows.lifecycle.outage import set_right
 from paceline.flows.lifecycle.overlap import POLICY_TAG
@@ -29,7 +30,7 @@ POLL_SECONDS = 0.1
 SET_RIGHT_SECONDS = 60.0  # interval of the search for runs without a process and slots without a run
 
 
-def schedule_of(cron: str, timezone: str) -> Schedule:
+def schedule_of(cron: str, timezone: str, option: str = "--cron") -> Schedule:
     """Make a schedule from five fields, such as "0 2 * * *", in an IANA time zone, with its summer time."""
     if timezone not in zoneinfo.available_timezones():
         raise InputError(f"--timezone {timezone} is not a time zone; use a name such as Europe/Zurich or UTC")
@@ -37,7 +38,7 @@ def schedule_of(cron: str, timezone: str) -> Schedule:
         return Cron(cron, timezone=timezone)
     except ValueError as error:
         raise InputError(
-            f'--cron "{cron}" is not a schedule (minute hour day month weekday); use "0 2 * * *" for every night at 2'
+            f'{option} "{cron}" is not a schedule (minute hour day month weekday); use "0 2 * * *" for every night at 2'
         ) from error
 
 
@@ -51,19 +52,20 @@ def local_timezone() -> str:
     return next((name for name in candidates if name in zones), "UTC")
 
 
-def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overlap) -> RunnerDeployment:
-    """Make the deployment of a run; the form in Prefect shows its settings."""
+def deployment_of(config: Config | None, name: str, schedule: Schedule, overlap: Overlap) -> RunnerDeployment:
+    """Make the deployment of a run, or of the clean-up without a configuration; Prefect's form has the settings."""
     limit = None  # with `cancel-oldest`, the run itself cancels its predecessor
     if overlap != "cancel-oldest":
         strategy = ConcurrencyLimitStrategy.ENQUEUE if overlap == "queue" else ConcurrencyLimitStrategy.CANCEL_NEW
         limit = ConcurrencyLimitConfig(limit=1, collision_strategy=strategy)
-    deployment = run_pipeline.to_deployment(
+    text = f"paceline {config.name}: prepare, train, evaluate, account. Overlap: {overlap}." if config else None
+    deployment = (run_pipeline if config else clean_up).to_deployment(
         name,
         schedule=schedule,
-        parameters={"config": config.model_dump(mode="json")},
+        parameters={"config": config.model_dump(mode="json")} if config else {},
         concurrency_limit=limit,
         tags=["paceline", f"{POLICY_TAG}{overlap}"],
-        description=f"paceline {config.name}: prepare, train, evaluate, account. Overlap: {overlap}.",
+        description=text,
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     assert isinstance(deployment, RunnerDeployment), "not in an event loop"
@@ -109,8 +111,8 @@ def _log_outages(workload: Callable[..., Coroutine[Any, Any, None]]) -> Callable
     return call
 
 
-def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
-    """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows.
+def serve(*served: RunnerDeployment, catch_up: bool) -> None:
+    """Start the runs of deployments until SIGTERM or Ctrl-C, which cancel running flows.
 
     With `catch_up` the schedule stays on at the end, so that the next server starts missed runs.
     """
@@ -118,23 +120,27 @@ def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
     async def start() -> None:
         runner = PatientRunner(pause_on_shutdown=not catch_up)
         stopping = _stop_on_signals(runner)
-        checked_until: datetime | None = None
+        checked_until: dict[str, datetime | None] = {}
 
         async def report_missed() -> None:
-            nonlocal checked_until
-            checked_until = await asyncio.to_thread(
-                report_missed_runs, deployment.full_name, checked_until, catch_up=catch_up
-            )
+            for name in (deployment.full_name for deployment in served):
+                checked_until[name] = await asyncio.to_thread(
+                    report_missed_runs, name, checked_until.get(name), catch_up=catch_up
+                )
 
-        await report_missed()  # before the schedule is replaced
-        deployment_id = await runner.aadd_deployment(deployment)
-        clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
-        await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
+        await report_missed()  # before the schedules are replaced
+        ids = [str(await runner.aadd_deployment(deployment)) for deployment in served]
+
+        async def set_all_right() -> None:
+            for deployment_id in ids:
+                await asyncio.to_thread(set_right, Environment(), deployment_id)
+
+        await set_all_right()  # first: with `skip`, the slot of a lost run would cancel a new one
 
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(SET_RIGHT_SECONDS)
-                await clean_up()
+                await set_all_right()
                 await report_missed()
 
         cleaning = asyncio.create_task(repeat())

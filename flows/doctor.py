@@ -34,7 +34,7 @@ def examine(
     stages: dict[str, Callable[[], list[Finding]]] = {
         "packages": examine_packages,
         "own packages": examine_own,
-        "this host": lambda: examine_host(environment.root, environment.leases),
+        "this host": lambda: examine_host(environment.root, environment.leases, config.limits.min_free_gib),
         "mlflow": lambda: [_mlflow(environment)],
         "prefect": lambda: [_prefect(environment)],
         "certificates": lambda: [_certificates(config, environment)],

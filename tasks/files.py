@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -92,6 +93,11 @@ def nearest_existing(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
+
+
+def compiled_directory(home: Path) -> Path:
+    """The directory for compiled code of the installed version of torch; `paceline clean` removes the others."""
+    return home / "compiled" / f"torch-{metadata.version('torch')}"
 
 
 def private_directory(parent: Path, purpose: str = "code that is executed") -> Path:

@@ -12,6 +12,7 @@ from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.results import reusable
+from paceline.flows.checks.space import check_space, require_space
 from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import certificates
@@ -43,6 +44,7 @@ class PreflightResult:
     experiment_id: str
     num_train: int  # samples of the training split, as listed
     pretrained: Pretrained | None = None  # initial weights; None for those of the seed
+    checkpoint_bytes: int = 0  # of all checkpoints at once; 0 where they are small and were not counted
 
     @property
     def weights(self) -> str | None:
@@ -58,6 +60,7 @@ def check_lightning(config: Config, environment: Environment, *, prestart: Prest
     check_prefect(environment)
     _check_home(environment)
     check_reachable(environment.tracking_uri)
+    require_space(config, environment, 0)
     if prestart is not None:
         prepare_api(environment)
         prestart.start_cluster(plan)
@@ -86,17 +89,18 @@ def check(
     if prestart is not None:
         prepare_api(environment)  # early; the Prestart ends it if no flow uses it
     with list_on(config.cluster.address):
-        listing = list_data(config.data)
+        listing = list_data(config.stored_data)
     plan = plan_on(config, hardware, listing.num_train)
     if listing.num_test == 0:
         fault = f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them"
         raise InputError(f"{fault}; raise it or give the source a test split")
+    checkpoint_bytes = check_space(config, listing, environment)
     if prestart is not None:
         prestart.start_cluster(plan)
     pretrained = check_weights(config, listing, environment)
     experiment_id = _check_store(config, environment)
     _check_baseline(config, environment)
-    return PreflightResult(plan, hardware, experiment_id, listing.num_train, pretrained)
+    return PreflightResult(plan, hardware, experiment_id, listing.num_train, pretrained, checkpoint_bytes)
 
 
 def _check_baseline(config: Config, environment: Environment) -> None:

@@ -9,6 +9,7 @@ from paceline.conf.model import Model
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
+from paceline.tasks.hold import hold
 from paceline.tasks.model_bundle import WEIGHTS, check_package
 from paceline.tasks.records.data import ModelFacts, Pretrained
 
@@ -112,14 +113,15 @@ def _other_network(model: Model, where: str) -> str:
 
 
 def _store(path: Path, digest: str, home: Path) -> str:
-    """Copy the weights into the state directory, which all hosts see, under the digest of their content."""
+    """Copy the weights into the state directory, which all hosts see, by the digest of their content; hold the copy."""
     if path.is_relative_to(home / "models"):  # by content already
         return str(path)
     stored = home / "pretrained" / f"{digest}{path.suffix}"
-    if not (stored.is_file() and sha256_of(stored) == digest):
+    if not (hold(stored) and sha256_of(stored) == digest):
         try:
             stored.parent.mkdir(parents=True, exist_ok=True)
             write_durably(stored, path.read_bytes())
+            hold(stored)
         except OSError as error:
             raise InputError(f"{stored}: cannot be written ({error.strerror}); free some space") from error
     return str(stored)

@@ -3,6 +3,7 @@
 import os
 from argparse import Namespace
 from pathlib import Path
+from socket import gethostname
 from typing import get_args
 
 from paceline.conf.config import Config, Overlap
@@ -10,12 +11,13 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.conf.plugins import EMBEDDED_SOURCES
 from paceline.flows.checks.origin import allow
-from paceline.flows.commands.console import argument, command, preset, say_pairs
+from paceline.flows.commands.console import argument, command, preset, require, say_pairs
 from paceline.flows.commands.prefect_session import enable_gc
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.errors import InputError
 
 OVERLAPS = get_args(Overlap)
+CLEAN_CRON = "0 6 * * 0"
 
 
 def make_root_absolute(config: Config) -> Config:
@@ -35,8 +37,15 @@ def make_root_absolute(config: Config) -> Config:
         'paceline serve digits --cron "0 2 * * *"',
         'paceline serve folder data.root=DIR --cron "0 2 * * *" --overlap skip --catch-up',
     ),
-    *preset(),
-    argument("--cron CRON", 'schedule as minute hour day month weekday, for example "0 2 * * *"', required=True),
+    argument("preset", "a preset (list them: paceline presets) or a YAML file; none for --clean alone", nargs="?"),
+    *preset()[1:],
+    argument("--cron CRON", 'schedule as minute hour day month weekday, for example "0 2 * * *"'),
+    argument(
+        "--clean CRON",
+        f'also clean up on a schedule (default: "{CLEAN_CRON}"): see paceline clean, and infra/README.md',
+        nargs="?",
+        const=CLEAN_CRON,
+    ),
     argument("--timezone TIMEZONE", "time zone of the schedule, for example Europe/Zurich (default: this machine's)"),
     argument(
         "--overlap",
@@ -51,26 +60,38 @@ def serve(options: Namespace) -> None:
     """Run on a schedule, as a deployment in Prefect that this process serves."""
     from paceline.flows.checks import preflight
 
+    if options.clean is None or options.preset or options.cron:
+        require(options, "preset", "--cron")
     environment = Environment()
-    config = make_root_absolute(load(options.preset, options.overrides))
+    config = make_root_absolute(load(options.preset, options.overrides)) if options.preset is not None else None
     url = prefect_api.prefect_server(environment)
     if url is None:
         fault = "paceline serve needs a Prefect server, which stores the schedule"
         hint = "start prefect server start in a second terminal, then export PREFECT_API_URL=http://127.0.0.1:4200/api"
         raise InputError(fault, hint=hint, setting="PREFECT_API_URL")
-    preflight.check(config, environment)
+    if config is not None:
+        preflight.check(config, environment)
+    else:
+        prefect_api.check_prefect(environment)
     from paceline.flows import deployment as deployments
 
-    allow(config.cluster)
-    timezone, name = options.timezone or deployments.local_timezone(), options.name or config.name
-    schedule = deployments.schedule_of(options.cron, timezone)
-    deployment = deployments.deployment_of(config, name, schedule, options.overlap)
-    say_pairs(
-        ("deployment", f"paceline-run/{name}"),
-        ("schedule", f"{options.cron} in {timezone}"),
-        ("overlap", options.overlap),
-        ("server", url),
-        ("now and then", f"prefect deployment run paceline-run/{name}"),
-    )
+    timezone, served = options.timezone or deployments.local_timezone(), []
+    rows: list[tuple[str, str]] = []
+    if config is not None:
+        allow(config.cluster)
+        name = options.name or config.name
+        schedule = deployments.schedule_of(options.cron, timezone)
+        served.append(deployments.deployment_of(config, name, schedule, options.overlap))
+        rows += [
+            ("deployment", f"paceline-run/{name}"),
+            ("schedule", f"{options.cron} in {timezone}"),
+            ("overlap", options.overlap),
+            ("now and then", f"prefect deployment run paceline-run/{name}"),
+        ]
+    if options.clean is not None:
+        schedule = deployments.schedule_of(options.clean, timezone, "--clean")
+        served.append(deployments.deployment_of(None, gethostname(), schedule, "skip"))
+        rows.append(("clean-up", f"paceline-clean/{gethostname()}, {options.clean} in {timezone}"))
+    say_pairs(*rows, ("server", url))
     enable_gc()  # this process lives for months
-    deployments.serve(deployment, catch_up=options.catch_up)
+    deployments.serve(*served, catch_up=options.catch_up)

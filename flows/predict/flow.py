@@ -31,7 +31,7 @@ from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.errors import InputError
-from paceline.tasks.files import nearest_existing, write_durably
+from paceline.tasks.files import compiled_directory, nearest_existing, write_durably
 from paceline.tasks.model_bundle import check_package, digest_of
 from paceline.tasks.names import PREDICTIONS_FILE, Artifact, Metric, Tag
 from paceline.tasks.predict.job import Images, Settings, batch_size_for, cut, in_folder, key_of, of_test_split
@@ -41,7 +41,6 @@ from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.models import fetch_model, has_recorded_digest
 from paceline.tasks.train.plan import resolve
 
@@ -119,10 +118,9 @@ def check_predict(request: PredictRequest, environment: Environment) -> Predicti
             raise InputError("execution.compile=step compiles for one size, and --own-size has many; use compile=off")
         if request.layer is not None:
             raise InputError("execution.compile=step compiles the predictions, not a layer; use compile=off")
-        # One directory of compiled models for each of these settings and versions.
+        # One directory of compiled models for each of these settings.
         identity = settings.model_dump(mode="json", exclude={"model_directory", "own_size"})
-        identity_text = json.dumps([identity, package_versions().get("torch")])
-        compiled = environment.root / "compiled" / hashlib.sha256(identity_text.encode()).hexdigest()[:16]
+        compiled = compiled_directory(environment.root) / hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         settings = settings.model_copy(update={"compiled": str(compiled)})
     key = key_of(settings, images)
     out = Path(request.out).expanduser().absolute() if request.out else environment.root / "predictions" / key[:16]

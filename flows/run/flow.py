@@ -13,6 +13,7 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.prestart import cluster_for_run, cold_seconds
 from paceline.flows.checks.results import result_of
+from paceline.flows.checks.space import require_space
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
@@ -63,6 +64,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
         except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
             with open_run("run", config, environment, checked.experiment_id, "", resume):
                 raise
+        get_run_logger().info("%s", require_space(config, environment, checked.checkpoint_bytes))
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         with open_run("run", config, environment, checked.experiment_id, workload, resume) as handle:
             log_dataset(handle, prepared, config.data.source)
@@ -75,6 +77,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             if config.track.on_regression != "confirm":
                 cluster.release()
             cache.keep(trained.search)
+            require_space(config, environment, 0, has_run=True)
             plan = trained.plan or checked.plan
             evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds, job.directory)
             outcome = Outcome(

@@ -56,7 +56,7 @@ def check_arms(request: StudyRequest, environment: Environment) -> list[PlannedA
             )
     _check_request(request)
     list_data = cache(describe)
-    listing = list_data(request.config.data)
+    listing = list_data(request.config.stored_data)
     _check_data(request.config, listing)
     base = make_config(request.config, ["speedup.baseline=none", "speedup.diagnose=false"])
     planned = []

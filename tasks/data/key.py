@@ -7,6 +7,7 @@ from importlib import metadata
 from paceline.conf.data import Data
 from paceline.tasks.data.decode.transform import PHOTOGRAPH_VERSION, TRANSFORM_VERSION
 from paceline.tasks.data.listing import Listing, SampleListing
+from paceline.tasks.data.prepare.chunks import image_bytes
 from paceline.tasks.data.sources import registry
 
 FORMAT_VERSION = 2  # version of the files and the manifest of a prepared set
@@ -44,6 +45,9 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
 def describe(data: Data) -> Listing:
     """List a source and summarise it; errors as in `registry.list_samples`."""
     listing = registry.list_samples(data)
+    storages = ("raw", "jpeg") if data.storage == "auto" and data.allows_jpeg else (data.storage,)
+    forms = [data.model_copy(update={"storage": storage}) for storage in storages]
+    channels = listing.channels + listing.num_planes
     return Listing(
         key=preparation_key(listing, data),
         class_names=listing.class_names,
@@ -53,4 +57,5 @@ def describe(data: Data) -> Listing:
         channels=listing.channels,
         target_names=listing.target_names,
         ignored=listing.ignored,
+        sizes={preparation_key(listing, form): listing.num_samples * image_bytes(form, channels) for form in forms},
     )

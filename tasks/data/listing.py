@@ -33,6 +33,8 @@ class Listing(Record):
     """As in `PreparedSet`."""
     ignored: dict[str, int] = Field(default_factory=dict)
     """Files that are not samples, counted by suffix."""
+    sizes: dict[str, int] = Field(default_factory=dict)
+    """Expected bytes of the prepared set by its key: one for each form that `data.storage` allows, pixels first."""
 
 
 SplitName = Literal["train", "validation", "test"]

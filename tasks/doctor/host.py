@@ -19,10 +19,10 @@ SHARED_MEMORY = Path("/dev/shm")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
-def examine_host(home: Path, leases: Path) -> list[Finding]:
+def examine_host(home: Path, leases: Path, min_free_gib: float) -> list[Finding]:
     """Examine what needs neither a cluster nor a server."""
     hardware = describe()
-    checks = [_devices(hardware), _drivers(), _compiler(), _place("state", home, "PACELINE_HOME")]
+    checks = [_devices(hardware), _drivers(), _compiler(), _place("state", home, "PACELINE_HOME", min_free_gib)]
     checks += [_place("leases", leases, "PACELINE_LEASES"), _ports(), _clocks()]
     return [*checks, _shared_memory()] if hardware.gpus else checks
 
@@ -62,13 +62,18 @@ def _compiler() -> Finding:
     return doubtful("compiler", fault, "install g++ or clang++")
 
 
-def _place(check: str, path: Path, variable: str) -> Finding:
+def _place(check: str, path: Path, variable: str, min_free_gib: float = 0.0) -> Finding:
     existing = nearest_existing(path)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return bad(check, f"{variable}={path} cannot be written", f"set {variable} to a directory of yours")
     free = shutil.disk_usage(existing).free
+    if free < min_free_gib * GIB:
+        fault = f"{path}: {free / GIB:.2f} GiB free, and limits.min_free_gib={min_free_gib:g}: runs are refused"
+        return bad(check, fault, "paceline clean")
     if check == "state" and free < LITTLE_BYTES:
-        return doubtful(check, f"{path}: {free / GIB:.1f} GiB free", f"make room, or set {variable} to a larger disk")
+        return doubtful(
+            check, f"{path}: {free / GIB:.1f} GiB free", f"call paceline clean, or set {variable} to a larger disk"
+        )
     return good(check, f"{path}: {free / GIB:.0f} GiB free")
 
 

@@ -10,6 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.hold import hold
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
 from paceline.tasks.names import Tag
 from paceline.tasks.records.data import ModelFacts
@@ -22,7 +23,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, ModelFacts]:
-    """Fetch a model unless it is cached below `home` by digest; its directory there, and its description.
+    """Fetch a model unless it is cached below `home` by digest; its directory, which is held, and its description.
 
     A reference is `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory. What
     reads as a name is never a directory, or one that lies in the right place could pass for a recorded model.
@@ -44,7 +45,8 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
     models.mkdir(parents=True, exist_ok=True)
     try:
         place, recorded = _resolve(client, uri)
-        facts = _load_cached(models / recorded, recorded) or _fetch(tracking_uri, place, recorded, models)
+        cached = _load_cached(models / recorded, recorded) if hold(models / recorded / FACTS) else None
+        facts = cached or _fetch(tracking_uri, place, recorded, models)
     except (MlflowException, OSError) as error:
         reason = redact(one_line(error))[:200]
         raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})", setting="MODEL") from error
@@ -67,9 +69,11 @@ def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelF
                 "it was changed after the training"
             )
         target = models / digest
+        hold(target / FACTS)
         if _load_cached(target, digest) is None:
             if target.exists():
                 target.rename(Path(temporary) / "damaged")
+            hold(downloaded / FACTS)  # before others can see it
             with suppress(FileExistsError):  # another process was first
                 downloaded.rename(target)
     return facts

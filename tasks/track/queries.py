@@ -2,22 +2,25 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mlflow.entities import Run
+from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.entities.paged_list import PagedList
 from mlflow.tracking import MlflowClient
 from pydantic import Field
 
-from paceline.tasks.errors import InputError
+from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
-from paceline.tasks.track.store import existing_client, open_store
+from paceline.tasks.track.store import existing_client, open_store, sqlite_path
 
 MAX_RUNS = 1000  # of an answer of MLflow's
 NEWEST_FIRST = ["attributes.start_time DESC"]
+T = TypeVar("T")
 
 
 class FoundRun(Record):
@@ -74,19 +77,71 @@ def find_runs(
     """
     client = open_store(tracking_uri) if is_patient else existing_client(tracking_uri)
     named = client.search_experiments() if experiment is None else [client.get_experiment_by_name(experiment)]
-    experiment_ids = [entity.experiment_id for entity in named if entity is not None]
+    return _search(client, [entity.experiment_id for entity in named if entity is not None], condition, limit)
+
+
+def _search(
+    client: MlflowClient,
+    experiment_ids: list[str],
+    condition: str = "",
+    limit: int | None = None,
+    view: int = ViewType.ACTIVE_ONLY,
+) -> list[FoundRun]:
     if not experiment_ids:
         return []
     runs: list[FoundRun] = []
     token = None
     while limit is None or len(runs) < limit:
         size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(runs))
-        page = client.search_runs(experiment_ids, condition, max_results=size, order_by=NEWEST_FIRST, page_token=token)
+        page = client.search_runs(experiment_ids, condition, view, size, NEWEST_FIRST, token)
         runs += map(_plain, page)
         token = page.token
         if not token:
             break
     return runs
+
+
+class Inventory(Record):
+    """All runs of a store, and the registered models, for a clean-up."""
+
+    runs: tuple[FoundRun, ...] = ()
+    """Newest first."""
+    deleted: frozenset[str] = frozenset()
+    """Ids of runs that are deleted, and not yet removed for ever."""
+    models: dict[str, str] = Field(default_factory=dict)
+    """Registered model, such as `models:/digits@champion` or `models:/digits/3` without an alias, by its run's id."""
+
+
+def take_inventory(tracking_uri: str) -> Inventory:
+    """All runs and registered models; none if the store does not exist yet. Raises InputError: it does not answer."""
+    file = sqlite_path(tracking_uri)
+    if file is not None and not file.exists():
+        return Inventory()
+    client = existing_client(tracking_uri)
+    try:
+        ids = [each.experiment_id for each in _pages(partial(client.search_experiments, ViewType.ALL))]
+        versions = _pages(client.search_model_versions)
+        models = {version.run_id or "": f"models:/{version.name}/{version.version}" for version in versions}
+        for model in _pages(client.search_registered_models):
+            for alias, number in model.aliases.items():
+                owner = client.get_model_version(model.name, str(number)).run_id or ""
+                models[owner] = f"models:/{model.name}@{alias}"
+        deleted = frozenset(run.run_id for run in _search(client, ids, view=ViewType.DELETED_ONLY))
+        return Inventory(runs=tuple(_search(client, ids)), deleted=deleted, models=models)
+    except MlflowException as error:
+        raise InputError(f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be read ({one_line(error)})") from error
+
+
+def _pages(search: Callable[..., PagedList[T]]) -> list[T]:
+    """All pages of a search."""
+    found: list[T] = []
+    token = None
+    while True:
+        page = search(page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
 
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:

@@ -55,6 +55,7 @@ AS_SERVICES = Checked(
 )
 AS_LIFE = Checked("tests/integration/services/test_upgrade.py and test_uninstall.py run it, in a home of its own")
 AS_UNITS = Checked("tests/integration/services/test_site_files.py writes these files, and starts each command in them")
+AS_CLEAN = Checked("tests/integration/faults/test_clean.py runs it, in homes of its own")
 AS_EVIDENCE = Checked("tests/unit/tasks/speedup/evidence and tests/unit/flows/commands: a disturbed machine gives none")
 AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
@@ -185,6 +186,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline doctor cluster.kind=address cluster.address=$PACELINE_SCHEDULER": AS_SERVICES,
     'paceline serve digits cluster.kind=address cluster.address=$PACELINE_SCHEDULER --cron "0 2 * * *" --overlap '
     "skip": AS_SERVICES,
+    "paceline clean --dry-run": AS_CLEAN,
+    "paceline clean --keep 10 --older-than 30": AS_CLEAN,
+    'paceline serve --clean "0 6 * * 0"': AS_CLEAN,
     "infra/backup nightly.tar": AS_SERVICES,
     "infra/down": AS_SERVICES,
     "infra/restore --overwrite nightly.tar": AS_SERVICES,

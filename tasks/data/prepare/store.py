@@ -22,6 +22,7 @@ from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
 from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces
+from paceline.tasks.hold import hold
 from paceline.tasks.host import host_identity
 from paceline.tasks.records.data import PreparedSet
 
@@ -39,12 +40,14 @@ def directory_of(home: Path, key: str) -> Path:
 
 
 def find(home: Path, key: str, *, check_content: bool = False) -> PreparedSet | None:
-    """The set with a key, if it exists and its files have their recorded sizes; a damaged set is set aside.
+    """The set with a key, which this process then holds, if its files have their recorded sizes.
 
+    A damaged set is set aside.
     With `check_content` the files must have their recorded sha256 sums too, for which all of them are read.
     """
     started = time.perf_counter()
     path = directory_of(home, key)
+    hold(path / MANIFEST)
     if not path.exists():
         return None
     try:
@@ -123,13 +126,18 @@ def touch(path: Path) -> None:
 
 
 def remove_stale(home: Path) -> int:
-    """Remove temporary directories whose owner is dead, and unfinished sets that are old; returns how many."""
-    prepared = home / "prepared"
-    stale = [path for path in prepared.glob(".tmp-*") if _is_stale(path)]
-    stale += [path for path in prepared.glob(".unfinished-*") if _age_seconds(path) > LEFT_SECONDS]
+    """Remove what `find_stale` finds; returns how many."""
+    stale = find_stale(home)
     for path in stale:
         _remove(path)
     return len(stale)
+
+
+def find_stale(home: Path) -> list[Path]:
+    """Temporary directories whose owner is dead, and unfinished sets that are old."""
+    prepared = home / "prepared"
+    stale = [path for path in prepared.glob(".tmp-*") if _is_stale(path)]
+    return stale + [path for path in prepared.glob(".unfinished-*") if _age_seconds(path) > LEFT_SECONDS]
 
 
 def _is_stale(path: Path) -> bool:
@@ -171,6 +179,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
     (directory / OWNER).unlink()
     (directory / FINISHED).unlink(missing_ok=True)
     write_durably(directory / MANIFEST, facts.model_dump_json(indent=1).encode())
+    hold(directory / MANIFEST)  # before others can see it
     for folder in (*(directory / split for split in SPLITS), directory):
         _sync_directory(folder)
     final = directory_of(home, facts.key)

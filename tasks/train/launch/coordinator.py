@@ -17,7 +17,7 @@ from paceline.conf.execution import CAPTURED
 from paceline.conf.plugins import model_facts
 from paceline.tasks.cluster.client import call_workers, connect
 from paceline.tasks.errors import InputError, LostError, RankError, SupersededError
-from paceline.tasks.files import TEMPORARY_SUFFIX, make_directory, sync_directory
+from paceline.tasks.files import TEMPORARY_SUFFIX, compiled_directory, make_directory, sync_directory
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.measure.energy import merge as merge_energy
@@ -393,7 +393,7 @@ def _specs(
             devices=devices[placement.host],
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
-            compile_cache=str((directory if job.cold_compile else Path(job.home)) / "compiled"),
+            compile_cache=str(compiled_directory(directory if job.cold_compile else Path(job.home))),
         )
         for placement, interface, directory in zip(placements, interfaces, directories, strict=True)
     ]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from paceline.tasks.files import sha256_of
 
+NUM_CHECKPOINTS = 2  # newest ones that a run keeps
+
 
 def checkpoint_path(directory: Path, step: int) -> Path:
     """Path of the checkpoint of a step; names sort by step."""

@@ -28,9 +28,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import make_directory, write_durably
 from paceline.tasks.metrics_file import FILE, require_newest
-from paceline.tasks.train.rank.checkpoint import digest_path, part_path, parts_of
+from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS, digest_path, part_path, parts_of
 
-NUM_CHECKPOINTS = 2
 Place = tuple[Any, ...]
 """Keys that lead to a value inside a checkpoint."""
 Rows = dict[Place, tuple[int, int, torch.Tensor]]

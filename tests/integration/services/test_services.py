@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shlex
 import signal
 import socket
 import ssl
@@ -19,6 +20,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from infra.services.site import Site
+from paceline.conf.environment import Environment
+from paceline.flows.clean import _vacuum
+from paceline.tasks.track.garbage import remove_deleted_runs
 from tests.support.assistant import SPELLINGS, Caller, attack
 from tests.support.services import NAMES, Services
 
@@ -113,6 +117,19 @@ def test_the_database_asks_everybody_for_a_password(services):
     for user in ("postgres", "mlflow"):
         with pytest.raises(psycopg.OperationalError, match=r"no password supplied|password authentication failed"):
             psycopg.connect(host="127.0.0.1", port=port, user=user, dbname="mlflow", passfile="/dev/null")
+
+
+def test_the_clean_up_reaches_the_stores_of_the_servers(services, known, mlflow):
+    """MLflow's database is in a file of its own, which only this needs; Prefect's server removes old flow runs."""
+    place = services.home.root / "work" / "mlflow" / "clean-environment"
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+    run = mlflow.create_run(mlflow.create_experiment("cleaned"))
+    mlflow.delete_run(run.info.run_id)
+    database = shlex.split(place.read_text())[1].partition("=")[2]
+    outcome = remove_deleted_runs(known["MLFLOW_TRACKING_URI"], database)
+    assert outcome == "removed 0 deleted runs; 1 of the last 30 days stay"
+    site = Environment(**known)
+    assert _vacuum(site) == "its server removes flow runs, logs and artifacts after 90 days"
 
 
 def test_only_the_owner_can_read_what_is_secret(services):

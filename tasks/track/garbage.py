@@ -1,0 +1,31 @@
+"""MLflow's own clean-up, which removes deleted runs and their artifacts for ever."""
+
+from paceline.tasks.errors import one_line
+from paceline.tasks.redact import redact
+from paceline.tasks.track.queries import take_inventory
+
+DAYS = 30  # for which a deleted run can be restored
+
+
+def remove_deleted_runs(tracking_uri: str, database: str | None) -> str:
+    """Remove the runs and experiments that were deleted more than 30 days ago; return the outcome.
+
+    A server does not do this for its clients, so `database` is that behind it, where it has one.
+    """
+    if database is None and tracking_uri.startswith("http"):
+        return "skipped: set MLFLOW_BACKEND_STORE_URI to the database of the server, or run mlflow gc there"
+    before = take_inventory(tracking_uri)
+    if not before.deleted:
+        return "no run is deleted"
+    if owners := sorted(before.deleted & before.models.keys()):
+        model = before.models[owners[0]]
+        return f"skipped: the deleted run {owners[0]} has the model {model}; restore the run, or delete the version"
+    from mlflow.cli import gc  # a second
+
+    arguments = ["--older-than", f"{DAYS}d", "--tracking-uri", tracking_uri]
+    try:
+        gc.main([*arguments, "--backend-store-uri", database or tracking_uri], standalone_mode=False)
+    except Exception as error:  # noqa: BLE001  of any store; the clean-up of other places is done all the same
+        return f"failed: {redact(one_line(error))[:300]}"
+    num_left = len(take_inventory(tracking_uri).deleted)
+    return f"removed {len(before.deleted) - num_left} deleted runs; {num_left} of the last {DAYS} days stay"

@@ -1,0 +1,451 @@
+"""The clean-up of a real home: what goes, what stays and why, and what faults in the middle leave."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from paceline.conf.data import Data
+from paceline.conf.environment import Environment
+from paceline.conf.load import load
+from paceline.flows import cli
+from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space
+from paceline.tasks.clean.removal import clean_home, remove
+from paceline.tasks.clean.survey import LOG_END, LONG_LOG, survey
+from paceline.tasks.data.key import describe
+from paceline.tasks.data.prepare import manifest, store
+from paceline.tasks.data.prepare.chunks import ChunkPlanner
+from paceline.tasks.data.prepare.shard import write_shards
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.doctor.host import examine_host
+from paceline.tasks.errors import RunError
+from paceline.tasks.hold import hold
+from paceline.tasks.names import Tag
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.garbage import remove_deleted_runs
+from paceline.tasks.track.queries import take_inventory
+from paceline.tasks.track.store import check_store
+from paceline.tasks.train.launch.run_lock import run_lock
+from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
+from paceline.tasks.train.rank.checkpoint_io import write_with_digest
+from tests.support.deployments import SHORT, Deployments
+from tests.support.patience import until
+from tests.support.refusals import refused
+from tests.support.small_disk import fill, small_disk
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from paceline.tasks.data.prepare import store
+assert store.find(Path(sys.argv[1]), sys.argv[2])
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+class Home:
+    """A home with sets, runs and models, written by the functions that runs call."""
+
+    def __init__(self, root):
+        self.root = root
+        self.uri = f"sqlite:///{root}/mlflow.db"
+        self.experiment = check_store(self.uri, "paceline", (root / "artifacts").as_uri())
+        self.client = MlflowClient(self.uri, self.uri)
+
+    def add_set(self, letter):
+        """A prepared set whose key is one digit."""
+        key, data = letter * 64, Data(source="digits", image_size=8)
+        with store.temporary(self.root, key) as directory:
+            records = write_shards(list(ChunkPlanner(source.list_samples(data), data, directory).chunks()))
+            facts = manifest.build(source.list_samples(data), data, key, records, 0)
+            return self.let_go(store.publish(self.root, directory, facts, []), manifest.MANIFEST)
+
+    def let_go(self, path, name=None):
+        """End the hold of this process, which published it."""
+        from paceline.tasks import hold as holds
+
+        while holds._held:
+            os.close(holds._held.popitem()[1])
+        return path
+
+    def add_run(self, prepared, status="FINISHED", role="run", pretrained=None, **tags):
+        """A run of MLflow with the files of a training on a prepared set; its directory."""
+        config = load("digits", [] if pretrained is None else [f"model.pretrained={pretrained}"])
+        handle = tracking.begin(self.uri, self.experiment, config, {Tag.ROLE: role, **tags})
+        tracking.log_config(handle, config)
+        directory = self.root / "runs" / handle.run_id
+        rank = directory / "attempt-0" / "rank-0"
+        rank.mkdir(parents=True)
+        (directory / "checkpoints").mkdir()
+        spec = {"prepared": {"path": str(prepared)}, "pretrained": pretrained and {"path": str(pretrained)}}
+        (rank / "spec.json").write_text(json.dumps(spec))
+        (rank / "log.txt").write_text("epoch 1\n")
+        (rank / "weights.pt").write_bytes(bytes(5000))
+        for step in (10, 20):
+            write_with_digest(checkpoint_path(directory / "checkpoints", step), {"step": step})
+        with run_lock(directory):
+            pass
+        if status != "RUNNING":
+            tracking.finish(handle, status)
+        return directory
+
+    def add_model(self, text):
+        """A cached model; its directory is named by its digest."""
+        directory = self.root / "models" / hashlib.sha256(text.encode()).hexdigest()
+        directory.mkdir(parents=True)
+        for name in ("model.json", "weights.pt"):
+            (directory / name).write_text(text)
+        return directory
+
+    def register(self, directory, digest, alias=None):
+        """Make a run's model a version of `digits`."""
+        if not self.client.search_registered_models("name = 'digits'"):
+            self.client.create_registered_model("digits")
+        self.client.set_tag(directory.name, Tag.MODEL_DIGEST, digest)
+        version = self.client.create_model_version("digits", f"runs:/{directory.name}/model", directory.name)
+        if alias:
+            self.client.set_registered_model_alias("digits", alias, version.version)
+        return version.version
+
+    def survey(self, keep=0, older_than=0.0):
+        return survey(self.root, take_inventory(self.uri), keep, older_than)
+
+    def clean(self, **options):
+        """Clean up; for each path that stays the reason."""
+        done = clean_home(self.root, self.uri, **{"keep": 0, "older_than": 0.0} | options)
+        return {item.path: item.stays for item in done.items if item.stays}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A home with an empty store, which takes a second to make."""
+    return Home(tmp_path_factory.mktemp("template")).root
+
+
+@pytest.fixture
+def home(template, tmp_path, monkeypatch):
+    root = tmp_path / "home"
+    shutil.copytree(template, root)
+    monkeypatch.setenv("PACELINE_HOME", str(root))
+    return Home(root)
+
+
+def left(directory):
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+
+
+def test_what_nothing_needs_is_removed_and_all_else_stays_with_its_reason(home):
+    old, new, spare = (home.add_set(letter) for letter in "abc")
+    finished = home.add_run(old)
+    champion = home.add_run(old, champion="yes")
+    home.register(champion, "f" * 64, alias="champion")
+    unfinished, stranger = home.add_run(new, "FAILED"), home.root / "runs" / ("e" * 32)
+    deleted, newest = home.add_run(spare), home.add_run(new)
+    shutil.copytree(finished, stranger)
+    home.client.delete_run(deleted.name)
+    registered, unused = home.add_model("registered"), home.add_model("unused")
+    home.register(newest, registered.name)
+    (home.root / "compiled" / "torch-1.0").mkdir(parents=True)
+    (home.root / "prepared" / ".damaged-x").mkdir()
+    damaged = unfinished / "checkpoints" / "step-5.ckpt.damaged"
+    damaged.write_bytes(bytes(9000))
+
+    planned = home.clean(keep=1)
+    assert (not spare.exists(), deleted.exists(), finished.exists(), unused.exists(), damaged.exists()) == (True,) + (
+        False,
+    ) * 4
+    assert left(home.root / "prepared") == [old.name, new.name]
+    assert left(home.root / "compiled") == []
+    assert left(newest) == ["attempt-0", "lock"], "checkpoints of a finished run go, what can be read stays"
+    assert newest_valid_checkpoint(unfinished / "checkpoints").name == "step-0000000020.ckpt"
+    assert planned[str(newest)] == "one of the 1 newest runs needs it"
+    assert planned[str(champion)] == planned[str(champion / "checkpoints")] == "models:/digits@champion needs it"
+    assert planned[str(unfinished / "checkpoints")] == "an unfinished run needs it"
+    assert planned[str(stranger)] == "a run that MLflow does not know needs it"
+    assert planned[str(registered)] == "models:/digits/2 needs it"
+    assert planned[str(old)] in {"models:/digits@champion needs it", "a run that MLflow does not know needs it"}
+    assert store.verify(old) == store.verify(new) == ()
+
+
+def test_a_dry_run_removes_nothing_and_an_age_spares_what_is_new(home, capfd):
+    path, run = home.add_set("a"), home.add_run("none")
+    assert cli.main(["clean", "--dry-run", "--keep", "0", "--json"]) == 0
+    planned = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert planned["dry_run"]
+    assert planned["freed_bytes"] > 0
+    assert path.exists()
+    assert (run / "checkpoints").exists()
+    assert home.clean(older_than=1.0)[str(path)] == "it changed in the last 1 days"
+    long_ago = time.time() - 2 * 24 * 3600
+    os.utime(path / manifest.MANIFEST, (long_ago, long_ago))
+    for file in (path, *path.rglob("*")):
+        os.utime(file, (long_ago, long_ago))
+    assert str(path) not in home.clean(older_than=1.0)
+    assert not path.exists()
+
+
+def test_a_set_a_run_and_a_copy_that_processes_use_stay_until_they_end(home):
+    path, run, copy = home.add_set("a"), home.add_run("none"), home.root / "pretrained" / "0.pt"
+    copy.parent.mkdir()
+    copy.write_bytes(b"weights")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(home.root), "a" * 64], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        assert hold(copy)
+        with run_lock(run):
+            reasons = home.clean()
+        held = {str(path), str(copy), str(run), str(run / "checkpoints")}
+        assert held <= {name for name, reason in reasons.items() if reason == "a running process needs it"}
+        assert store.verify(path) == ()
+    finally:
+        holder.kill()
+        holder.communicate()
+    home.let_go(copy)
+    assert home.clean() == {}
+    assert not path.exists()
+    assert not run.exists()
+    assert not copy.exists()
+
+
+def test_a_set_that_goes_while_it_is_looked_for_is_not_used(home):
+    path = home.add_set("a")
+    (item,) = [item for item in home.survey() if item.path == str(path)]
+    assert store.find(home.root, "a" * 64) is not None
+    assert remove([item])[0].stays == "a running process needs it"
+    home.let_go(path)
+    assert remove([item])[0].stays is None
+    assert store.find(home.root, "a" * 64) is None
+    assert not hold(path / manifest.MANIFEST)
+
+
+def test_checkpoints_that_an_unfinished_run_starts_from_stay(home):
+    source = home.add_run("none")
+    checkpoint = newest_valid_checkpoint(source / "checkpoints")
+    home.add_run("none", "KILLED", pretrained=checkpoint)
+    home.clean()
+    assert checkpoint.exists()
+
+
+def test_the_arms_of_a_study_share_its_fate(home):
+    study = home.add_run("none", "KILLED", role="study")
+    arm = home.add_run("none", role="arm", **{Tag.PARENT: study.name})
+    home.clean()
+    assert newest_valid_checkpoint(arm / "checkpoints") is not None
+    home.client.set_terminated(study.name, "FINISHED")
+    assert home.clean() == {}
+    assert left(home.root / "runs") == []
+
+
+def in_a_child(work, at_each=lambda number: None):
+    """Call a function in a forked process, and another one before each change of a file; the exit status."""
+    pid = os.fork()
+    if pid == 0:
+        number, busy = 0, False
+
+        def hook(event, _):
+            nonlocal number, busy
+            if not busy and event in ("os.rename", "os.remove", "os.rmdir", "os.truncate"):
+                busy, number = True, number + 1
+                at_each(number)
+                busy = False
+
+        sys.addaudithook(hook)
+        try:
+            work()
+        finally:
+            os._exit(0 if sys.exc_info()[0] is None else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def check_sound(home):
+    """All sets are complete or absent, and all checkpoints can be resumed from, or are absent."""
+    for path in (home.root / "prepared").glob("[!.]*"):
+        assert store.verify(path) == (), path
+    for run in (home.root / "runs").glob("[!.]*"):
+        directory = run / "checkpoints"
+        assert not directory.exists() or newest_valid_checkpoint(directory).name == "step-0000000020.ckpt"
+
+
+def test_a_kill_at_any_point_leaves_valid_stores(home):
+    for letter in "ab":
+        home.add_run(home.add_set(letter))
+    home.add_model("unused")
+    inventory, num_kills = take_inventory(home.uri), 0
+
+    def die(number):
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    while in_a_child(lambda: remove(survey(home.root, inventory, 0, 0.0)), die) == -signal.SIGKILL:
+        num_kills += 1
+        assert num_kills < 200, "a clean-up comes no further"
+        check_sound(home)
+    assert num_kills > 20
+    assert [left(home.root / name) for name in ("prepared", "runs", "models")] == [[], [], []]
+
+
+def test_a_disk_that_is_full_and_fills_up_again_is_cleaned_up(template, tmp_path, monkeypatch):
+    with small_disk(tmp_path / "home", megabytes=40) as filler:
+        shutil.copytree(template, tmp_path / "home", dirs_exist_ok=True)
+        home = Home(tmp_path / "home")
+        kept = home.add_set("a")
+        home.add_run(kept, "FAILED")
+        gone = [home.add_set("b"), home.add_run("none")]
+        log = home.root / "services" / "logs" / "mlflow.log"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(bytes(LONG_LOG) + b"end")
+        fill(filler)
+        others = iter(range(10**6))
+        status = in_a_child(home.clean, lambda _: fill(tmp_path / "home" / f"filler-{next(others)}"))
+        assert status == 0
+        assert [path.exists() for path in gone] == [False, False]
+        assert log.stat().st_size > LONG_LOG, "its end could not be saved"
+        check_sound(home)
+        assert store.verify(kept) == ()
+        for file in home.root.glob("filler*"):
+            file.unlink()
+        home.clean()
+        assert log.stat().st_size == 0
+        end = log.with_suffix(".log.1").read_bytes()
+        assert (len(end), end[-3:]) == (LOG_END, b"end")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting", "value"),
+    [(["--keep", "-1"], "--keep", "-1"), (["--older-than", "nan"], "--older-than", "nan")],
+)
+def test_a_number_that_makes_no_sense_is_refused(home, capfd, arguments, setting, value):
+    path = home.add_set("a")
+    assert cli.main(["clean", *arguments, "--json"]) == 2
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert said["setting"] == setting
+    assert value in said["error"]
+    assert said["hint"].startswith(f"use {setting} ")
+    assert path.exists()
+
+
+def test_without_mlflow_nothing_is_removed(home, monkeypatch):
+    path = home.add_set("a")
+    with refused("MLFLOW_TRACKING_URI", "http://127.0.0.1:9"):
+        clean_home(home.root, "http://127.0.0.1:9", 0, 0.0)
+    assert path.exists()
+
+
+def test_deleted_runs_leave_mlflow_after_a_month_but_no_model_that_is_registered(home):
+    old, young, kept = (home.add_run("none") for _ in range(3))
+    for run in (old, young):
+        home.client.log_text(run.name, "text", "note.txt")
+        home.client.delete_run(run.name)
+    with closing(sqlite3.connect(home.root / "mlflow.db")) as connection:
+        change = "UPDATE runs SET deleted_time = deleted_time - 31 * 86400000 WHERE run_uuid = ?"
+        connection.execute(change, (old.name,))
+        connection.commit()
+    assert remove_deleted_runs(home.uri, None).startswith("removed 1 deleted runs; 1 of the last 30 days stay")
+    assert take_inventory(home.uri).deleted == {young.name}
+    assert not list((home.root / "artifacts").glob(f"**/{old.name}/**/note.txt"))
+    assert remove_deleted_runs("http://127.0.0.1:9", None).startswith("skipped: set MLFLOW_BACKEND_STORE_URI")
+
+    home.register(kept, "0" * 64)
+    home.client.delete_run(kept.name)
+    assert f"the deleted run {kept.name} has the model models:/digits/1" in remove_deleted_runs(home.uri, None)
+
+
+def test_a_run_that_would_fill_the_disk_is_refused_before_any_work(home, capfd):
+    (home.root / "mlflow.db").unlink()
+    assert cli.main(["run", "digits", "limits.min_free_gib=1000000", "--json"]) == 2
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (said["setting"], said["hint"]) == ("limits.min_free_gib", "free space with: paceline clean")
+    assert "prepared set 0.00" in said["error"]
+    assert not (home.root / "prepared").exists()
+
+
+def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, monkeypatch):
+    with small_disk(tmp_path / "home", megabytes=64) as filler:
+        monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+        site = Environment()
+        small, large = (load("digits", ["limits.min_free_gib=0.01", f"model.width={width}"]) for width in (4, 128))
+        listing = describe(small.stored_data)
+        checkpoints = check_space(small, listing, site)
+        assert 0 < checkpoints < 10**6
+        with refused("limits.min_free_gib", "limits.min_free_gib=0.01"):
+            check_space(large, listing, site)
+        huge = listing.model_copy(update={"sizes": {listing.key: 10**9}})
+        with refused("limits.min_free_gib"):
+            check_space(small, huge, site)
+        store.directory_of(site.root, listing.key).mkdir(parents=True)
+        assert check_space(small, huge, site) == checkpoints, "a set that is prepared takes no more space"
+        assert "checkpoints 0.00" in require_space(small, site, checkpoints)
+        fill(filler)
+        with refused("limits.min_free_gib"):
+            require_space(small, site, checkpoints)
+        with refused("limits.min_free_gib", kind=RunError):
+            require_space(small, site, 0, has_run=True)
+
+
+def test_the_doctor_reports_that_runs_are_refused(tmp_path):
+    (state,) = [found for found in examine_host(tmp_path, tmp_path, 1e6) if found.check == "state"]
+    assert (state.status, state.remedy) == ("error", "paceline clean")
+    assert "limits.min_free_gib=1e+06" in state.found
+
+
+@pytest.mark.slow
+def test_a_clean_up_during_a_run_takes_nothing_from_it(program, tmp_path):
+    """Also the estimates of the space that a run needs are compared with what it takes."""
+    settings = [*SHORT, "speedup.baseline=none", "recipe.num_epochs=3"]
+    environment = {"PACELINE_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    clean = ("clean", "--keep", "0", "--json")
+    process = program("run", "digits", *settings, "--json", **environment)
+    until(lambda: list(tmp_path.glob("home/prepared/[!.]*")), "prepared set", process=process)
+    num_cleaned, reasons = 0, set()
+    while process.poll() is None:
+        out, said = program(*clean, **environment).communicate(timeout=120)
+        assert out, said
+        reasons |= {item["stays"] for item in json.loads(out.splitlines()[-1])["items"]}
+        num_cleaned += 1
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert num_cleaned > 1
+    assert "a running process needs it" in reasons
+    summary = json.loads(stdout.splitlines()[-1])
+    out, _ = program(*clean, **environment).communicate(timeout=120)
+    assert left(tmp_path / "home" / "prepared") == left(tmp_path / "home" / "runs") == []
+    again = program("run", "digits", *settings, "--json", **environment)
+    stdout, stderr = again.communicate(timeout=240)
+    assert again.returncode == 0, stderr
+    assert json.loads(stdout.splitlines()[-1])["dataset"]["fingerprint"] == summary["dataset"]["fingerprint"]
+    (checkpoints,) = tmp_path.glob("home/runs/*/checkpoints")
+    (prepared,) = tmp_path.glob("home/prepared/[!.]*")
+    config = load("digits", settings)
+    listing = describe(config.stored_data)
+    num_bytes = sum(path.stat().st_size for path in prepared.rglob("*.npy"))
+    assert next(iter(listing.sizes.values())) == pytest.approx(num_bytes, rel=0.2)
+    largest = max(path.stat().st_size for path in checkpoints.glob("*.ckpt"))
+    assert 2 * largest < _checkpoint_bytes(config, listing) < 6 * largest
+
+
+@pytest.mark.slow
+def test_the_clean_up_is_a_deployment_of_its_own(paceline, prefect_url, home):
+    path = home.add_set("a")
+    served = paceline("serve", "--clean", PREFECT_RUNNER_POLL_FREQUENCY="1", PACELINE_HOME=str(home.root))
+    try:
+        api = Deployments(prefect_url)
+        name = f"paceline-clean/{os.uname().nodename}"
+        deployment = until(lambda: api.find(name), "deployment", process=served)
+        assert deployment["schedules"][0]["schedule"]["cron"] == "0 6 * * 0"
+        run = api.begin(deployment, {"keep": 0})
+        assert api.end_of(run)["type"] == "COMPLETED", api.state(run)
+        assert not path.exists()
+    finally:
+        served.terminate()
+        served.communicate(timeout=60)
