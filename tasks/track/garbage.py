@@ -1,10 +1,19 @@
 """MLflow's own clean-up, which removes deleted runs and their artifacts for ever."""
 
-from paceline.tasks.errors import one_line
+import os
+import subprocess
+import sys
+
 from paceline.tasks.redact import redact
 from paceline.tasks.track.queries import take_inventory
 
 DAYS = 30  # for which a deleted run can be restored
+PROGRAM = f"""
+import os
+from mlflow.cli import gc
+gc(["--older-than", "{DAYS}d", "--backend-store-uri", os.environ["MLFLOW_BACKEND_STORE_URI"]])
+"""
+"""`mlflow gc` takes the address of the database, password included, on its command line only."""
 
 
 def remove_deleted_runs(tracking_uri: str, database: str | None) -> str:
@@ -20,12 +29,10 @@ def remove_deleted_runs(tracking_uri: str, database: str | None) -> str:
     if owners := sorted(before.deleted & before.models.keys()):
         model = before.models[owners[0]]
         return f"skipped: the deleted run {owners[0]} has the model {model}; restore the run, or delete the version"
-    from mlflow.cli import gc  # a second
-
-    arguments = ["--older-than", f"{DAYS}d", "--tracking-uri", tracking_uri]
-    try:
-        gc.main([*arguments, "--backend-store-uri", database or tracking_uri], standalone_mode=False)
-    except Exception as error:  # noqa: BLE001  of any store; the clean-up of other places is done all the same
-        return f"failed: {redact(one_line(error))[:300]}"
+    uris = {"MLFLOW_TRACKING_URI": tracking_uri, "MLFLOW_BACKEND_STORE_URI": database or tracking_uri}
+    command = [sys.executable, "-P", "-c", PROGRAM]
+    done = subprocess.run(command, env=os.environ | uris, stdout=2, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        return f"failed: {redact(' '.join(done.stderr.split()))[-300:]}"
     num_left = len(take_inventory(tracking_uri).deleted)
     return f"removed {len(before.deleted) - num_left} deleted runs; {num_left} of the last {DAYS} days stay"

@@ -278,8 +278,7 @@ def check_sound(home):
 
 
 def test_a_kill_at_any_point_leaves_valid_stores(home):
-    for letter in "ab":
-        home.add_run(home.add_set(letter))
+    home.add_run(home.add_set("a"))
     home.add_model("unused")
     inventory, num_kills = take_inventory(home.uri), 0
 
@@ -291,7 +290,7 @@ def test_a_kill_at_any_point_leaves_valid_stores(home):
         num_kills += 1
         assert num_kills < 200, "a clean-up comes no further"
         check_sound(home)
-    assert num_kills > 20
+    assert num_kills > 10
     assert [left(home.root / name) for name in ("prepared", "runs", "models")] == [[], [], []]
 
 
