@@ -62,9 +62,9 @@ def context(tmp_path, *overrides):
     return SimpleNamespace(
         writes=True,
         config=config,
+        prepared=SimpleNamespace(picture_shape=(16, 16, 1)),
         spec=SimpleNamespace(
             plan=PLAN.model_copy(update={"num_threads": 1}),
-            prepared=SimpleNamespace(picture_shape=(16, 16, 1)),
             home=str(tmp_path),
             may_measure_limit=True,
         ),
