@@ -1,14 +1,12 @@
 """Nights by schedule that can be killed, wherever they are."""
 
 import os
-import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from infra.services.home import Home, free_port
-from infra.services.postgres import Postgres
+from tests.support.database import Database
 from tests.support.deployments import SHORT, Served
 from tests.support.jobs import PLANTED
 from tests.support.lost_power import kill
@@ -45,15 +43,11 @@ def postgres():
     """A PostgreSQL of its own, running, with an empty database for Prefect."""
     with tempfile.TemporaryDirectory(prefix="paceline-postgres-", ignore_cleanup_errors=True) as place:
         Path(place).chmod(0o711)
-        home = Home(Path(place) / "services")
-        home.make()
-        home.vault.fill()
-        made = Postgres(home, free_port())
+        made = Database(Path(place) / "services")
         made.start()
-        made.daemon.wait(made.check, 60)
         made.open_databases()
         yield made
-        made.daemon.end(signal.SIGKILL, 10)
+        made.kill()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A Prefect that fails, and comes back: the training that it started ends well, and so does the next night."""
 
-import signal
 import time
 
 import pytest
@@ -109,11 +108,11 @@ def test_a_training_ends_well_while_the_database_is_away_and_the_next_night_star
     server, serve, hold, overlap, tmp_path, postgres
 ):
     """Prefect's server answers meanwhile, and says of itself that it is healthy."""
-    up = server(FILES, PREFECT_SERVER_DATABASE_CONNECTION_URL=postgres.uri("prefect", "postgresql+asyncpg"))
+    up = server(FILES, PREFECT_SERVER_DATABASE_CONNECTION_URL=postgres.uri)
     served = serve(up, overlap, **IMPATIENT)
     run = served.begin_with()
     assert status_of(tmp_path / "home", run) == "RUNNING"
-    postgres.daemon.end(signal.SIGKILL, 10)
+    postgres.kill()
     hold.unlink()
     until(lambda: status_of(tmp_path / "home", run) != "RUNNING", "end of the training", process=served.process)
     assert status_of(tmp_path / "home", run) == "FINISHED"
@@ -132,17 +131,15 @@ def test_a_training_ends_well_while_the_database_is_away_and_the_next_night_star
 def test_the_night_after_a_reboot_of_all_with_its_database_starts_and_completes(
     server, serve, hold, overlap, tmp_path, postgres
 ):
-    uri = postgres.uri("prefect", "postgresql+asyncpg")
-    up = server(FILES, PREFECT_SERVER_DATABASE_CONNECTION_URL=uri)
+    up = server(FILES, PREFECT_SERVER_DATABASE_CONNECTION_URL=postgres.uri)
     served = serve(up, overlap)
     lost = served.begin_with(**LONG)
     assert status_of(tmp_path / "home", lost) == "RUNNING"
     kill(served.process)
     up.kill()
-    postgres.daemon.end(signal.SIGKILL, 10)
+    postgres.kill()
     hold.unlink()
     postgres.start()
-    postgres.daemon.wait(postgres.check, 60)
     up.start()
     served = serve(up, overlap)
     assert served.end_of(served.begin_with())["type"] == "COMPLETED"
