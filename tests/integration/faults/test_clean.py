@@ -91,7 +91,7 @@ class Home:
         (rank / "log.txt").write_text("epoch 1\n")
         (rank / "weights.pt").write_bytes(bytes(5000))
         for step in (10, 20):
-            write_with_digest(checkpoint_path(directory / "checkpoints", step), {"step": step})
+            write_with_digest(checkpoint_path(directory / "checkpoints", step), {"step": step}, directory / "attempt-0")
         with run_lock(directory):
             pass
         if status != "RUNNING":
