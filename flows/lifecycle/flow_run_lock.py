@@ -66,13 +66,17 @@ def _lost_process(record: Path) -> bool:
 
 
 def stop_orphan(environment: Environment, flow_run_id: UUID) -> None:
-    """End the process of a flow run that is to be cancelled, if the runner that would end it is gone."""
+    """Kill the process of a flow run that is to be cancelled, if the runner that would end it is gone.
+
+    At SIGTERM Prefect would call the run CRASHED, since only its runner tells it of the cancellation. The guardian of
+    the process sets the statuses.
+    """
     record = _records(environment) / str(flow_run_id)
     with suppress(FileNotFoundError, psutil.NoSuchProcess):
         pid, parent = map(int, (record / PROCESS).read_text(encoding="utf-8").split())
         process = psutil.Process(pid)
         if is_locked(record) and process.ppid() != parent:
-            process.terminate()
+            process.kill()
 
 
 def end_lost_runs(environment: Environment) -> None:
