@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prefect import flow
@@ -107,6 +108,26 @@ def test_a_run_that_was_to_be_cancelled_is_cancelled_when_its_process_is_gone(cl
     process.kill()
     process.wait()
     set_right(Environment(), None)
+    assert client.read_flow_run(run.id).state.is_cancelled()
+    assert held(client, deployment) == 0
+
+
+def test_an_orphan_that_is_to_be_cancelled_is_ended_and_a_run_with_a_runner_is_not(client, deployment):
+    """Only its runner would have ended it."""
+    run = run_in(client, deployment, Pending(), Running(), Cancelling())
+    runner = "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(600)"
+    command = [sys.executable, "-c", runner, "-c", OWNER, str(run.id)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "held\n"
+        set_right(Environment(), deployment)
+        (orphan,) = [child for child in psutil.Process(parent.pid).children() if str(run.id) in child.cmdline()]
+        assert orphan.is_running()
+        parent.kill()
+        parent.wait()
+        set_right(Environment(), deployment)
+        psutil.wait_procs([orphan], timeout=10)
+        assert not orphan.is_running()
+    set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_cancelled()
     assert held(client, deployment) == 0
 
