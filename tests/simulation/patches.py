@@ -128,6 +128,8 @@ def replacements():
     yield flow_run_lock, "_held", PerProcess("held", ExitStack)
     yield flow_run_lock, "_owned", PerProcess("owned", set)
     yield flow_run_lock, "get_logger", lambda name: _LOG
+    yield flow_run_lock, "get_current_settings", lambda: SimpleNamespace(api=SimpleNamespace(url="simulated"))
+    yield flow_run_lock, "get_client", lambda sync_client: nullcontext(servers.PrefectClient(kernel().world.prefect))
     yield rank_process, "private_directory", lambda parent: parent
     yield rank_process, "take", lambda ready, environment: None
     yield rank_process, "log_of", lambda pid: ""
@@ -140,7 +142,9 @@ def replacements():
         (tracking, "sqlite_path", lambda uri: None),
         (tracking, "log_config", lambda handle, config: None),
         (tracking, "time", system.Time()),
-        (mlflow_run, "find_runs", lambda *arguments: servers.MlflowClient().find_runs(*arguments)),
+        (mlflow_run, "find_runs", lambda *arguments, **options: servers.MlflowClient().find_runs(*arguments)),
+        (mlflow_run, "sqlite_path", lambda uri: None),
+        (mlflow_run, "get_logger", lambda name: _LOG),
         (mlflow_run, "get_run_logger", lambda: _LOG),
         (mlflow_run, "flow_run", SimpleNamespace(get_id=lambda: process().memory.get("flow_run_id"))),
         (mlflow_run, "deployment", SimpleNamespace(get_id=lambda: None, get_name=lambda: None)),

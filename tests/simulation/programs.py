@@ -21,7 +21,6 @@ from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load_full
 from tests.simulation.disk import SimPath
 from tests.simulation.kernel import SIGTERM, Exit, Killed
-from tests.simulation.servers import PrefectClient
 from tests.simulation.system import kernel, process
 
 GROUP_SECONDS = 60.0  # until a collective operation of torch gives up
@@ -181,7 +180,7 @@ def _flow(world, name, flow_run_id, resume):
     world.prefect.set(flow_run_id, "RUNNING")
     state = "FAILED"
     try:
-        flow_run_lock.end_lost_runs(world.environment, PrefectClient(world.prefect))
+        flow_run_lock.end_lost_runs(world.environment)
         options = (world.config, world.environment, "1", "workload", resume)
         with mlflow_run.open_run("run", *options) as handle:
             world.ledger.begin(handle.run_id, name, mine)
@@ -242,6 +241,6 @@ def start_flow(world, host, name):
 
 def janitor_main(world):
     """What the next flow on a host does first: it ends what others have left."""
-    flow_run_lock.end_lost_runs(world.environment, PrefectClient(world.prefect))
+    flow_run_lock.end_lost_runs(world.environment)
     mlflow_run.close_abandoned_runs(world.environment, "simulated")
     raise Exit(0)

@@ -7,6 +7,7 @@ from uuid import UUID
 from mlflow.exceptions import MlflowException
 from prefect.client.schemas.objects import StateType
 
+from paceline.flows.lifecycle.mlflow_run import FLOW_RUN_TAG
 from tests.simulation.kernel import EPOCH
 from tests.simulation.system import kernel, process
 
@@ -119,7 +120,9 @@ class MlflowClient:
             return [
                 SimpleNamespace(run_id=run.id, start_time=run.start, tags=dict(run.tags))
                 for run in self.server.runs.values()
-                if run.status == "RUNNING" and run.tags.get("paceline.host") == process().host.name
+                if run.status == "RUNNING"
+                and run.tags.get("paceline.host") == process().host.name
+                and ("flow_run" not in condition or f"'{run.tags.get(FLOW_RUN_TAG)}'" in condition)
             ]
 
         return self._ask(find)

@@ -76,6 +76,10 @@ class OS:
         return process().pid
 
     @staticmethod
+    def getppid():
+        return 1
+
+    @staticmethod
     def killpg(pid, number):
         if (target := find(pid)) is None:
             raise ProcessLookupError
