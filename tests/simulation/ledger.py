@@ -3,11 +3,22 @@
 import json
 
 from paceline.tasks.errors import SupersededError
+from tests.simulation.kernel import SIGKILL
 from tests.simulation.system import process
 
 RECOVERABLE = {"kill a rank", "kill a worker", "stop a rank", "stop Prefect", "damage a checkpoint"}
 MAX_RECOVERED = 3  # faults of these kinds that a flow survives, whatever their times; `execution.max_restarts`
 SETTLE_SECONDS = 60.0  # until a group that has lost a rank must be gone
+STATUS_SECONDS = 60.0  # after the kill of a flow, until its statuses are true
+HIDES_APIS = {
+    "stop MLflow",
+    "stop Prefect",
+    "cut a link",
+    "isolate a host",
+    "freeze a host",
+    "power off",
+    "hang the disk",
+}
 START_SECONDS = 200.0  # until all ranks of a group have started, or none is left
 
 
@@ -117,6 +128,18 @@ class Ledger:
     def is_finished(self, name):
         run = self.world.mlflow.runs.get(self._run_ids.get(name))
         return run is not None and run.status == "FINISHED"
+
+    def end_flow(self, flow):
+        """A flow has ended; after a kill its guardian sets the statuses, without another command."""
+        if flow.status == -SIGKILL and HIDES_APIS.isdisjoint(fault.kind for fault in self.world.faults):
+            self.kernel.at(STATUS_SECONDS, self._check_killed, flow)
+
+    def _check_killed(self, flow):
+        state = self.world.prefect.states[flow.memory["flow_run_id"]]
+        run_id = flow.memory.get("run_id")
+        is_resumed = any(each.is_alive and each.memory.get("run_id") == run_id for each in self.world.flows)
+        if state == "RUNNING" or (run_id and not is_resumed and self.world.mlflow.runs[run_id].status == "RUNNING"):
+            self.kernel.fail(f"status: {flow.name} is not CRASHED and KILLED {STATUS_SECONDS:g} s after it was killed")
 
     def check_end(self):
         """At the end, when all that runs has ended and others have looked at what it left."""

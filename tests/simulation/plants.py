@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from paceline.flows.lifecycle import flow_run_lock, mlflow_run
+from paceline.flows.lifecycle import flow_run_lock, guardian, mlflow_run
 from paceline.tasks import files
 from paceline.tasks.track import metrics_upload
 from paceline.tasks.train import prefect_tasks
@@ -129,5 +129,6 @@ PLANTS = {
         "result", ((metrics_upload._Delivery, "_last_step", lambda delivery, name: -1),), ("kill a rank",)
     ),
     "a failed run is FINISHED": Plant("status, result", ((mlflow_run, "_finish", finish_well),), ("interrupt a flow",)),
-    "lost flow runs stay RUNNING": Plant("status", ((flow_run_lock, "end_lost_runs", do_nothing),), ("kill a flow",)),
+    "lost flow runs stay RUNNING": Plant("status", ((flow_run_lock, "end_lost_run", do_nothing),), ("power off",)),
+    "nobody guards a flow": Plant("status", ((guardian, "GRACE_SECONDS", 1e9),), ("kill a flow",)),
 }

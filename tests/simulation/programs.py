@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 from uuid import UUID
 
-from paceline.flows.lifecycle import flow_run_lock, mlflow_run, signals
+from paceline.flows.lifecycle import flow_run_lock, guardian, mlflow_run, signals
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.metrics_file import FILE, MetricsFile
 from paceline.tasks.names import Metric
@@ -174,7 +174,9 @@ def _flow(world, name, flow_run_id, resume):
     world.prefect.owners[flow_run_id] = mine
     kernel().wait(1.0 if world.site.start_together else world.seconds("imports"))
     try:
-        flow_run_lock.flow_run_lock(world.environment, flow_run_id)
+        record = flow_run_lock.flow_run_lock(world.environment, flow_run_id)
+        kernel().spawn(mine.host, "guardian", guardian_main, world, mine, record)
+        mine.watchers.append(world.ledger.end_flow)
     except OSError:  # as `outage._own`: nobody can see that it has ended
         mine.memory["has_no_record"] = True
     world.prefect.set(flow_run_id, "RUNNING")
@@ -211,6 +213,24 @@ def _flow(world, name, flow_run_id, resume):
     for function, arguments in reversed(mine.at_exit):
         function(*arguments)
     raise Exit(0 if state == "COMPLETED" else 1)
+
+
+def guardian_main(world, flow, record):
+    """`guardian.main`: end the flow run once its process is gone, unless it has ended in order."""
+    while flow.is_alive:
+        kernel().wait(1.0)
+    kernel().wait(guardian.GRACE_SECONDS)
+    deadline = kernel().now + guardian.WAIT_SECONDS
+    while record.exists() and kernel().now < deadline:
+        try:
+            flow_run_lock.end_lost_run(world.environment, record)
+            break
+        except Killed:
+            raise
+        except Exception as error:  # noqa: BLE001  an API or the disk is away
+            kernel().log(f"guardian waits: {error!r}")
+            kernel().wait(guardian.RETRY_SECONDS)
+    raise Exit(0)
 
 
 def operator_main(world, name):
