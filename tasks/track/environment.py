@@ -4,6 +4,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def package_versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
 
 
+@cache
 def installed_version(package: str) -> str | None:
     """The version of a package; None if it is not there."""
     try:
