@@ -11,8 +11,10 @@ import sys
 import time
 from contextlib import closing
 
+import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
+from PIL import Image
 
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
@@ -452,3 +454,32 @@ def test_the_clean_up_is_a_deployment_of_its_own(paceline, prefect_url, home):
     finally:
         served.terminate()
         served.communicate(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_path):
+    """A data set that grows every night, and a clean-up after each run."""
+    environment = {"PACELINE_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
+    settings = [*SHORT, "speedup.baseline=none", f"data.root={tmp_path}/images"]
+    prepared, used, sizes = tmp_path / "home" / "prepared", [], []
+    random = np.random.default_rng(0)
+    for night in range(30):
+        for number in range(20):
+            path = tmp_path / "images" / ("a", "b")[number % 2] / f"{night}-{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (16, 16, 3), np.uint8)).save(path)
+        for command in (["run", "folder", *settings], ["clean", "--keep", "2"]):
+            process = program(*command, **environment)
+            said = process.communicate(timeout=120)
+            assert process.returncode == 0, said
+        (newest,) = {path.name for path in prepared.iterdir()} - set(used)
+        used.append(newest)
+        assert set(left(prepared)) == set(used[-2:])
+        assert left(tmp_path / "home" / "runs") == [] or night < 2, "checkpoints of finished runs"
+        images = sum(path.stat().st_size for path in prepared.rglob("*.npy"))
+        num_bytes = sum(path.stat().st_blocks * 512 for path in (tmp_path / "home").rglob("*") if path.is_file())
+        database = (tmp_path / "home" / "mlflow.db").stat().st_size
+        sizes.append(num_bytes - images - database)
+        sys.stdout.write(f"night {night}: {num_bytes} bytes, images {images}, {database} in MLflow's database\n")
+    assert max(sizes[15:]) < 1.1 * max(sizes[5:15]), sizes
