@@ -32,8 +32,10 @@ def is_transient(error: object) -> bool:
 
 def one_line(error: BaseException) -> str:
     """What an error of others says, on one line; its type where it says nothing."""
-    nothing = "not enough memory" if isinstance(error, MemoryError) else type(error).__name__
-    return " ".join(str(error).split()) or nothing
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {text}" if text else "not enough memory"
+    return text or type(error).__name__
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

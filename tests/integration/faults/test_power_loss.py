@@ -18,6 +18,7 @@ from tests.support.power_loss import disk
 
 INTERVAL = 4
 RUN = [*SMALL, "recipe.num_epochs=40", f"execution.checkpoint_steps={INTERVAL}", "execution.num_threads=1"]
+RUN += ["limits.min_free_gib=0"]  # the disk is small
 NUM_LOSSES = 3
 STEPS_BETWEEN = 100
 

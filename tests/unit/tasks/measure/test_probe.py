@@ -280,7 +280,9 @@ def test_identical_arms_are_rarely_called_different(noise):
     assert alarms <= 40
 
 
-@pytest.mark.parametrize("roles", [TWO, SIX], ids=["two arms", "six arms"])
+@pytest.mark.parametrize(
+    "roles", [pytest.param(TWO, id="two arms"), pytest.param(SIX, id="six arms", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("noise", NOISE)
 def test_interval_covers_what_is_true(noise, roles):
     """200 probes of arms that differ: at least 93 % of the intervals hold the true ratio, whatever else is measured."""
@@ -288,7 +290,7 @@ def test_interval_covers_what_is_true(noise, roles):
     assert covered >= 0.93 * 200
 
 
-@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("noise", [_student, *(pytest.param(noise, marks=pytest.mark.slow) for noise in NOISE[1:])])
 def test_identical_arms_among_six_are_rarely_called_different(noise):
     """As many as 200 trials of identical arms, at most 5 % significant, with all the arms of a diagnosis."""
     assert sum(bool(estimate.significant) for estimate in _trials(noise, SIX, 200)) <= 10

@@ -42,8 +42,8 @@ def test_losses_weights_and_statistics_are_equal_to_the_bit(name):
 
 
 def test_under_autocast_they_are_nearly_equal():
-    plain_losses, _ = trained("resnet18", is_checkpointed=False, precision=torch.bfloat16)
-    losses, _ = trained("resnet18", is_checkpointed=True, precision=torch.bfloat16)
+    plain_losses, _ = trained("convblocks", is_checkpointed=False, precision=torch.bfloat16)
+    losses, _ = trained("convblocks", is_checkpointed=True, precision=torch.bfloat16)
     assert losses == pytest.approx(plain_losses, rel=0.02)
 
 
