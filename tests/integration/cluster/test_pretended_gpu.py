@@ -338,6 +338,7 @@ WAITING = {
 }
 
 
+@pytest.mark.slow
 def test_a_graph_that_was_asked_for_and_cannot_be_recorded_is_an_error_with_its_remedy(paceline, with_gpu):
     demanded = ["execution.accelerator=gpu", "execution.compile=graph", "speedup.baseline=none"]
     process = paceline("run", "digits", *FIXED, *demanded, **with_gpu, **WAITING)
@@ -492,6 +493,7 @@ assert min(times) > 0.9 * pretended_gpu.KERNEL_SECONDS, times
 """
 
 
+@pytest.mark.slow
 def test_goals_time_the_device_and_not_the_launches(with_gpu):
     environment = os.environ | with_gpu | {"PRETENDED_KERNEL_MICROSECONDS": "10000"}
     command = [sys.executable, "-c", TIMED]

@@ -53,7 +53,9 @@ def test_very_unequal_shares_give_the_gradient_of_one_rank(alone, tmp_path):
     assert largest_difference(first, alone) < 1e-12
 
 
-@pytest.mark.parametrize("loads", [None, (7.0, 1.0)], ids=["even", "uneven"])
+@pytest.mark.parametrize(
+    "loads", [pytest.param(None, id="even", marks=pytest.mark.slow), pytest.param((7.0, 1.0), id="uneven")]
+)
 def test_micro_batches_on_two_ranks_give_the_gradient_of_one_rank_in_one_pass(alone, tmp_path, loads):
     """Of 64 samples, and 22 of the last batch: even, 4 passes of each rank; uneven, 7 of one and 1 of the other."""
     arm = ARM.model_copy(update={"loads": loads, "micro_batch": 9})

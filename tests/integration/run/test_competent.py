@@ -45,6 +45,7 @@ def test_the_loop_is_measured_and_changes_no_loss(make_job, cluster_address):
     assert running_loops() == []
 
 
+@pytest.mark.slow
 def test_a_killed_loop_costs_its_ratio_and_nothing_else(make_job, cluster_address):
     with planted(cluster_address, "rank-0=0", LOOP_KILLED="6"):  # a job, two steps of warm-up, three blocks
         result = train_group(make_job(*PROBED, *TRAINED), cluster_address)

@@ -15,6 +15,7 @@ from tests.support.jobs import changed, planted
 TWO = ("execution.num_devices=2", "execution.num_threads=1")
 
 
+@pytest.mark.slow
 def test_a_rank_without_memory_makes_all_take_smaller_passes_of_the_same_batches(make_job, cluster_address, caplog):
     """One rank has memory for 16 of its 32 samples, the other for all: the losses are those of asking for 16."""
     job = make_job(*TWO)

@@ -65,7 +65,10 @@ def state_of(path):
 
 @pytest.mark.parametrize(
     ("layer", "trained"),
-    [("backbone", ()), ("features.3", ("features.4", "features.5", "features.8", "features.9"))],
+    [
+        pytest.param("backbone", (), marks=pytest.mark.slow),
+        ("features.3", ("features.4", "features.5", "features.8", "features.9")),
+    ],
 )
 def test_what_is_frozen_comes_out_of_two_ranks_as_it_went_in(layer, trained, source, make_job, cluster_address):
     _, weights = source

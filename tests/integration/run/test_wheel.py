@@ -30,6 +30,7 @@ def test_the_wheel_owns_one_name_and_brings_its_presets(wheel):
     assert "paceline/tasks/train/rank/main.py" in names
 
 
+@pytest.mark.slow
 def test_a_user_with_packages_of_the_same_names_runs_digits(wheel, tmp_path):
     """In an environment that has the dependencies and nothing of the repository."""
     home = tmp_path / "environment"
