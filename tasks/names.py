@@ -194,6 +194,16 @@ class Metric:
         return f"time/{item}_seconds"
 
     @staticmethod
+    def train_rate(unit: str) -> str:
+        """Rate of the training steps between two log points, in a unit of the user's own, such as tokens."""
+        return f"train/{unit}_per_second"
+
+    @staticmethod
+    def throughput(unit: str) -> str:
+        """Throughput of a training in such a unit."""
+        return f"throughput/{unit}_per_second"
+
+    @staticmethod
     def step_share(name: str) -> str:
         """A share of the candidate's step time."""
         return f"speedup/share_{name}"

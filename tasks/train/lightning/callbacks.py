@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,11 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.data import extract_batch_size
 from torch import distributed
 
 from paceline.tasks.errors import InputError
@@ -23,6 +22,7 @@ from paceline.tasks.names import Metric
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import MAX_SHARE, MIN_SECONDS
 from paceline.tasks.train.lightning.feed import FeedState, Position
+from paceline.tasks.train.lightning.step_parts import StepParts, count_units, loss_value, num_samples, require_loss
 from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomically
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
@@ -31,26 +31,29 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /:]")  # what MLflow refuses in the name of a metric
 
 
-class StepAccount(Callback):
-    """Accounts the parts of each step to the time budget, and counts samples. Of manual optimization only whole steps.
+class StepAccount(StepParts):
+    """Accounts each step to the time budget, and counts samples and other units.
 
-    On a GPU the host runs ahead of the device: its items are launches, and each window waits for the device once.
+    On a GPU each window waits for the device once.
     """
 
     def __init__(self, stopwatch: Stopwatch, state: FeedState, log: LogMetrics | None, progress: Path | None) -> None:
-        self.stopwatch, self._state, self._log, self._progress = stopwatch, state, log, progress
+        super().__init__(stopwatch)
+        self._state, self._log, self._progress = state, log, progress
         self.losses: list[float] = []
         """Losses of this rank's steps, earlier attempts included; NaN for a step that returned none."""
         self.windows: list[Window] = []
         self.window_samples: list[int] = []
+        self.num_units: Counter[str] = Counter()
+        """Other units of all batches, over all ranks."""
         self.startup_seconds: float | None = None
         self.fit_seconds = 0.0
         self.num_saved_epochs = 0
         self._pending: list[torch.Tensor] = []
         self._num_samples: float = 0
+        self._window_units: Counter[str] = Counter()
         self._window = (0, 0.0)
         self._fit_started = 0.0
-        self._before_validation = "setup"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.is_training = lambda: trainer.training
@@ -71,43 +74,23 @@ class StepAccount(Callback):
         self._open_window(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        try:
-            self._num_samples += extract_batch_size(batch)
-        except (MisconfigurationException, RecursionError):
-            self._num_samples = math.nan  # not measured
-        self.stopwatch.switch("forward" if pl_module.automatic_optimization else "step")
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        if pl_module.automatic_optimization:
-            self.stopwatch.switch("backward")
-
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.automatic_optimization:
-            self.stopwatch.switch("optimizer")
+        self._num_samples += num_samples(batch)
+        self._window_units.update(count_units(pl_module, batch))
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.stopwatch.switch("loop")
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if loss is None and pl_module.automatic_optimization and not self.losses and not self._pending:
-            name = type(pl_module).__name__
-            raise InputError(
-                f"training_step of {name} returned None", hint=f"return the loss from {name}.training_step"
-            )
-        is_loss = isinstance(loss, torch.Tensor) and loss.numel() == 1
-        self._pending.append(loss.detach() if loss is not None and is_loss else torch.tensor(math.nan))
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if not self.losses and not self._pending:
+            require_loss(pl_module, outputs)
+        loss = loss_value(outputs)
+        self._pending.append(torch.tensor(math.nan) if loss is None else loss)
         if _position(trainer) % _settings(trainer).log_every_n_steps == 0:
             self.close_window(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.close_window(trainer)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._before_validation = self.stopwatch.switch("validation")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.stopwatch.switch(self._before_validation)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.close_window(trainer)
@@ -127,8 +110,12 @@ class StepAccount(Callback):
         self.windows.append((first, len(losses), seconds))
         samples = self._num_samples * trainer.world_size  # Lightning's samplers give all ranks as many
         self.window_samples.append(int(samples) if math.isfinite(samples) else 0)
-        if self._log is not None and samples > 0 and seconds > 0:
-            self._log({Metric.TRAIN_THROUGHPUT: samples / seconds}, _position(trainer))
+        counts = {unit: number * trainer.world_size for unit, number in self._window_units.items()}
+        self.num_units.update(counts)
+        if self._log is not None and seconds > 0:
+            rates = {Metric.train_rate(unit): number / seconds for unit, number in counts.items()}
+            rates |= {Metric.TRAIN_THROUGHPUT: samples / seconds} if samples > 0 else {}
+            self._log(rates, _position(trainer))
         self.write_progress(trainer)
         self._open_window(trainer)
 
@@ -150,6 +137,7 @@ class StepAccount(Callback):
 
     def _open_window(self, trainer: Trainer) -> None:
         self._window, self._num_samples = (_position(trainer), self._step_seconds()), 0
+        self._window_units.clear()
 
     def _step_seconds(self) -> float:
         budget = self.stopwatch.budget()

@@ -18,6 +18,8 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 
 RandomState = dict[str, Any]
 """States of all generators of random numbers, in plain types and tensors."""
+Wrap = Callable[[Any], Any]
+"""Takes a loader, and returns the one that Lightning reads."""
 
 
 @dataclass
@@ -52,11 +54,11 @@ class FeedState:
         return Position(random_state(self.loader), self.epoch_random, num_trained, self.num_read)
 
 
-class Feed:
+class LoaderProxy:
     """A loader for Lightning; attributes are those of the user's loader."""
 
-    def __init__(self, loader: Any, state: FeedState) -> None:
-        self._loader, self._state = loader, state
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -72,6 +74,14 @@ class Feed:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+
+class Feed(LoaderProxy):
+    """The user's loader, from the position of a checkpoint on, with the time that training waits for it."""
+
+    def __init__(self, state: FeedState, loader: Any) -> None:
+        super().__init__(loader)
+        self._state = state
 
     def __iter__(self) -> Iterator[Any]:
         state = self._state
@@ -105,25 +115,25 @@ class Feed:
 
 
 class FedDevice(SingleDeviceStrategy):
-    """Lightning's strategy of one device, with a feed around each loader."""
+    """Lightning's strategy of one device, which wraps each loader, as in a `Feed`."""
 
-    def __init__(self, state: FeedState, device: torch.device) -> None:
+    def __init__(self, wrap: Wrap, device: torch.device) -> None:
         super().__init__(device=device)
-        self._feed_state = state
+        self._wrap = wrap
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        return Feed(dataloader, self._feed_state)
+        return self._wrap(dataloader)
 
 
 class FedGroup(DDPStrategy):
-    """Lightning's DDP, with a feed around each loader."""
+    """Lightning's DDP, which wraps each loader."""
 
-    def __init__(self, state: FeedState, **settings: Any) -> None:
+    def __init__(self, wrap: Wrap, **settings: Any) -> None:
         super().__init__(**settings)
-        self._feed_state = state
+        self._wrap = wrap
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        return Feed(dataloader, self._feed_state)
+        return self._wrap(dataloader)
 
 
 def random_state(loader: Any) -> RandomState:

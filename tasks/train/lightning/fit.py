@@ -3,6 +3,7 @@
 import resource
 import socket
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI, class_paths
-from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FeedState
+from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, Feed, FeedState, Wrap
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.context import bind
@@ -56,7 +57,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         options = {
             **{"accelerator": plan.accelerator, "devices": spec.num_devices, "num_nodes": spec.num_nodes},
             "precision": lightning_precision(plan.precision),
-            **_strategy(spec, state, device, trainer_settings.get(STRATEGY)),
+            **_strategy(spec, partial(Feed, state), device, trainer_settings.get(STRATEGY)),
             "callbacks": [account, checkpoints],
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
@@ -111,9 +112,9 @@ def _join(spec: RankSpec, own: Lightning) -> torch.device:
     return device
 
 
-def _strategy(spec: RankSpec, state: FeedState, device: torch.device, given: object) -> dict[str, Any]:
+def _strategy(spec: RankSpec, wrap: Wrap, device: torch.device, given: object) -> dict[str, Any]:
     plugins: list[Any] = [AtomicCheckpointIO(Path(spec.directory).parent)]
     if spec.world_size == 1:
-        return {"strategy": FedDevice(state, device), "plugins": plugins}
+        return {"strategy": FedDevice(wrap, device), "plugins": plugins}
     finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}
-    return {"strategy": FedGroup(state, **finds_unused), "plugins": [*plugins, group.RankEnvironment(spec)]}
+    return {"strategy": FedGroup(wrap, **finds_unused), "plugins": [*plugins, group.RankEnvironment(spec)]}

@@ -1,5 +1,7 @@
 """A user's training with feeds has the losses of Lightning alone, also when it is interrupted and resumed."""
 
+from functools import partial
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
-from paceline.tasks.train.lightning.feed import FedDevice, FeedState
+from paceline.tasks.train.lightning.feed import FedDevice, Feed, FeedState
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.time_budget import Stopwatch
@@ -107,7 +109,7 @@ def train(loader, options, directory=None, every=None, stop_at=None):
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
     plugins = {
         "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
-        "strategy": FedDevice(state, torch.device("cpu")),
+        "strategy": FedDevice(partial(Feed, state), torch.device("cpu")),
     }
     newest = newest_valid_checkpoint(directory) if directory.exists() else None
     trainer = pl.Trainer(**settings, **plugins)

@@ -1,0 +1,97 @@
+"""The parts of a training step in Lightning's loop, and what a batch holds."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.rank.time_budget import Stopwatch
+
+UNITS = "paceline.units"
+"""Key of a batch with a number for each unit in it."""
+
+
+class StepParts(Callback):
+    """Accounts forward, backward and optimizer to a stopwatch; of manual optimization only whole steps.
+
+    The loader accounts `data_wait` itself, see `feed`. Between the steps the item is `loop`. On a GPU the host runs
+    ahead of the device: its items are launches.
+    """
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.stopwatch = stopwatch
+        self._before_validation = "setup"
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.stopwatch.switch("forward" if pl_module.automatic_optimization else "step")
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        if pl_module.automatic_optimization:
+            self.stopwatch.switch("backward")
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:
+            self.stopwatch.switch("optimizer")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.stopwatch.switch("loop")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before_validation = self.stopwatch.switch("validation")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.stopwatch.switch(self._before_validation)
+
+
+def num_samples(batch: Any) -> float:
+    """Samples of a batch, the size of its first tensor; NaN where it has none."""
+    try:
+        return extract_batch_size(batch)
+    except (MisconfigurationException, RecursionError):
+        return math.nan
+
+
+def count_units(module: LightningModule, batch: Any) -> dict[str, float]:
+    """The other units of a batch, such as tokens.
+
+    `paceline.units` of the module is a mapping from a unit to a function of the batch, or to a key of the batch whose
+    elements count. Without it, a batch may have the key `paceline.units`, with numbers by unit.
+
+    Raises InputError: a unit cannot be counted.
+    """
+    own = getattr(module, "paceline", None)
+    rules = (own.get("units") if isinstance(own, Mapping) else getattr(own, "units", None)) or {}
+    if not rules and isinstance(batch, Mapping):
+        rules = batch.get(UNITS) or {}
+    counts = {}
+    for unit, rule in rules.items():
+        try:
+            if not str(unit).isidentifier():
+                raise ValueError("a unit is a word")  # and a part of the names of metrics
+            value = rule(batch) if callable(rule) else batch[rule] if isinstance(rule, str) else rule
+            is_elements = isinstance(rule, str) and isinstance(value, torch.Tensor)
+            counts[unit] = float(value.numel() if is_elements else value)
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            fault = f"{unit} of a batch cannot be counted: {type(error).__name__}: {error}"
+            raise InputError(fault, hint=f"give a key of the batch, or a function, as {UNITS} of the module") from error
+    return counts
+
+
+def loss_value(outputs: Any) -> torch.Tensor | None:
+    """The loss, detached, in what Lightning makes of a training step's result; None where it is not one number."""
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    return loss.detach() if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+
+
+def require_loss(module: LightningModule, outputs: Any) -> None:
+    """Raise InputError: the training step returned None, which Lightning would skip."""
+    if module.automatic_optimization and loss_value(outputs) is None:
+        name = type(module).__name__
+        raise InputError(f"training_step of {name} returned None", hint=f"return the loss from {name}.training_step")

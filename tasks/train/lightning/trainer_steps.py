@@ -1,0 +1,172 @@
+"""Training steps in Lightning's own Trainer, a few at a time, for measurements next to a training.
+
+Each trainer has a thread, which waits in the training loader until steps are asked for. So several trainers take turns
+in one process, each with its own module, optimizers and batches, and only one works at any time. A step lasts from the
+request for its batch to the request for the next one: all that Lightning does for it counts.
+"""
+
+import copy
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice, repeat
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.train.lightning.feed import LoaderProxy
+from paceline.tasks.train.lightning.step_parts import loss_value, num_samples, require_loss
+
+NUM_BATCHES = 100_000
+"""Least length of a loader for its trainer, so that no epoch ends: at its end, metrics would wait for other ranks."""
+
+
+class TrainerSteps(Callback):
+    """Steps of one trainer; it is a callback of it, and `wrap` must be around its training loaders.
+
+    `fit` makes the trainer and calls its `fit`. On a GPU the times of a call are their mean.
+    """
+
+    def __init__(self, fit: Callable[["TrainerSteps"], object], device: torch.device) -> None:
+        self._fit, self._is_on_gpu = fit, device.type == "cuda"
+        self._turn, self._answer = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._work, name="trainer-steps", daemon=True)
+        self._num_left = 0
+        self._times: list[float] = []
+        self._error: BaseException | None = None
+        self._ends = self._has_loader = False
+        self.change_loader: Callable[[Any], Any] = lambda loader: loader
+        """Takes the loader, and returns what the steps read."""
+        self.change_batch: Callable[[Any], Any] = lambda batch: batch
+        self.replays = False
+        """Whether all steps get the first batch, which is there already."""
+        self.batch_size = math.nan
+        """Samples of the first batch; NaN where it has no tensor."""
+        self.num_workers = 0
+        """Of the loader."""
+        self.loss: torch.Tensor | None = None
+        """Of the last step."""
+
+    def run(self, number: int) -> list[float]:
+        """Take steps; the seconds of each. Raises what the module, the loader or Lightning has raised in them."""
+        if self._error is not None:
+            raise self._error
+        self._num_left, self._times = number, []
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._turn.release()
+        self._answer.acquire()
+        if self._error is not None:
+            raise self._error
+        return [sum(self._times) / number] * number if self._is_on_gpu else self._times
+
+    def close(self) -> None:
+        """End the trainer."""
+        if self._thread.is_alive():
+            self._ends = True
+            self._turn.release()
+            self._thread.join()
+
+    def wrap(self, loader: Any) -> Any:
+        """A loader for the trainer, of which the first one waits between the steps."""
+        is_first, self._has_loader = not self._has_loader, True
+        if isinstance(loader, DataLoader):
+            loader = copy.copy(loader)  # one with persistent workers has one iterator at a time
+        if is_first:
+            self.num_workers = getattr(loader, "num_workers", 0)
+        return _EndlessLoader(self.change_loader(loader), self._wait_between if is_first else lambda batches: batches)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
+            require_loss(pl_module, outputs)
+        self.loss = loss_value(outputs)
+
+    def _work(self) -> None:
+        try:
+            self._fit(self)
+            self._error = RunError("Lightning's trainer ended its epoch")
+        except BaseException as error:  # noqa: BLE001  for the thread that asks for steps
+            self._error = error
+        finally:
+            self._answer.release()
+
+    def _wait_between(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, each when its step is asked for; in the thread of the trainer."""
+        first = None
+        while True:
+            if self._num_left == 0:
+                self._answer.release()
+                self._turn.acquire()
+                if self._ends:
+                    raise RunError("no more steps are wanted")
+            self._synchronize()
+            started = time.perf_counter()
+            number = self._num_left if self._is_on_gpu else 1
+            for _ in range(number):
+                if first is None or not self.replays:
+                    first = self.change_batch(next(batches))
+                    if math.isnan(self.batch_size):
+                        self.batch_size = num_samples(first)
+                yield first
+            self._synchronize()
+            self._times.append(time.perf_counter() - started)
+            self._num_left -= number
+
+    def _synchronize(self) -> None:
+        if self._is_on_gpu:
+            torch.cuda.synchronize()
+
+
+class _EndlessLoader(LoaderProxy):
+    """One epoch of a loader after the other, each without its last batch, which may be smaller."""
+
+    def __init__(self, loader: Any, between: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+        super().__init__(loader)
+        self._between = between
+
+    def __len__(self) -> int:
+        return max(NUM_BATCHES, self._length() or 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._between(self._batches())
+
+    def _length(self) -> int | None:
+        try:
+            return len(self._loader)
+        except (TypeError, NotImplementedError):
+            return None
+
+    def _batches(self) -> Iterator[Any]:
+        length = self._length()
+        for _ in repeat(None):
+            number = -1
+            for number, batch in enumerate(islice(self._loader, length and max(1, length - 1))):  # noqa: B007
+                yield batch
+            if number < 0:
+                raise InputError("the training loader has no batch", hint="check the data of your training loader")
+
+
+def halve(batch: Any) -> Any:
+    """The first half of the samples of a batch, a tree of tensors; other values stay."""
+    if isinstance(batch, torch.Tensor):
+        return batch[: max(1, len(batch) // 2)] if batch.dim() else batch
+    if isinstance(batch, dict):
+        return {name: halve(value) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(halve, batch))
+    return type(batch)(map(halve, batch)) if isinstance(batch, (list, tuple)) else batch
+
+
+def without_workers(loader: Any) -> Any:
+    """A DataLoader that reads in the process of the training."""
+    if isinstance(loader, DataLoader):
+        loader = copy.copy(loader)
+        loader.num_workers, loader.timeout, loader.prefetch_factor = 0, 0, None
+    return loader

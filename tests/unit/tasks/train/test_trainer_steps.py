@@ -1,0 +1,177 @@
+"""Steps of Lightning's trainers that take turns in one process."""
+
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.lightning.feed import FedDevice
+from paceline.tasks.train.lightning.step_parts import count_units
+from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, halve, without_workers
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
+
+
+class Module(pl.LightningModule):
+    """Remembers the sizes of its batches, and logs."""
+
+    def __init__(self, loader):
+        super().__init__()
+        self.net, self.loader, self.sizes = nn.Linear(4, 1), loader, []
+
+    def training_step(self, batch, batch_idx):
+        self.sizes.append(len(batch[0]))
+        loss = self.net(batch[0]).square().mean()
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        total = self.trainer.estimated_stepping_batches  # needs Lightning's own trainer
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total)]
+
+    def train_dataloader(self):
+        return self.loader()
+
+
+class Returns(Module):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
+class Fails(Module):
+    def training_step(self, batch, batch_idx):
+        raise ValueError("no such operation")
+
+
+class Nothing(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def samples(number=20):
+    return DataLoader(TensorDataset(torch.ones(number, 4)), batch_size=8, shuffle=True)
+
+
+@pytest.fixture
+def start():
+    """Makes steps of a module."""
+    started = []
+
+    def make(module, **changes):
+        def fit(steps):
+            trainer = pl.Trainer(
+                accelerator="cpu",
+                devices=1,
+                strategy=FedDevice(steps.wrap, CPU),
+                callbacks=[steps],
+                max_epochs=3,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(module)
+
+        steps = TrainerSteps(fit, CPU)
+        for name, value in changes.items():
+            setattr(steps, name, value)
+        started.append(steps)
+        return steps
+
+    yield make
+    for steps in started:
+        steps.close()
+
+
+def test_trainers_take_turns_and_each_trains_its_own_module(start):
+    pl.seed_everything(1)
+    modules = Module(samples), Module(samples)
+    first, second = map(start, modules)
+    for _ in range(3):
+        assert len(first.run(4)) == 4
+        assert len(second.run(2)) == 2
+    assert [len(module.sizes) for module in modules] == [12, 6]
+    assert set(modules[0].sizes) == {8}  # not the last batch of an epoch, with four samples
+    assert all(seconds > 0 for seconds in first.run(3))
+    assert first.batch_size == 8
+    assert torch.isfinite(first.loss)
+    assert not torch.equal(modules[0].net.weight, modules[1].net.weight)
+
+
+def test_a_replay_reads_one_batch(start):
+    read = []
+
+    class Counted(TensorDataset):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    module = Module(lambda: DataLoader(Counted(torch.ones(40, 4)), batch_size=8))
+    start(module, replays=True).run(7)
+    assert len(module.sizes) == 7
+    assert len(read) == 8
+
+
+def test_half_a_batch_has_half_the_samples(start):
+    module = Module(samples)
+    assert start(module, change_batch=halve).run(2)
+    assert module.sizes == [4, 4]
+    assert halve({"a": torch.ones(6), "b": [torch.ones(6), "c"]})["b"][1] == "c"
+
+
+def test_a_loader_reads_without_its_workers(start):
+    module = Module(lambda: DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=8, num_workers=2, timeout=9))
+    steps = start(module, change_loader=without_workers)
+    steps.run(2)
+    assert steps.num_workers == 2
+    assert module.sizes == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "text"),
+    [
+        (lambda: Fails(samples), ValueError, "no such operation"),
+        (lambda: Returns(samples), InputError, "returned None"),
+        (lambda: Module(lambda: DataLoader(Nothing())), InputError, "has no batch"),
+    ],
+)
+def test_an_error_of_the_module_is_that_of_the_steps(start, module, error, text):
+    steps = start(module())
+    for _ in range(2):
+        with pytest.raises(error, match=text):
+            steps.run(1)
+
+
+COUNTED = SimpleNamespace(units={"tokens": "ids", "bytes": lambda batch: 2 * len(batch["ids"]), "steps": 1})
+
+
+@pytest.mark.parametrize(
+    ("own", "batch", "expected"),
+    [
+        (COUNTED, {"ids": torch.ones(3, 4)}, {"tokens": 12, "bytes": 6, "steps": 1}),
+        ({"units": {"tokens": "count"}}, {"count": 7}, {"tokens": 7}),
+        (None, {"paceline.units": {"tokens": torch.tensor(5)}}, {"tokens": 5}),
+        (None, {"ids": torch.ones(3)}, {}),
+        (None, [torch.ones(3)], {}),
+    ],
+)
+def test_units_are_those_of_the_module_or_of_the_batch(own, batch, expected):
+    module = Module(samples)
+    if own is not None:
+        module.paceline = own
+    assert count_units(module, batch) == expected
+
+
+@pytest.mark.parametrize("units", [{"tokens": "ids"}, {"to kens": 1}, {"tokens": lambda batch: batch.nothing}])
+def test_a_unit_that_cannot_be_counted_is_refused(units):
+    module = Module(samples)
+    module.paceline = {"units": units}
+    with pytest.raises(InputError, match="cannot be counted") as refusal:
+        count_units(module, {"other": 1})
+    assert "paceline.units" in refusal.value.hint
