@@ -243,6 +243,9 @@ def _check_lightning(config: Config) -> None:
             if (given := getattr(getattr(config, section), name)) != value:
                 fault = f"{section}.{name}={typed(given)} cannot be used with your own Lightning code so far"
                 raise ValueError(f"{fault}; use {section}.{name}={typed(value)}")
+    if (baseline := config.speedup.baseline) not in SELF_CONTAINED_BASELINES:
+        fault = f"speedup.baseline={baseline} cannot be used with your own Lightning code so far"
+        raise ValueError(f"{fault}; use {' or '.join(f'speedup.baseline={name}' for name in SELF_CONTAINED_BASELINES)}")
     execution = config.execution
     precisions = ("32-true", "64-true", "bf16-mixed") + (("16-mixed",) if execution.accelerator != "cpu" else ())
     if execution.precision not in precisions:

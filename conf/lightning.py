@@ -12,7 +12,7 @@ FIXED: dict[str, dict[str, object]] = {
         **{"compile": "off", "memory_format": "contiguous", "loading": "foreground", "micro_batch": "off"},
         **{"activation_checkpointing": "off", "gradient_compression": "off", "worker_load": "equal"},
     },
-    "speedup": {"baseline": "none", "diagnose": False},
+    "speedup": {"starts": 0, "competent_loop": False},
     "cluster": {"min_workers": None},
     "track": {"register": None},
 }

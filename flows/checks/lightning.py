@@ -18,7 +18,7 @@ WORD = "lightning"
 """In place of a preset: all settings are on the command line."""
 SECTIONS = ("model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything")
 """Of LightningCLI."""
-OWN = ("execution.", "cluster.", "track.", "limits.", "name=")
+OWN = ("execution.", "cluster.", "speedup.", "track.", "limits.", "name=")
 """Settings of Paceline that go with them."""
 WORDS = {
     "precision": {"32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"},
@@ -77,7 +77,7 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
     tree.setdefault(
         "name", settings["model"]["class_path"].rpartition(".")[2] if request.file is None else Path(preset).stem
     )
-    tree["speedup"] = FIXED["speedup"]
+    tree["speedup"] = FIXED["speedup"] | tree.get("speedup", {})
     tree["lightning"] = {
         "settings": settings,
         "code": request.code,

@@ -27,6 +27,7 @@ from paceline.tasks.records.data import Pretrained
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.track.connectivity import check_reachable
+from paceline.tasks.train.launch.module_data import require_code
 from paceline.tasks.train.launch.placement import inspect
 from paceline.tasks.train.plan import resolve
 
@@ -57,6 +58,8 @@ def check_lightning(config: Config, environment: Environment, *, prestart: Prest
     """Check devices, servers and stores of a training of the user's own Lightning code; raise InputError."""
     hardware = training_host(config, environment)
     plan = resolve(config, hardware, 0)
+    if config.cluster.address is not None:
+        require_code(config.lightning, config.cluster.address)
     check_prefect(environment)
     _check_home(environment)
     check_reachable(environment.tracking_uri)
@@ -146,6 +149,8 @@ def _check_store(config: Config, environment: Environment) -> str:
 
 def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -> PreflightResult:
     """Check the hardware that Slurm gave and the packages of a cluster's workers; raise InputError if they fail."""
+    if config.lightning.settings:
+        require_code(config.lightning, address)
     if address != config.cluster.address:  # `check` did this for a cluster that already ran
         require_packages(address, config.packages)
     if kind_of(config.cluster).has_known_hardware:

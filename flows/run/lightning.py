@@ -14,13 +14,17 @@ from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.fingerprint import lightning_fingerprint
-from paceline.tasks.names import Artifact, Metric
-from paceline.tasks.records.execution import Plan
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.redact import redact
 from paceline.tasks.report.summary import summary_table
+from paceline.tasks.speedup.baselines.ratios import add_ratios
+from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
+from paceline.tasks.speedup.prefect_tasks import account
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
 from paceline.tasks.track.run import RunHandle
@@ -28,11 +32,12 @@ from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module, prepare_module_data
 
-NOT_MEASURED = ("speedup", "share of the device's limit", "energy", "prediction", "history of earlier runs")
+NOT_MEASURED = ("share of the device's limit", "energy", "prediction", "history of earlier runs")
 """Parts of the summary of a preset that a training of own code does not have so far."""
 TRAIN_KEYS = (
-    *("world_size", "num_epochs", "num_batches", "num_steps", "seconds", "samples_per_second", "checkpoint"),
-    *("resumed_from", "data_wait_fraction", "wall_seconds", "clock_difference", "restarts"),
+    *("world_size", "num_epochs", "num_batches", "num_steps", "seconds", "samples_per_second", "units_per_second"),
+    *("checkpoint", "resumed_from", "data_wait_fraction", "wall_seconds", "clock_difference", "restarts", "compile"),
+    "limit",
 )
 
 
@@ -71,35 +76,44 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             prepare_module_data(job, cluster.address)
         trained = fit_module(job, cluster.address)
         cluster.release()
+        share = limit_share(trained)
+        speedup = add_share(account(trained, checked.hardware.num_cores), share)
+        speedup = add_ratios(speedup, config, None, trained, None)
         summary = {
             **{"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload},
             "tracking_uri": redact(handle.tracking_uri),
             "packages": own.packages,
-            "train": trained.model_dump(mode="json", include={*TRAIN_KEYS}),
+            "train": trained.model_dump(mode="json", include={*TRAIN_KEYS})
+            | share.model_dump(mode="json", include={*SHARES}),
+            "speedup": speedup.model_dump(mode="json"),
             "metrics": trained.metrics,
             "time_budget": trained.time_budget,
             "execution": checked.plan.model_dump(mode="json"),
             "not_measured": NOT_MEASURED,
             "seconds": time.monotonic() - started,
         }
-        _record(handle, trained, checked.plan, summary, job)
+        _record(handle, trained, speedup, summary, job)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     return summary
 
 
-def _record(handle: RunHandle, trained: ModuleResult, plan: Plan, summary: dict[str, Any], job: TrainJob) -> None:
-    metrics: dict[str, float | None] = {
-        Metric.THROUGHPUT: trained.samples_per_second,
-        Metric.DATA_WAIT_FRACTION: trained.data_wait_fraction,
+def _record(
+    handle: RunHandle, trained: ModuleResult, speedup: SpeedupResult, summary: dict[str, Any], job: TrainJob
+) -> None:
+    metrics = training_metrics(trained) | recovery_metrics(trained) | speedup_metrics(speedup)
+    metrics |= {Metric.throughput(unit): rate for unit, rate in trained.units_per_second.items()}
+    metrics |= {
         Metric.WALL_SECONDS: summary["seconds"],
-        Metric.CLOCK_DIFFERENCE: trained.clock_difference,
-        Metric.PEAK_MEMORY: trained.peak_memory_bytes,
-        Metric.NUM_RESTARTS: len(trained.restarts),
-        Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
+        Metric.BASELINE_THROUGHPUT: speedup.baseline_samples_per_second,
+        Metric.FOREIGN_CORES: trained.validity.foreign_load if trained.validity else None,
     }
-    metrics |= {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
-    tags = {f"paceline.auto.{name}": f"{choice.value}: {choice.reason}" for name, choice in plan.reasons.items()}
+    tags = speedup_tags(speedup, handle.run_id) | {
+        Tag.HOSTS: ", ".join(sorted({*trained.hosts})),
+        Tag.DISTURBED: str(is_disturbed(trained)),
+        **{f"paceline.auto.{name}": f"{choice.value}: {choice.reason}" for name, choice in job.plan.reasons.items()},
+    }
     tracking.log_facts(handle, metrics, tags)
+    tracking.log_interval(handle, Metric.SPEEDUP_INTERVAL, speedup.ratio, speedup.low, speedup.high)
     tracking.log_document(handle, Artifact.SUMMARY, summary)
     environment = describe_environment(trained.hosts, trained.devices) | {"packages": [*summary["packages"]]}
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)

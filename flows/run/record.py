@@ -10,10 +10,10 @@ from prefect import get_run_logger
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_views import log_report
+from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
 from paceline.tasks.measure.records import FurtherStarts
-from paceline.tasks.measure.validity import judge
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet, Pretrained
@@ -29,7 +29,6 @@ from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidenc
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare, limit_share
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
-from paceline.tasks.speedup.steady_state import break_even_steps, steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment, package_versions
 from paceline.tasks.track.rebuild import package_commits
@@ -84,9 +83,8 @@ class Outcome:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the machine disturbed the training; busy cores do not count, `regression` compares them."""
-        validity = self.trained.validity
-        return validity is not None and judge(validity.model_copy(update={"foreign_load": None})).contaminated is True
+        """Whether the machine disturbed the training."""
+        return is_disturbed(self.trained)
 
     @cached_property
     def share(self) -> LimitShare:
@@ -204,41 +202,21 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
 
 
 def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | None]:
-    trained, evaluated, speedup = outcome.trained, outcome.evaluated, outcome.speedup
+    trained, evaluated = outcome.trained, outcome.evaluated
     metrics = (
         stage_metrics(trained, evaluated)
         | judged_metrics(outcome)
+        | speedup_metrics(outcome.speedup)
         | {
-            Metric.SPEEDUP: speedup.ratio,
-            Metric.SPEEDUP_LOW: speedup.low,
-            Metric.SPEEDUP_HIGH: speedup.high,
-            Metric.PROCESS_SPEEDUP: speedup.process_ratio,
-            Metric.EFFICIENCY: speedup.efficiency,
             Metric.PREPARE_SECONDS: outcome.prepared.seconds,
             Metric.WALL_SECONDS: summary["seconds"],
-            Metric.CLOCK_DIFFERENCE: trained.clock_difference,
             Metric.TEST_ANGLE_RMSE: evaluated.angle_rmse_degrees,
             Metric.TEST_PSNR: evaluated.psnr_db,
             Metric.TEST_NOISY_PSNR: evaluated.noisy_psnr_db,
             Metric.NUM_REJECTED: outcome.prepared.num_rejected,
-            Metric.NUM_RESTARTS: len(trained.restarts),
-            Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
-            Metric.RECOVERY_SECONDS: max((restart.seconds for restart in trained.restarts), default=None),
         }
+        | recovery_metrics(trained)
     )
-    ratios = {
-        Metric.OVER_COMPETENT: speedup.ratios.get("competent"),
-        Metric.END_TO_END: speedup.ratios.get("end_to_end"),
-        Metric.OF_LIMIT: speedup.ratios.get("of_limit"),
-        Metric.EQUAL_HARDWARE: speedup.equal_hardware,
-    }
-    for name, ratio in ratios.items():
-        if ratio is not None:
-            metrics |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
-    metrics |= {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
-    if speedup.factors is not None:
-        metrics |= {Metric.factor(one.factor): one.ratio for one in speedup.factors.factors}
-        metrics[Metric.INTERACTION] = speedup.factors.interaction
     metrics |= outcome.prepared.reads.metrics
     return metrics | {Metric.test(f"top_{k}_accuracy"): value for k, value in evaluated.top_k.items()}
 
@@ -257,51 +235,21 @@ def judged_metrics(outcome: Outcome) -> dict[str, float]:
 
 def stage_metrics(trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
     """Metrics of a training and its evaluation, also inside a study or a sweep."""
-    share, stats = limit_share(trained), trained.compile
-    metrics: dict[str, float | None] = {
-        Metric.THROUGHPUT: trained.samples_per_second,
-        Metric.STEADY_THROUGHPUT: steady_rate(trained),
+    return training_metrics(trained) | {
         Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
-        Metric.DATA_WAIT_FRACTION: trained.data_wait_fraction,
-        Metric.COMMUNICATION_FRACTION: trained.communication_fraction,
-        Metric.IDLE_FRACTION: trained.idle_fraction,
-        Metric.WALL_SECONDS: trained.wall_seconds,
-        Metric.PEAK_MEMORY: trained.peak_memory_bytes,
-        Metric.ENERGY: trained.energy_joules,
         Metric.TEST_ACCURACY: evaluated.accuracy,
         Metric.test(evaluated.score_name): evaluated.score,
         Metric.TEST_SCORE: evaluated.score,
         Metric.TRAIN_FINAL_LOSS: trained.final_loss,
-        Metric.OF_LIMIT: share.of_limit,
-        Metric.OF_BANDWIDTH: share.of_bandwidth,
-        Metric.FLOPS_THROUGHPUT: share.flops_per_second,
-        Metric.BYTES_THROUGHPUT: share.bytes_per_second,
-        Metric.MFU: share.mfu,
     }
-    if stats is not None:
-        metrics |= {
-            Metric.COMPILE_HIT_RATE: stats.hit_rate,
-            Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
-            Metric.COMPILE_SECONDS: stats.seconds,
-            Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
-        }
-    return metrics | {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
 
 
 def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
-    usable = outcome.speedup.ratio is not None and not outcome.speedup.contaminated
-    tags = {
-        Tag.VERDICT: outcome.speedup.verdict,
-        Tag.BASELINE: outcome.speedup.baseline or "none",
-        Tag.CANDIDATE: outcome.speedup.candidate or "none",
-        # The probe's baseline is an arm of this run.
-        Tag.BASELINE_RUN_ID: next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
+    tags = speedup_tags(outcome.speedup, handle.run_id) | {
         Tag.DATASET: outcome.prepared.fingerprint,
         Tag.SERIES: outcome.series,
         Tag.HOSTS: outcome.hosts,
         Tag.DISTURBED: str(outcome.is_disturbed),
-        Tag.CONTAMINATED: str(outcome.speedup.contaminated),
-        Tag.CONTAMINATION: "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
     if outcome.pretrained is not None:
         tags[Tag.PRETRAINED] = outcome.pretrained.summary

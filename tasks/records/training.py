@@ -43,21 +43,16 @@ STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop", "device")
 ScoreName = Literal["accuracy", "mean_iou", "ssim"]  # a measure of quality from 0 to 1, one for each task
 
 
-class TrainResult(Record):
-    """Result of a training."""
+class Trained(Record):
+    """A finished training, of a preset or of the user's own Lightning code."""
 
     world_size: int
     num_epochs: int
-    num_steps: int
+    num_steps: int  # updates of weights; of own code as Lightning counts them
     seconds: float  # of the fit: first step to last, validation and checkpoints included, probe and start-up excluded
-    samples_per_second: float | None  # training samples over the seconds of `windows`; None if none was left to do
-    final_loss: float
-    checkpoint: str
+    samples_per_second: float | None  # training samples over the seconds of `windows`; None if unknown
     resumed_from: str | None
-    losses: tuple[float, ...]  # of every step from step 0 on (mean over the global batch), also before a resume
-    first_step: int  # the step this process started at; above 0 after a resume
-    score_name: ScoreName = "accuracy"  # of the measure of quality that the task has
-    validation_scores: tuple[float, ...]  # after each epoch; empty without a validation split
+    first_step: int = 0  # the step this process started at; above 0 after a resume
     time_budget: dict[str, float]  # seconds per item, rank 0's process from start to end; their sum is `wall_seconds`
     wall_seconds: float  # measured from outside the rank: process start to process end
     clock_difference: float | None = None
@@ -66,21 +61,13 @@ class TrainResult(Record):
     data_wait_fraction: float | None
     """Share of the training steps' time spent waiting for data. On a GPU, where the host's waits are not the device's,
     measured by the probe's arm without input; None without that arm."""
-    predictions: tuple[str, ...]
-    """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
-    examples: str | None = None  # .npz of some test samples, `seen`, `told`, `there`, of tasks with outputs per pixel
-    prediction_samples_per_second: float  # over the test split, after a warm-up that compiles and autotunes
-    plain_score: float | None = None
-    """On the test split, of the same weights in 32-true and without folding; measured where the model is to be
-    registered."""
     compile: CompileStats | None = None  # rank 0's; None for an eager network
-    weights: str | None  # state dict of the trained network, readable with weights_only; written by rank 0
-    probe: ProbeResult | None
+    probe: ProbeResult | None = None
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     windows: tuple[tuple[int, int, float], ...] = ()
     """(first step, number of steps, seconds) between two reads of the loss: training steps and their waits for data,
-    without validation, checkpoints and logging. Rank 0's."""
+    without validation, checkpoints and logging. Rank 0's. Of own code, steps are batches."""
     window_samples: tuple[int, ...] = ()  # training samples of each of `windows`, over all devices
     samples_per_epoch: int | None = None  # training samples, over all devices
     steps_per_epoch: int | None = None  # in batches of the group that finished; an elastic group had others before
@@ -88,16 +75,11 @@ class TrainResult(Record):
     plan: Plan | None = None  # what was executed, where it differs from what the rules had chosen, or its reasons do
     no_probe: str | None = None  # why there was no probe, though the configuration asks for one
     search: AutotuneResult | None = None  # that led to the plan, perhaps an earlier one; None where none is known
-    epoch_ends: tuple[float, ...] = ()
-    """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
-    included, the probe excluded."""
     communication_fraction: float | None = None
     """Share of the training steps' time in which gradients were exchanged and nothing was computed; 0 on one device."""
     idle_fraction: float | None = None  # unused share of the device's time in the fit: by CPU time, on GPUs by NVML
     peak_memory_bytes: int | None = None  # largest memory of one rank: resident on CPUs, allocated on a GPU
-    worker_load: tuple[float, ...] | None = None  # relative speeds by which the ranks shared each batch; None: evenly
     energy_joules: float | None = None  # all hosts during the fit, from NVML or RAPL; None where neither can be read
-    energy: Energy | None = None  # the same with its interval, the power before the start, and neighbours
     validity: Validity | None = None  # of rank 0's host during the fit
     cost: Cost | None = None  # of the network in training; None where it cannot be counted
     uncounted: str = ""  # why `cost` or `limit` is None
@@ -108,29 +90,37 @@ class TrainResult(Record):
     restarts: tuple[Restart, ...] = ()  # within this training, the oldest first
 
 
-class ModuleResult(Record):
+class TrainResult(Trained):
+    """Result of a training of a preset."""
+
+    final_loss: float
+    checkpoint: str
+    losses: tuple[float, ...]  # of every step from step 0 on (mean over the global batch), also before a resume
+    score_name: ScoreName = "accuracy"  # of the measure of quality that the task has
+    validation_scores: tuple[float, ...]  # after each epoch; empty without a validation split
+    predictions: tuple[str, ...]
+    """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
+    examples: str | None = None  # .npz of some test samples, `seen`, `told`, `there`, of tasks with outputs per pixel
+    prediction_samples_per_second: float  # over the test split, after a warm-up that compiles and autotunes
+    plain_score: float | None = None
+    """On the test split, of the same weights in 32-true and without folding; measured where the model is to be
+    registered."""
+    weights: str | None  # state dict of the trained network, readable with weights_only; written by rank 0
+    epoch_ends: tuple[float, ...] = ()
+    """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
+    included, the probe excluded."""
+    worker_load: tuple[float, ...] | None = None  # relative speeds by which the ranks shared each batch; None: evenly
+    energy: Energy | None = None  # the fit's with its interval, the power before the start, and neighbours
+
+
+class ModuleResult(Trained):
     """Result of a training of the user's own Lightning code."""
 
-    world_size: int
-    num_epochs: int
     num_batches: int  # of each rank, earlier attempts included
-    num_steps: int  # updates of optimizers, as Lightning counts them
-    seconds: float  # of the fit, validation and checkpoints included
-    samples_per_second: float | None  # over the steps and their waits for data; None where batches show no size
     losses: tuple[float | None, ...]  # of rank 0, of each batch; None where a step returned none
     metrics: dict[str, float]  # the newest value of each metric that the module has logged
     checkpoint: str | None
-    resumed_from: str | None
-    time_budget: dict[str, float]  # as in `TrainResult`; `step`: whole steps of manual optimization
-    wall_seconds: float
-    clock_difference: float | None = None
-    data_wait_fraction: float | None  # None on a GPU, where the host's waits are not the device's
-    windows: tuple[tuple[int, int, float], ...]
-    startup_seconds: float | None
-    peak_memory_bytes: int
-    hosts: tuple[str, ...]
-    devices: tuple[str, ...]
-    restarts: tuple[Restart, ...] = ()
+    units_per_second: dict[str, float] = Field(default_factory=dict)  # throughput in other units, such as tokens
 
 
 class EvaluateResult(Record):

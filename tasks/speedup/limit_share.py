@@ -9,7 +9,7 @@ from typing import Literal
 
 from paceline.tasks.formatting import number_text
 from paceline.tasks.records.record import Record
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import Trained
 from paceline.tasks.speedup.data_sheet import sheet_of
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import steady_rate
@@ -35,7 +35,7 @@ class LimitShare(Record):
     why_no_share: str = ""  # why `of_limit` is None
 
 
-def limit_share(train: TrainResult) -> LimitShare:
+def limit_share(train: Trained) -> LimitShare:
     """The share that a training reached, by its probe's step time where it has a probe."""
     if train.cost is None:
         return LimitShare(why_no_share=train.uncounted or "not counted")

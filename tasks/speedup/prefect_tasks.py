@@ -6,7 +6,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from paceline.tasks.measure.records import FurtherStarts
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import Trained
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import speedup_result
@@ -15,7 +15,7 @@ from paceline.tasks.speedup.verdict import speedup_result
 @task(name="account", cache_policy=NO_CACHE)
 @redact_errors
 def account(
-    train: TrainResult,
+    train: Trained,
     num_cores: int | None = None,
     earlier: tuple[float, ...] = (),
     starts: FurtherStarts | None = None,

@@ -4,12 +4,12 @@ import statistics
 
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.records.measurement import ProbeResult
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import Trained
 
 MIN_WINDOWS = 3  # fewest windows that separate the first window from the usual ones: the median needs two others
 
 
-def steady_rate(trained: TrainResult) -> float | None:
+def steady_rate(trained: Trained) -> float | None:
     """Samples per second over all devices: the median over the windows after warm-up.
 
     The first epoch is warm-up; of a single epoch, its first window. The median is not moved by a burst of other work
@@ -26,7 +26,7 @@ def steady_rate(trained: TrainResult) -> float | None:
     return statistics.median(rates) * trained.samples_per_epoch / steps_per_epoch
 
 
-def too_small(train: TrainResult | None) -> str:
+def too_small(train: Trained | None) -> str:
     """Clause on a training shorter than what comes before it: even steps of no length would not halve the run.
 
     Compile and warm-up count as start-up. Empty where the training is long enough, or the start-up is not known.
@@ -39,7 +39,7 @@ def too_small(train: TrainResult | None) -> str:
     return text if training < startup else ""
 
 
-def not_amortised(probe: ProbeResult, train: TrainResult | None) -> str:
+def not_amortised(probe: ProbeResult, train: Trained | None) -> str:
     """Clause on a compilation that this training is too short for.
 
     Empty where it pays, where nothing was compiled, or where no arm shows what a step takes without.
@@ -55,7 +55,7 @@ def not_amortised(probe: ProbeResult, train: TrainResult | None) -> str:
     return text if cost > saved else ""
 
 
-def break_even_steps(train: TrainResult) -> float | None:
+def break_even_steps(train: Trained) -> float | None:
     """Steps after which compiling has won back what it took: its seconds over what a step saves.
 
     None where nothing was compiled, where no arm shows what a step takes without, or where none is saved.
@@ -66,7 +66,7 @@ def break_even_steps(train: TrainResult) -> float | None:
     return train.compile.seconds / ((gain.value - 1) * _usual_step_seconds(train))
 
 
-def _compile_gain(probe: ProbeResult, train: TrainResult) -> Interval | None:
+def _compile_gain(probe: ProbeResult, train: Trained) -> Interval | None:
     """Throughput of the compiled candidate over that of the arm that differs from it in nothing but compilation."""
     twin = probe.candidate.model_copy(update={"compile": "off"})
     arms = {"baseline": probe.baseline, "uncompiled": probe.others.get("uncompiled")}
@@ -76,7 +76,7 @@ def _compile_gain(probe: ProbeResult, train: TrainResult) -> Interval | None:
     return arm_ratio(probe.rounds, eager, "candidate")
 
 
-def _warm_up_seconds(train: TrainResult) -> float:
+def _warm_up_seconds(train: Trained) -> float:
     """Extra time of the first window of steps: compile, autotuning, cold caches. 0 where unknown."""
     if len(train.windows) < MIN_WINDOWS:
         return 0.0
@@ -84,6 +84,6 @@ def _warm_up_seconds(train: TrainResult) -> float:
     return max(0.0, seconds - num_steps * _usual_step_seconds(train))
 
 
-def _usual_step_seconds(train: TrainResult) -> float:
+def _usual_step_seconds(train: Trained) -> float:
     """Median over the windows after the first."""
     return statistics.median(seconds / num_steps for _, num_steps, seconds in train.windows[1:])

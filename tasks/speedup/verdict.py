@@ -22,7 +22,7 @@ from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import FACTORS, Arm
 from paceline.tasks.records.measurement import ProbeResult, Validity
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import Trained
 from paceline.tasks.speedup.between_starts import (
     MAX_STARTS,
     across_starts,
@@ -73,7 +73,7 @@ class _Facts:
 
 def speedup_result(
     probe: ProbeResult | None,
-    train: TrainResult | None = None,
+    train: Trained | None = None,
     num_cores: int | None = None,
     earlier: Sequence[float] = (),
     starts: FurtherStarts | None = None,
@@ -160,7 +160,7 @@ def speedup_result(
     )
 
 
-def _judge(facts: _Facts, train: TrainResult | None) -> tuple[Cause, str]:
+def _judge(facts: _Facts, train: Trained | None) -> tuple[Cause, str]:
     """The first cause that applies, and its explanation: doubts about the number, then measured causes, then presumed.
 
     A measured bottleneck says more than that the arms are alike or the training is short, and comes before both.

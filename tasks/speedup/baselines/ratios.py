@@ -14,7 +14,7 @@ from paceline.tasks.measure.probe import COMPETENT
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import COMPILE_LABELS, Arm
 from paceline.tasks.records.measurement import CompetentCosts, ProbeResult
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import Trained
 from paceline.tasks.speedup.limit_share import format_share, limit_share
 from paceline.tasks.speedup.records import Ratio, SpeedupResult
 from paceline.tasks.speedup.verdict import format_ends, format_ratio
@@ -30,18 +30,19 @@ NUM_BUILD_STEPS = 2  # of the loop, in the time that building it takes
 
 
 def add_ratios(
-    speedup: SpeedupResult, config: Config, prepared: PreparedSet, train: TrainResult, cold_seconds: float | None
+    speedup: SpeedupResult, config: Config, prepared: PreparedSet | None, train: Trained, cold_seconds: float | None
 ) -> SpeedupResult:
     """The speedup with the four ratios, the one in the headline, and the one over one rank on all cores.
 
-    `cold_seconds` are those from the start of the run's process to its result; None where that had other work before.
+    `prepared` is None for own Lightning code. `cold_seconds` are those from the start of the run's process to its
+    result; None where that had other work before.
     """
     probe, naive = train.probe, Ratio(meaning=speedup.verdict)
     if speedup.ratio is not None:
         what = f"the throughput of the naive baseline ({speedup.baseline}): what all settings gain over a plain loop"
         naive = _ratio(Interval(value=speedup.ratio, low=speedup.low, high=speedup.high), what, speedup.scope)
     loop = None if probe is None else arm_ratio(probe.rounds, COMPETENT, "candidate")
-    if probe is None or probe.competent is None or loop is None:
+    if probe is None or probe.competent is None or loop is None or prepared is None:
         competent = end_to_end = Ratio(meaning=f"not measured: {_why_no_loop(speedup, config, probe)}")
     else:
         competent = _ratio(loop, _loop_text(probe.others[COMPETENT], probe.competent), "within this process")
@@ -88,7 +89,7 @@ def _loop_text(arm: Arm, costs: CompetentCosts) -> str:
 def _end_to_end(
     config: Config,
     prepared: PreparedSet,
-    train: TrainResult,
+    train: Trained,
     of_sample: Interval,
     costs: CompetentCosts,
     cold: float | None,
@@ -128,7 +129,7 @@ def _end_to_end(
     return _ratio(ratio, what, "of the loop's steps and evaluation")
 
 
-def _of_limit(speedup: SpeedupResult, train: TrainResult) -> Ratio:
+def _of_limit(speedup: SpeedupResult, train: Trained) -> Ratio:
     share, value, low, high, interval = limit_share(train), speedup.of_limit, None, None, ""
     if value is None:
         return Ratio(meaning=f"not measured: {share.why_no_share or 'the limit is not known'}")

@@ -22,7 +22,7 @@ from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.measure import carry_over, paired_ratio, probe, validity, warm_up
 from paceline.tasks.names import Artifact
 from paceline.tasks.records.measurement import ProbeResult
-from paceline.tasks.records.training import TrainResult
+from paceline.tasks.records.training import Trained
 from paceline.tasks.redact import redact_tree
 from paceline.tasks.speedup import between_starts, diagnosis, factor_card
 from paceline.tasks.speedup.data_sheet import sheet_of
@@ -66,7 +66,7 @@ def _merge_processes(raw: Sequence[bytes]) -> dict[str, Any]:
 
 def evidence_files(
     raw: Sequence[bytes],
-    trained: TrainResult,
+    trained: Trained,
     facts: dict[str, Any],
     summary: dict[str, Any],
     documents: dict[str, bytes],

@@ -1,14 +1,30 @@
-"""`prepare_data` of the user's DataModule: a Dask task on one worker of each host, in a child process."""
+"""The user's Lightning code on the workers of a cluster: its packages, and `prepare_data` in a child process."""
 
 import time
+from pathlib import Path
 
+from paceline.conf.lightning import Lightning
 from paceline.tasks import deadline
 from paceline.tasks.cluster.client import connect, host_of, workers
-from paceline.tasks.errors import RunError, one_line
+from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import child, code
 
 POLL_SECONDS = 0.1
+
+
+def require_code(own: Lightning, address: str) -> None:
+    """Raise InputError: a worker has other packages of the user's classes than this process."""
+    names = code.package_names(own.settings, Path(own.code) if own.code else None)
+    if not names:
+        return
+    expected = own.packages[-len(names) :]
+    with connect(address) as client:
+        answers = client.run(code.identify, names, on_error="return")
+    for worker, answer in sorted(answers.items()):
+        if answer != expected:
+            has = f"has {' and '.join(answer)}" if isinstance(answer, tuple) else one_line(answer)
+            raise InputError(f"worker {worker} {has}, this run {' and '.join(expected)}", hint=code.SAME_CODE)
 
 
 def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:

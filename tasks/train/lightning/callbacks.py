@@ -17,12 +17,18 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import Logger
 from torch import distributed
 
-from paceline.tasks.errors import InputError
 from paceline.tasks.names import Metric
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import MAX_SHARE, MIN_SECONDS
 from paceline.tasks.train.lightning.feed import FeedState, Position
-from paceline.tasks.train.lightning.step_parts import StepParts, count_units, loss_value, num_samples, require_loss
+from paceline.tasks.train.lightning.step_parts import (
+    StepParts,
+    count_units,
+    loss_value,
+    num_samples,
+    require_end,
+    require_loss,
+)
 from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomically
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
@@ -59,15 +65,9 @@ class StepAccount(StepParts):
         self._state.is_training = lambda: trainer.training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        is_endless = math.isinf(trainer.num_training_batches) and trainer.max_steps == -1
-        if is_endless and not any(
-            isinstance(callback, Timer) for callback in _settings(trainer).callbacks
-        ):  # trainer.max_time
-            raise InputError(
-                "the training loader has no length, so that an epoch may never end",
-                hint="give trainer.max_steps, or a number of batches as trainer.limit_train_batches",
-                setting="trainer.max_steps",
-            )
+        if math.isinf(trainer.num_training_batches) and trainer.max_steps == -1:
+            timers = [callback for callback in _settings(trainer).callbacks if isinstance(callback, Timer)]
+            require_end(has_end=bool(timers))  # of trainer.max_time
         self._fit_started = time.monotonic()
         self.stopwatch.switch("loop")
         self.startup_seconds = self.stopwatch.seconds_without("probe")

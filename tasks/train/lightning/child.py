@@ -63,7 +63,7 @@ def ask(request: Request) -> dict[str, Any]:
 
 def _do(request: Request) -> dict[str, Any]:
     from paceline.tasks.train.lightning import code
-    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module, class_paths
+    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module
 
     directory = Path(request.code) if request.code else None
     code.import_from(directory)
@@ -75,7 +75,7 @@ def _do(request: Request) -> dict[str, Any]:
         return {}
     settings = ModuleCLI(_arguments(request), only_parse=True).settings()
     prepares_data = check_module(settings)
-    packages = code.identities(class_paths(settings), directory)
+    packages = code.identities(settings, directory)
     return {"settings": settings, "packages": packages, "prepares_data": prepares_data}
 
 

@@ -93,14 +93,6 @@ def load_class(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def class_paths(tree: Any) -> list[str]:
-    """All class paths in a configuration, at any depth."""
-    if isinstance(tree, dict):
-        own = [tree["class_path"]] if isinstance(tree.get("class_path"), str) else []
-        return own + [path for value in tree.values() for path in class_paths(value)]
-    return [path for value in tree for path in class_paths(value)] if isinstance(tree, list) else []
-
-
 def refusal(message: str) -> InputError:
     """An error of jsonargparse (4.53) as fault and hint."""
     keys, path = _KEY.findall(message), _PATH.search(message)

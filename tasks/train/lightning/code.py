@@ -1,19 +1,22 @@
 """Identity of the user's code: of the installed packages, and of the directory given by `--code`."""
 
 import hashlib
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from paceline.conf.plugins import code_of
-from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.errors import InputError
 from paceline.tasks.files import write_durably
 
 ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
 MAX_BYTES = 64 * 2**20
+SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
 
 
 def import_from(directory: Path | None) -> None:
@@ -22,25 +25,45 @@ def import_from(directory: Path | None) -> None:
         sys.path.insert(0, str(directory))
 
 
-def identities(class_paths: Iterable[str], directory: Path | None) -> tuple[str, ...]:
-    """Packages of classes by name, version and digest, and the directory by its digest; Lightning's are left out."""
-    identified = [f"directory (code {_digest(directory)})"] if directory else []
+def class_paths(tree: Any) -> list[str]:
+    """All class paths in a configuration, at any depth."""
+    if isinstance(tree, dict):
+        own = [tree["class_path"]] if isinstance(tree.get("class_path"), str) else []
+        return own + [path for value in tree.values() for path in class_paths(value)]
+    return [path for value in tree for path in class_paths(value)] if isinstance(tree, list) else []
+
+
+def package_names(settings: dict[str, Any], directory: Path | None) -> tuple[str, ...]:
+    """Packages of the classes in a configuration, without Lightning's and those in the directory."""
+    names = {path.partition(".")[0] for path in class_paths(settings)} - {*ENGINES}
+    own = {
+        name for name in names if directory and ((directory / name).is_dir() or (directory / f"{name}.py").is_file())
+    }
+    return tuple(sorted(names - own))
+
+
+def identify(names: Iterable[str]) -> tuple[str, ...]:
+    """Packages by name, version and digest, without importing them."""
     owners = metadata.packages_distributions()
-    for name in sorted({path.partition(".")[0] for path in class_paths} - {*ENGINES}):
-        if directory and ((directory / name).is_dir() or (directory / f"{name}.py").is_file()):
-            continue
-        package = owners.get(name, [name])[0]
-        version = f"{metadata.version(package)} " if name in owners else ""
-        identified.append(f"{package} {version}(code {code_of(name)})")
-    return tuple(identified)
+    packages = {name: owners.get(name, [name])[0] for name in names}
+    return tuple(
+        f"{package} {f'{metadata.version(package)} ' if name in owners else ''}(code {code_of(name)})"
+        for name, package in packages.items()
+    )
 
 
-def require(expected: tuple[str, ...], class_paths: Iterable[str], directory: Path | None) -> None:
-    """Raise RunError: the code on this host is not that of the run."""
-    here = identities(class_paths, directory)
+def identities(settings: dict[str, Any], directory: Path | None) -> tuple[str, ...]:
+    """The directory by its digest, and the packages of a configuration's classes."""
+    own = (f"directory (code {_digest(directory)})",) if directory else ()
+    return own + identify(package_names(settings, directory))
+
+
+def require(expected: tuple[str, ...], settings: dict[str, Any], directory: Path | None) -> None:
+    """Raise InputError: the code on this host is not that of the run."""
+    here = identities(settings, directory)
     if here != expected:
-        fault = f"this host has {' and '.join(here)}, the run {' and '.join(expected)}"
-        raise RunError(fault, hint="install the same on every host, or start a new run with the changed code")
+        fault = f"host {socket.gethostname()} has {' and '.join(here)}, the run {' and '.join(expected)}"
+        raise InputError(fault, hint=SAME_CODE)
 
 
 def copy(source: Path, directory: Path) -> None:

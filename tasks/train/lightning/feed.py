@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
+from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
 RandomState = dict[str, Any]
@@ -114,26 +115,39 @@ class Feed(LoaderProxy):
             yield batch
 
 
-class FedDevice(SingleDeviceStrategy):
-    """Lightning's strategy of one device, which wraps each loader, as in a `Feed`."""
+class _Fed(Strategy):
+    """A strategy that wraps each loader, as in a `Feed`, and names a batch that cannot be moved."""
+
+    _wrap: Wrap
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        return self._wrap(dataloader)
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        try:
+            return super().batch_to_device(batch, device, dataloader_idx)
+        except Exception as error:
+            kind, place = type(batch).__name__, device or self.root_device
+            raise InputError(
+                f"a batch of type {kind} cannot be moved to {place} ({type(error).__name__}: {one_line(error)})",
+                hint="define transfer_batch_to_device in your LightningDataModule or LightningModule",
+            ) from error
+
+
+class FedDevice(_Fed, SingleDeviceStrategy):
+    """Lightning's strategy of one device."""
 
     def __init__(self, wrap: Wrap, device: torch.device) -> None:
         super().__init__(device=device)
         self._wrap = wrap
 
-    def process_dataloader(self, dataloader: Any) -> Any:
-        return self._wrap(dataloader)
 
-
-class FedGroup(DDPStrategy):
-    """Lightning's DDP, which wraps each loader."""
+class FedGroup(_Fed, DDPStrategy):
+    """Lightning's DDP."""
 
     def __init__(self, wrap: Wrap, **settings: Any) -> None:
         super().__init__(**settings)
         self._wrap = wrap
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        return self._wrap(dataloader)
 
 
 def random_state(loader: Any) -> RandomState:

@@ -1,5 +1,6 @@
 """A rank's training of the user's module: Lightning's Trainer with Paceline's placement, logger and callbacks."""
 
+import math
 import resource
 import socket
 from contextlib import ExitStack, closing
@@ -12,23 +13,25 @@ import torch
 from paceline.conf.lightning import Lightning
 from paceline.tasks.errors import RunError
 from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.system_metrics import log_system_metrics
+from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
-from paceline.tasks.train.lightning.cli import ModuleCLI, class_paths
+from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, Feed, FeedState, Wrap
+from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
 from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.benchmark import name_oom
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
-from paceline.tasks.train.rank.context import bind
+from paceline.tasks.train.rank.context import bind, own_processes
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.precision import lightning_precision
-
-STRATEGY = "strategy"
 
 
 def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> ModuleResult:
@@ -49,33 +52,53 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             gpus = spec.devices if device.type == "cuda" else ()
             stack.enter_context(log_system_metrics(metrics.log_durably, gpus))
             log = metrics.log
+        trainer_settings = own.settings.get("trainer", {})
+        shared = {
+            **{"accelerator": plan.accelerator, "devices": spec.num_devices, "num_nodes": spec.num_nodes},
+            "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
+        }
+        strategy_of = partial(_strategy, spec, device, trainer_settings.get("strategy"))
+        probe, no_probe = spec.probe, None
+        if probe is None and spec.config.speedup.baseline == "probe":
+            with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace():
+                probe, no_probe = ModuleProbe(spec, device, shared, strategy_of).measure()
         state = FeedState(stopwatch)
         account = StepAccount(stopwatch, state, log, directory / "progress.json" if spec.rank == 0 else None)
         every = spec.config.execution.checkpoint_steps
         checkpoints = SaveCheckpoint(account, state, Path(spec.checkpoint_directory), every, spec.rank)
-        trainer_settings = own.settings.get("trainer", {})
+        placed = strategy_of(partial(Feed, state), spec.world_size > 1)
         options = {
-            **{"accelerator": plan.accelerator, "devices": spec.num_devices, "num_nodes": spec.num_nodes},
+            **shared,
+            **placed,
+            "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
-            **_strategy(spec, partial(Feed, state), device, trainer_settings.get(STRATEGY)),
             "callbacks": [account, checkpoints],
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
-            "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
         }
         cli = ModuleCLI(own.settings, options)
         trainer = cli.trainer
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
+        watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)  # without the arms of the probe
         trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=spec.resume_from, weights_only=True)
+        validity = watch.stop() if watch else None
     budget = stopwatch.budget()
     seconds = sum(duration for _, _, duration in account.windows)
+    num_done = sum(number for _, number, _ in account.windows)
     samples = sum(account.window_samples) if all(account.window_samples) else 0
+    per_epoch = trainer.num_training_batches
     on_gpu = device.type == "cuda"
+    data_wait = min(1.0, budget.get("data_wait", 0.0) / seconds) if seconds else None
+    if on_gpu:  # by the probe: the host's waits are not the device's
+        data_wait = input_share(probe) if probe is not None else None
     return ModuleResult(
         world_size=spec.world_size,
         num_epochs=trainer.current_epoch,
         num_batches=trainer.fit_loop.total_batch_idx + 1,
         num_steps=trainer.global_step,
+        first_step=account.windows[0][0] if account.windows else 0,
         seconds=account.fit_seconds,
         samples_per_second=samples / seconds if samples and seconds else None,
         losses=tuple(loss if loss == loss else None for loss in account.losses),  # noqa: PLR0124  NaN: none returned
@@ -84,8 +107,16 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         resumed_from=spec.resume_from,
         time_budget=budget,
         wall_seconds=sum(budget.values()),
-        data_wait_fraction=None if on_gpu or not seconds else min(1.0, budget.get("data_wait", 0.0) / seconds),
+        data_wait_fraction=data_wait,
         windows=tuple(account.windows),
+        window_samples=tuple(account.window_samples),
+        units_per_second={unit: number / seconds for unit, number in account.num_units.items() if seconds},
+        steps_per_epoch=int(per_epoch) if math.isfinite(per_epoch) else None,
+        samples_per_epoch=round(samples / num_done * per_epoch) if samples and math.isfinite(per_epoch) else None,
+        probe=probe,
+        no_probe=no_probe,
+        validity=validity,
+        uncounted="the operations of own Lightning code are not counted so far",
         startup_seconds=account.startup_seconds,
         peak_memory_bytes=int(torch.cuda.max_memory_allocated(device))
         if on_gpu
@@ -102,7 +133,7 @@ def _join(spec: RankSpec, own: Lightning) -> torch.device:
         raise RunError(fault, hint="install the same version on every host")
     directory = Path(spec.home) / "runs" / spec.run_id / code.FOLDER if own.code else None
     code.import_from(directory)
-    code.require(own.packages, class_paths(own.settings), directory)
+    code.require(own.packages, own.settings, directory)
     gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
     bind(spec.local_rank, spec.num_devices, gpu)
     torch.set_num_threads(spec.plan.num_threads)
@@ -112,9 +143,12 @@ def _join(spec: RankSpec, own: Lightning) -> torch.device:
     return device
 
 
-def _strategy(spec: RankSpec, wrap: Wrap, device: torch.device, given: object) -> dict[str, Any]:
-    plugins: list[Any] = [AtomicCheckpointIO(Path(spec.directory).parent)]
-    if spec.world_size == 1:
-        return {"strategy": FedDevice(wrap, device), "plugins": plugins}
+def _strategy(spec: RankSpec, device: torch.device, given: object, wrap: Wrap, is_group: bool) -> dict[str, Any]:
+    """Strategy and plugins of a trainer whose loaders are wrapped: on this rank's device alone, or on all of the group.
+
+    `given` is the strategy in the settings of the trainer.
+    """
+    if not is_group:
+        return {"strategy": FedDevice(wrap, device), "plugins": []}
     finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}
-    return {"strategy": FedGroup(wrap, **finds_unused), "plugins": [*plugins, group.RankEnvironment(spec)]}
+    return {"strategy": FedGroup(wrap, **finds_unused), "plugins": [group.RankEnvironment(spec)]}

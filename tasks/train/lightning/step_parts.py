@@ -95,3 +95,13 @@ def require_loss(module: LightningModule, outputs: Any) -> None:
     if module.automatic_optimization and loss_value(outputs) is None:
         name = type(module).__name__
         raise InputError(f"training_step of {name} returned None", hint=f"return the loss from {name}.training_step")
+
+
+def require_end(*, has_end: bool) -> None:
+    """Raise InputError unless a training on a loader without length has a limit of steps or of time."""
+    if not has_end:
+        raise InputError(
+            "the training loader has no length, so that an epoch may never end",
+            hint="give trainer.max_steps, or a number of batches as trainer.limit_train_batches",
+            setting="trainer.max_steps",
+        )

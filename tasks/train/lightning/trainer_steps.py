@@ -10,7 +10,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice, repeat
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class TrainerSteps(Callback):
         """Whether all steps get the first batch, which is there already."""
         self.batch_size = math.nan
         """Samples of the first batch; NaN where it has no tensor."""
-        self.num_workers = 0
+        self.num_workers, self.has_length = 0, True
         """Of the loader."""
         self.loss: torch.Tensor | None = None
         """Of the last step."""
@@ -77,9 +78,11 @@ class TrainerSteps(Callback):
         is_first, self._has_loader = not self._has_loader, True
         if isinstance(loader, DataLoader):
             loader = copy.copy(loader)  # one with persistent workers has one iterator at a time
+        between = self._wait_between if is_first else iter
+        endless = _EndlessLoader(self.change_loader(loader), between)
         if is_first:
-            self.num_workers = getattr(loader, "num_workers", 0)
-        return _EndlessLoader(self.change_loader(loader), self._wait_between if is_first else lambda batches: batches)
+            self.num_workers, self.has_length = getattr(loader, "num_workers", 0), endless.length is not None
+        return endless
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -130,26 +133,24 @@ class _EndlessLoader(LoaderProxy):
     def __init__(self, loader: Any, between: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         super().__init__(loader)
         self._between = between
+        self.length: int | None = None
+        """Of the loader; None where it has none."""
+        with suppress(TypeError, NotImplementedError):
+            self.length = len(loader)
 
     def __len__(self) -> int:
-        return max(NUM_BATCHES, self._length() or 0)
+        return max(NUM_BATCHES, self.length or 0)
 
     def __iter__(self) -> Iterator[Any]:
         return self._between(self._batches())
 
-    def _length(self) -> int | None:
-        try:
-            return len(self._loader)
-        except (TypeError, NotImplementedError):
-            return None
-
     def _batches(self) -> Iterator[Any]:
-        length = self._length()
-        for _ in repeat(None):
-            number = -1
-            for number, batch in enumerate(islice(self._loader, length and max(1, length - 1))):  # noqa: B007
+        while True:
+            is_empty = True
+            for batch in islice(self._loader, self.length and max(1, self.length - 1)):
+                is_empty = False
                 yield batch
-            if number < 0:
+            if is_empty:
                 raise InputError("the training loader has no batch", hint="check the data of your training loader")
 
 

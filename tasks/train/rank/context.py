@@ -180,11 +180,8 @@ class RankContext:
         return on_cpu or plan.memory_format == "channels_last"
 
     def own_processes(self) -> list[int]:
-        """Process ids of this run on this host: its ranks, the Dask worker of each, and the flow."""
-        host, pid = self.spec.coordinator
-        flow = [pid] if host == host_identity() else []
-        ranks = running_ranks(self.spec.run_id)
-        return [os.getppid(), *ranks, *supervisors_of(ranks), *flow]
+        """Process ids of this run on this host."""
+        return own_processes(self.spec)
 
     def gpu_uuids(self) -> tuple[str, ...]:
         """UUIDs of this host's GPUs, none on CPUs."""
@@ -201,6 +198,14 @@ class RankContext:
         pixels = torch.from_numpy(self.train_split.gather(np.arange(number)))
         for layer in layers:
             layer.fit(normalise(pixels, channels_last=False))
+
+
+def own_processes(spec: RankSpec) -> list[int]:
+    """Process ids of a run on this host: its ranks, the Dask worker of each, and the flow."""
+    host, pid = spec.coordinator
+    flow = [pid] if host == host_identity() else []
+    ranks = running_ranks(spec.run_id)
+    return [os.getppid(), *ranks, *supervisors_of(ranks), *flow]
 
 
 def bind(local_rank: int, num_ranks: int, gpu: str | None) -> None:

@@ -1,0 +1,215 @@
+"""The probe of a user's module: each arm is Lightning's Trainer on a module, data and optimizers of its own.
+
+An arm instantiates the classes of the configuration again, with the same seed, so its module begins as the training's
+does. Nothing that it changes is an object of the training, and the generators of random numbers are restored.
+"""
+
+import copy
+import ctypes
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+
+from paceline.tasks.errors import InputError, MeasureMemoryError, one_line
+from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
+from paceline.tasks.measure.step_times import StepTimes
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.records.execution import BASELINE, Arm, ladder_arms
+from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
+from paceline.tasks.train.lightning.cli import ModuleCLI
+from paceline.tasks.train.lightning.feed import Wrap, random_state, set_random_state
+from paceline.tasks.train.lightning.step_parts import require_end
+from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, halve, without_workers
+from paceline.tasks.train.plan import arm_of
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
+from paceline.tasks.train.rank.callbacks import write_atomically
+from paceline.tasks.train.rank.context import own_processes
+from paceline.tasks.train.rank_spec import RankSpec
+from paceline.tasks.train.step.precision import lightning_precision
+
+M_ARENA_MAX = -8  # of glibc's mallopt
+KEPT = (
+    *("accumulate_grad_batches", "benchmark", "deterministic", "gradient_clip_algorithm", "gradient_clip_val"),
+    *("inference_mode", "max_epochs", "sync_batchnorm", "use_distributed_sampler"),
+)
+"""Settings of the trainer that an arm has too: those that change a step or the schedule of the learning rate."""
+
+ENDS = frozenset({"max_steps", "max_time", "limit_train_batches"})
+"""Those that end a training on a loader without length."""
+StrategyOf = Callable[[Wrap, bool], dict[str, Any]]
+"""Strategy and plugins of a trainer that wraps its loaders: of this device alone, or of the group."""
+
+
+class ModuleProbe:
+    """The arms of a rank. `options` are those of a trainer on any arm."""
+
+    def __init__(self, spec: RankSpec, device: torch.device, options: dict[str, Any], strategy_of: StrategyOf) -> None:
+        self._spec, self._device, self._options, self._strategy_of = spec, device, options, strategy_of
+        own = spec.config.lightning.settings
+        given = own.get("trainer", {})
+        self._settings = own | {"trainer": {key: value for key, value in given.items() if key in KEPT}}
+        self._has_end = not ENDS.isdisjoint(given) or "Timer" in str(given.get("callbacks"))
+        self._num_batches = self._settings["trainer"].get("accumulate_grad_batches") or 1
+        self._data: Any = None
+        """The DataModule of the first arm, after its `setup`."""
+        reads_energy = spec.rank == 0 and device.type == "cpu" and spec.num_nodes == 1
+        self._joules = EnergyMeter().joules if reads_energy else lambda: None
+
+    def measure(self) -> tuple[ProbeResult | None, str | None]:
+        """The probe, the same on all ranks, or why there is none. Raises InputError: the module cannot be trained."""
+        spec, settings, steps = self._spec, self._spec.config.speedup, StepTimes()
+        runners: dict[str, ArmRunner] = {}
+        left_out: dict[str, str] = {}
+        with ExitStack() as stack:
+            arm = arm_of(spec.plan).model_copy(update={"loading": "foreground", "memory_format": "contiguous"})
+            try:
+                runners["candidate"] = candidate = self._runner(stack, arm, keeps_workers=True)
+                runners["baseline"] = self._runner(stack, BASELINE)
+            except ArmLostError as error:
+                return None, f"the module does not run as {BASELINE.label if runners else arm.label}: {error}"
+            for role, other in self._others(candidate).items():
+                try:
+                    runners[role] = self._runner(stack, other)
+                except ArmLostError as error:
+                    left_out[role] = str(error)
+            probe = run_probe(runners, settings, group.broadcast, self._watch, steps=steps)
+        digest = steps.write(Path(spec.directory) / STEPS_FILE) if spec.rank == 0 else None
+        probe = probe.model_copy(update={"left_out": left_out | probe.left_out, "steps": digest})
+        if spec.rank == 0:
+            write_atomically(Path(spec.directory) / PROBE_FILE, probe.model_dump_json())
+        return probe, None
+
+    def _others(self, candidate: ArmRunner) -> dict[str, Arm]:
+        """The further arms, by role."""
+        settings, arm, others = self._spec.config.speedup, candidate.arm, dict[str, Arm]()
+        if arm.num_devices > 1:
+            others["single"] = arm.model_copy(update={"num_devices": 1})
+        if settings.diagnose:
+            others |= diagnostic_arms(arm, candidate.samples_per_step // arm.num_devices)
+            others.pop("alone", None)  # each rank reads a batch of the loader's own size: it is `single`
+        if settings.factors == "ladder":
+            there = {arm, BASELINE, *others.values()}
+            others |= {role: one for role, one in ladder_arms(BASELINE, arm).items() if one not in there}
+        return others
+
+    def _watch(self) -> ValidityWatch:
+        gpus = self._spec.devices if self._device.type == "cuda" else ()
+        return ValidityWatch(own_processes(self._spec), gpu_uuids=gpus)
+
+    def _runner(self, stack: ExitStack, arm: Arm, *, keeps_workers: bool = False) -> ArmRunner:
+        """An arm after its first step. Raises ArmLostError, on all ranks: the module cannot run it."""
+        if (reason := self._spec.left_out.get(arm.label)) is not None:
+            raise ArmLostError(reason)
+        steps = stack.enter_context(closing(self._steps(arm)))
+        if arm.loading == "foreground" and not keeps_workers:
+            steps.change_loader = without_workers
+        run = partial(self._run, arm, steps)
+        run(1)
+        if not steps.has_length:
+            require_end(has_end=self._has_end)  # before the time of a probe is spent
+        if keeps_workers and steps.num_workers:
+            arm = arm.model_copy(update={"loading": "streaming"})
+        size = group.broadcast(steps.batch_size)
+        samples = max(1, int(0 if math.isnan(size) else size)) * self._num_batches * arm.num_devices
+        gather = group.all_gather if arm.variant == "no_sync" else None
+
+        def has_diverged() -> bool:
+            return steps.loss is not None and not bool(torch.isfinite(steps.loss))
+
+        return ArmRunner(arm, run, samples, has_diverged, gather=gather, joules=self._joules)
+
+    def _run(self, arm: Arm, steps: TrainerSteps, num_steps: int) -> Sequence[float]:
+        """Take steps of one or several batches each; collective, since an arm that one rank cannot run is lost."""
+        number, lost, times = self._num_batches, "", list[float]()
+        try:
+            if arm.num_devices > 1 or self._spec.rank == 0:
+                with name_oom(arm.label):
+                    times = steps.run(num_steps * number)
+        except (InputError, MeasureMemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001  whatever the module raises
+            lost = f"{type(error).__name__}: {one_line(error)}"
+        if max(group.all_gather(float(bool(lost)))):
+            raise ArmLostError(lost or "another rank could not run it")
+        return [sum(times[first : first + number]) for first in range(0, len(times), number)]
+
+    def _steps(self, arm: Arm) -> TrainerSteps:
+        is_group = arm.num_devices > 1 and arm.variant != "no_sync"
+
+        def fit(steps: TrainerSteps) -> None:
+            options = {
+                **self._options,
+                **self._strategy_of(steps.wrap, is_group),
+                **({} if is_group else {"devices": 1, "num_nodes": 1}),
+                "precision": lightning_precision(arm.precision),
+                "callbacks": [steps],
+                "max_steps": -1,
+                "limit_val_batches": 0,
+                "num_sanity_val_steps": 0,
+                **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
+                "enable_model_summary": False,
+            }
+            cli = ModuleCLI(self._settings, options)
+            if arm.variant == "no_update":
+                _leave_out_update(cli.model)
+            cli.trainer.fit(cli.model, datamodule=self._share(cli.datamodule))
+
+        steps = TrainerSteps(fit, self._device)
+        steps.replays = arm.variant == "synthetic_input"
+        if arm.batch_size is not None:
+            steps.change_batch = halve
+        return steps
+
+    def _share(self, data: Any) -> Any:
+        """The DataModule of an arm: what the first one has set up serves all, and the data are prepared already."""
+        if data is None:
+            return None
+        if self._data is None:
+            self._data = data
+            data.prepare_data = _nothing
+            return data
+        shared = copy.copy(self._data)
+        shared.setup = _nothing
+        return shared
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for a hook of a DataModule that has run."""
+
+
+def _leave_out_update(module: Any) -> None:
+    if not module.automatic_optimization:
+        raise RuntimeError("with manual optimization the module updates its weights itself")
+
+    def optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+        optimizer_closure()
+
+    module.optimizer_step = MethodType(optimizer_step, module)
+
+
+@contextmanager
+def leave_no_trace() -> Iterator[None]:
+    """Restore the generators of random numbers and the memory after what runs next to a training.
+
+    The threads in it share one arena of memory, which keeps what is freed, as the training's does.
+    """
+    state = random_state(None)
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    try:
+        yield
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        set_random_state(state, None)

@@ -1,0 +1,171 @@
+"""The probe of a user's module in a rank: its arms, and a training that it does not change."""
+
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.conf.lightning import FIXED
+from paceline.conf.load import validate
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.speedup.verdict import speedup_result
+from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.lightning.cli import ModuleCLI
+from paceline.tasks.train.lightning.fit import fit_module
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
+
+pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
+
+PACKAGE = Path(__file__).parents[3] / "packages" / "text"
+FULL = 32
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch):
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    number = torch.get_num_threads()
+    yield
+    torch.set_num_threads(number)
+    assert not [thread for thread in threading.enumerate() if thread.name == "trainer-steps"]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Settings of the example, small, with its data prepared."""
+    from prose.corpus import Corpus
+
+    data = {"directory": str(tmp_path / "data"), "num_bytes": 20_000}
+    Corpus(**data).prepare_data()
+    return {
+        "seed_everything": 7,
+        "model": {"class_path": "prose.gpt.GPT", "init_args": {"width": 16, "depth": 1}},
+        "data": {"class_path": "prose.corpus.Corpus", "init_args": data},
+        "trainer": {"max_epochs": 1, "gradient_clip_val": 1.0, "accelerator": "cpu", "devices": 1},
+    }
+
+
+@pytest.fixture
+def make_spec(settings, tmp_path):
+    """Specifies a rank."""
+
+    def make(precision="32-true", **speedup):
+        execution = FIXED["execution"] | {"precision": precision, "accelerator": "cpu"}
+        trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
+        short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
+        tree = {
+            "lightning": {"settings": settings | {"trainer": trainer | {"enable_model_summary": False}}},
+            "execution": execution,
+            "speedup": FIXED["speedup"] | short | speedup,
+        }
+        plan = Plan(
+            accelerator="cpu",
+            device_name="this one",
+            world_size=1,
+            num_threads=1,
+            precision=precision,
+            compile="off",
+            memory_format="contiguous",
+            loading="foreground",
+            strategy="single",
+            reasons={},
+        )
+        directory = tmp_path / "run" / "attempt-0" / "rank-0"
+        directory.mkdir(parents=True)
+        return RankSpec(
+            config=validate(tree),
+            plan=plan,
+            run_id="0" * 32,
+            home=str(tmp_path),
+            directory=str(directory),
+            checkpoint_directory=str(tmp_path / "run" / "checkpoints"),
+            resume_from=None,
+            rank=0,
+            local_rank=0,
+            node_rank=0,
+            world_size=1,
+            num_nodes=1,
+            num_devices=1,
+            master_address="127.0.0.1",
+            master_port=0,
+            interface=None,
+            coordinator=("elsewhere", 0),
+            code_fingerprint=code_fingerprint(),
+            compile_cache=str(tmp_path),
+        )
+
+    return make
+
+
+def train(spec):
+    return fit_module(spec, Stopwatch("startup"), Heartbeat())
+
+
+def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
+    cli = ModuleCLI(settings, QUIET)
+    torch.set_num_threads(1)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    plain = {name: weights.clone() for name, weights in cli.model.state_dict().items()}
+    drawn = random.random(), np.random.random(), torch.rand(1)
+    result = train(make_spec())
+    trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert all(torch.equal(trained[name], weights) for name, weights in plain.items())
+    assert (random.random(), np.random.random(), torch.rand(1)) == drawn
+    assert result.probe.baseline == result.probe.candidate
+    assert result.time_budget["probe"] > 0
+    assert speedup_result(result.probe, result).cause == "identical arms"
+
+
+@pytest.mark.slow
+def test_arms_of_a_diagnosis_share_the_step(make_spec, monkeypatch):
+    from prose.gpt import GPT
+
+    monkeypatch.setattr(GPT, "paceline", {"units": {"bytes": "bytes"}}, raising=False)
+    result = train(make_spec("bf16-mixed", diagnose=True))
+    probe = result.probe
+    assert {*probe.others} == {"synthetic_input", "no_update", "half_batch"}
+    assert probe.left_out == {}
+    assert probe.samples_per_step == {role: FULL for role in probe.samples_per_step} | {"half_batch": FULL // 2}
+    assert (probe.baseline.precision, probe.candidate.precision) == ("32-true", "bf16-mixed")
+    speedup = speedup_result(probe, result)
+    assert speedup.ratio > 0
+    assert speedup.shares.keys() == {"input", "update", "overhead", "compute"}
+    assert result.units_per_second["bytes"] == pytest.approx(64 * result.samples_per_second)
+
+
+@pytest.mark.slow
+def test_an_arm_that_the_module_cannot_run_is_left_out_with_its_reason(make_spec, monkeypatch):
+    change_step(monkeypatch, lambda batch: len(batch["bytes"]) != FULL)
+    probe = train(make_spec(diagnose=True)).probe
+    assert "half_batch" not in probe.others
+    assert probe.left_out == {"half_batch": "NotImplementedError: no such kernel"}
+
+
+@pytest.mark.slow
+def test_without_its_baseline_there_is_no_probe_but_a_training(make_spec, monkeypatch):
+    change_step(monkeypatch, lambda batch: not torch.is_autocast_enabled("cpu"))
+    result = train(make_spec("bf16-mixed"))
+    assert result.probe is None
+    assert result.no_probe.startswith("the module does not run as 1 device, 32-true")
+    assert "NotImplementedError: no such kernel" in result.no_probe
+    assert speedup_result(result.probe, result).verdict == f"not measured: {result.no_probe}"
+    assert len(result.losses) == 9
+
+
+def change_step(monkeypatch, is_refused):
+    from prose.gpt import GPT
+
+    step = GPT.training_step
+
+    def training_step(self, batch, batch_idx):
+        if is_refused(batch):
+            raise NotImplementedError("no such kernel")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(GPT, "training_step", training_step)
