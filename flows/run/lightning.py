@@ -1,6 +1,7 @@
 """A training of the user's own Lightning code: prepare its data, train, account. The flow is one MLflow run."""
 
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.run.evidence import log_evidence
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.fingerprint import lightning_fingerprint
@@ -22,6 +24,7 @@ from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.redact import redact
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.baselines.ratios import add_ratios
+from paceline.tasks.speedup.evidence.archive import analysis_plan
 from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
 from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.speedup.records import SpeedupResult
@@ -70,6 +73,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             home=str(environment.root),
             resume=resume is not None,
         )
+        tracking.set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
         if own.code is not None:
             code.copy(Path(own.code), job.directory)
         if own.prepares_data:
@@ -117,6 +121,7 @@ def _record(
     tracking.log_document(handle, Artifact.SUMMARY, summary)
     environment = describe_environment(trained.hosts, trained.devices) | {"packages": [*summary["packages"]]}
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
+    log_evidence(handle, (job.config, trained, speedup), summary, environment)
     attempt = max(job.directory.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     for rank in range(trained.world_size):
         tracking.log_document(handle, f"logs/rank-{rank}.txt", attempt / f"rank-{rank}" / "log.txt")

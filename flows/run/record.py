@@ -5,13 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from prefect import get_run_logger
-
 from paceline.conf.config import Config
-from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_views import log_report
+from paceline.flows.run.evidence import log_evidence
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
-from paceline.tasks.files import sha256_of, write_durably
+from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
 from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
@@ -23,9 +21,7 @@ from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_report import ReportInput, draw_speed, render_report
-from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.comparability import comparison_facts
-from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files, find_steps, json_bytes, pack
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare, limit_share
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
@@ -154,40 +150,12 @@ def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None
     tracking.log_document(handle, Artifact.SUMMARY, summary)
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
     tracking.log_document(handle, Artifact.FACTS, outcome.facts)
-    _log_evidence(outcome, handle, summary, environment)
+    measured = outcome.config, outcome.trained, outcome.speedup
+    log_evidence(handle, measured, summary, environment, outcome.starts, outcome.earlier)
     if outcome.prepared.num_rejected:
         tracking.log_document(handle, Artifact.REJECTED, Path(outcome.prepared.path) / Artifact.REJECTED)
     for index, path in enumerate(outcome.trained.predictions):
         tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))
-
-
-def _log_evidence(outcome: Outcome, handle: RunHandle, summary: dict[str, Any], environment: dict[str, Any]) -> None:
-    """Store the raw data behind the speedup in the run's directory and in MLflow; nothing without a probe."""
-    trained, speedup, directory = outcome.trained, outcome.speedup, Environment().root / "runs" / handle.run_id
-    probes = (trained.probe, *outcome.starts.undisturbed)
-    contents = [find_steps(directory, probe.steps) for probe in probes if probe is not None]
-    raw = [content for content in contents if content is not None]
-    if trained.probe is None or len(raw) < len(contents):
-        return
-    validities = (speedup.validity, trained.validity if outcome.is_disturbed else None)
-    facts = {
-        "run_id": handle.run_id,
-        "workload": outcome.workload,
-        "contaminated": bool(speedup.contaminated) or outcome.is_disturbed,
-        "reasons": [reason for validity in validities if validity for reason in validity.reasons],
-        "earlier": outcome.earlier,
-    }
-    environment = environment | {"diff": None, "hosts": None, "settings": outcome.config.model_dump(mode="json")}
-    documents = {PLAN: analysis_plan(outcome.config.speedup), Artifact.ENVIRONMENT: json_bytes(environment)}
-    try:
-        files = evidence_files(raw, trained, facts, summary | {"rows": summary_table(summary)}, documents)
-    except Exception as error:  # noqa: BLE001  a finished run is worth more than its evidence
-        get_run_logger().warning("No evidence is stored: %s", error)
-        return
-    write_durably(directory / Artifact.EVIDENCE, pack(files))
-    tracking.log_document(handle, Artifact.EVIDENCE, directory / Artifact.EVIDENCE)
-    for name in (Artifact.STEPS, Artifact.WINDOWS):
-        tracking.log_document(handle, name, files[name])
 
 
 def log_model(outcome: Outcome, handle: RunHandle) -> None:

@@ -78,6 +78,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     ),
     "paceline run config.yaml --code .": AS_LIGHTNING,
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
+    "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
     "paceline run lightning --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus "
     "data.init_args.directory=data": AS_LIGHTNING,
     "pip install ./acme": AS_OWN,

@@ -16,13 +16,18 @@ import yaml
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from paceline.tasks.cluster.client import connect
 from tests.conftest import RANK_MODULE
+from tests.support.scratch_cluster import ScratchCluster
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 
 PACKAGE = Path(__file__).parents[2] / "packages" / "text"
 SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
 NUM_BATCHES = {1: 2 * 18, 2: 2 * 9}
+NO_PROBE = "speedup.baseline=none"
+PROBE = ["speedup.baseline=probe", "speedup.max_seconds=8"]
+DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 PLAIN_LOGS = "lightning_logs/version_0/metrics.csv"
 
 
@@ -70,13 +75,14 @@ def run(paceline, code, tmp_path):
 
     def start(*overrides, config="config.yaml"):
         data = f"data.init_args.directory={tmp_path / 'data'}"
-        return paceline("run", str(code / config), "--code", str(code), "--json", *SMALL, data, *overrides)
+        quiet = [*SMALL, data, NO_PROBE]
+        return paceline("run", str(code / config), "--code", str(code), "--json", *quiet, *overrides)
 
     return start
 
 
 def summary_of(process):
-    out, said = process.communicate(timeout=300)
+    out, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
     return json.loads(out.splitlines()[-1])
 
@@ -94,12 +100,46 @@ def test_one_rank_has_the_losses_of_the_script_and_an_account_of_its_time(run, c
     assert abs(summary["train"]["clock_difference"]) < 0.05
     assert summary["train"]["samples_per_second"] > 0
     assert summary["packages"][0].startswith("directory (code ")
-    assert "speedup" in summary["not_measured"]
+    assert summary["speedup"]["verdict"] == "not measured: the run had no probe"
+
+
+@pytest.mark.slow
+def test_a_diagnosis_names_the_precision_and_leaves_the_losses_as_they_are(run, code, tmp_path):
+    plain = train_plainly(code, tmp_path)
+    summary = summary_of(run(*PROBE, "speedup.diagnose=true"))
+    own = curves(summary["run_id"])
+    assert own["train_loss"] == plain["train_loss"]
+    assert own["val_loss"] == plain["val_loss"]
+    speedup, budget = summary["speedup"], summary["time_budget"]
+    assert speedup["cause"] is not None
+    assert speedup["candidate_samples_per_second"] > 0
+    assert {"input", "update", "overhead", "compute"} == speedup["shares"].keys()
+    assert speedup["headline"] == "naive"
+    assert sum(budget.values()) == pytest.approx(summary["train"]["wall_seconds"], rel=0.05)
+    assert budget["probe"] > budget["forward"]
+    stored = MlflowClient(Environment().tracking_uri).get_run(summary["run_id"]).data
+    assert stored.metrics["speedup/ratio"] == speedup["ratio"]
+    assert stored.metrics["speedup/share_input"] == speedup["shares"]["input"][0]
+    assert stored.tags["paceline.verdict"] == speedup["verdict"]
+    assert stored.tags["paceline.baseline"].startswith("1 device, 32-true")
+
+
+@pytest.mark.slow
+def test_two_ranks_are_compared_with_one_and_have_the_losses_of_ddp(run, code, tmp_path):
+    plain = train_plainly(code, tmp_path, *DDP)
+    summary = summary_of(run("execution.num_devices=2", *PROBE))
+    own = curves(summary["run_id"])
+    assert own["train_loss"] == plain["train_loss"]
+    assert own["val_loss"] == plain["val_loss"]
+    speedup = summary["speedup"]
+    assert speedup["efficiency"] > 0
+    assert speedup["candidate"].startswith("2 devices")
+    assert speedup["baseline"].startswith("1 device,")
 
 
 @pytest.mark.slow
 def test_two_ranks_have_the_losses_of_ddp_though_one_is_killed(run, code, tmp_path):
-    plain = train_plainly(code, tmp_path, "--trainer.devices=2", "--trainer.strategy=ddp")
+    plain = train_plainly(code, tmp_path, *DDP)
     process = run("execution.num_devices=2", "execution.checkpoint_steps=4", "trainer.max_epochs=2")
     kill_a_rank_after(process, "step-0000000004.ckpt")
     summary = summary_of(process)
@@ -127,47 +167,156 @@ def kill_a_rank_after(process, name):
 
 @pytest.mark.slow
 def test_a_plain_script_resumes_from_its_checkpoint(run, code, tmp_path):
-    whole = train_plainly(code, tmp_path)
     half = summary_of(run("trainer.max_epochs=1"))
-    again = tmp_path / "again"
-    resumed = train_plainly(code, again, f"--ckpt_path={half['train']['checkpoint']}", "--weights_only=true")
-    assert len(resumed["train_loss"]) == len(whole["train_loss"]) // 2
+    options = [f"--ckpt_path={half['train']['checkpoint']}", "--weights_only=true", "--trainer.max_epochs=2"]
+    resumed = train_plainly(code, tmp_path, *options)
+    assert len(resumed["train_loss"]) == NUM_BATCHES[1] // 2
+
+
+ENDLESS = """
+class Windows(torch.utils.data.IterableDataset):
+    def __init__(self, *text):
+        pass
+
+    def __iter__(self):
+        while True:
+            yield {"bytes": torch.ones(64, dtype=torch.long), "next": torch.ones(64, dtype=torch.long)}
+"""
+STUCK = """
+class Stuck(dict):
+    def to(self, device, **how):
+        raise RuntimeError("no such device")
+
+
+def stuck(samples):
+    return Stuck(torch.utils.data.default_collate(samples))
+"""
+OLD = {"windows": "class Windows(Dataset)", "loader": ", num_workers=workers)"}
+
+
+NO_ORDER = (", shuffle=True", "")
+
+
+def refused(process):
+    """The fault and the hint of a command that has refused its input."""
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 2, out + said
+    fault, hint = (line for line in said.splitlines() if line.startswith(("error: ", "hint: ")))
+    return fault, hint
+
+
+@pytest.fixture
+def change_code(tmp_path):
+    """Makes a copy of the package with changes: by file, what is replaced by what."""
+
+    def change(*changes):
+        copied = tmp_path / "changed"
+        shutil.copytree(PACKAGE, copied)
+        for name, before, after in changes:
+            text = (copied / name).read_text()
+            assert before in text
+            (copied / name).write_text(text.replace(before, after))
+        return copied
+
+    return change
+
+
+def test_settings_of_presets_and_a_directory_without_code_are_refused_at_once(program, tmp_path):
+    fault, hint = refused(program("run", str(PACKAGE / "config.yaml"), "--code", str(PACKAGE), "recipe.num_epochs=2"))
+    assert "recipe.num_epochs is not a setting of your own" in fault
+    assert "trainer.max_epochs" in hint
+    fault, _ = refused(program("run", str(PACKAGE / "config.yaml"), "--code", str(tmp_path)))
+    assert "holds no Python file" in fault
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "overrides", "fault", "hint"),
+    ("overrides", "fault", "hint"),
     [
-        ({}, ["model.class_path=prose.gpt.GTP"], "model.class_path=prose.gpt.GTP cannot be imported", "--code DIR"),
-        ({}, ["model.init_args.widht=8"], "model.init_args.widht is not an argument of prose.gpt.GPT", "width"),
-        ({}, ["model.init_args.width=wide"], "model.init_args.width=wide must be of type int", "another value"),
-        ({}, ["trainer.max_epoch=2"], "trainer.max_epoch", "trainer.max_epoch"),
-        ({}, ["trainer.devices=2", "execution.num_devices=1"], "trainer.devices=2 conflicts with", "trainer.devices"),
-        ({}, ["trainer.strategy=fsdp"], "trainer.strategy=fsdp cannot be used", "trainer.strategy=ddp"),
-        ({}, ["recipe.num_epochs=2"], "recipe.num_epochs is not a setting of your own", "trainer.max_epochs"),
-        ({"prose/gpt.py": ('return {"loss": loss}', "return None")}, [], "training_step of GPT returned None", "loss"),
-        ({"prose/gpt.py": ("def training_step", "def train_step")}, [], "has no training_step", "define training_step"),
+        (["model.class_path=prose.gpt.GTP"], "model.class_path=prose.gpt.GTP cannot be imported", "--code DIR"),
+        (["model.init_args.widht=8"], "model.init_args.widht is not an argument of prose.gpt.GPT", "width"),
+        (["model.init_args.width=wide"], "model.init_args.width=wide must be of type int", "another value"),
+        (["trainer.max_epoch=2"], "trainer.max_epoch", "trainer.max_epoch"),
+        (["trainer.devices=2", "execution.num_devices=1"], "trainer.devices=2 conflicts with", "trainer.devices"),
+        (["trainer.strategy=fsdp"], "trainer.strategy=fsdp cannot be used", "trainer.strategy=ddp"),
+        (["speedup.baseline=matched"], "speedup.baseline=matched cannot be used", "speedup.baseline=probe"),
+        (["speedup.starts=2"], "speedup.starts=2 cannot be used", "speedup.starts=0"),
+    ],
+)
+def test_wrong_settings_are_refused_before_any_work(program, tmp_path, overrides, fault, hint):
+    data = f"data.init_args.directory={tmp_path / 'data'}"
+    process = program("run", str(PACKAGE / "config.yaml"), "--code", str(PACKAGE), *SMALL, data, *overrides)
+    said = refused(process)
+    assert fault in said[0]
+    assert hint in said[1]
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "fault", "hint"),
+    [
+        ([("prose/gpt.py", 'return {"loss": loss}', "return None")], "training_step of GPT returned None", "loss"),
         (
-            {"prose/corpus.py": ("class Windows(Dataset)", "class Windows(torch.utils.data.IterableDataset)")},
-            [],
-            "shuffle",
-            "corpus.py",
+            [
+                ("prose/corpus.py", OLD["windows"], f"{ENDLESS}\n\nclass Before(Dataset)"),
+                ("prose/corpus.py", *NO_ORDER),
+            ],
+            "the training loader has no length",
+            "trainer.max_steps",
+        ),
+        (
+            [
+                ("prose/corpus.py", OLD["windows"], f"{STUCK}\n\n{OLD['windows']}"),
+                ("prose/corpus.py", OLD["loader"], f"{OLD['loader'][:-1]}, collate_fn=stuck)"),
+            ],
+            "a batch of type Stuck cannot be moved to cpu",
+            "transfer_batch_to_device",
         ),
     ],
 )
-def test_wrong_input_is_refused(paceline, tmp_path, change, overrides, fault, hint):
-    code = tmp_path / "prose"
-    shutil.copytree(PACKAGE, code)
-    for name, (before, after) in change.items():
-        assert before in (code / name).read_text()
-        (code / name).write_text((code / name).read_text().replace(before, after))
-    data = f"data.init_args.directory={tmp_path / 'data'}"
-    process = paceline("run", str(code / "config.yaml"), "--code", str(code), *SMALL, data, *overrides)
-    _, said = process.communicate(timeout=120)
-    lines = [line for line in said.splitlines() if line.startswith(("error: ", "hint: "))]
-    assert process.returncode == 2, said
-    assert fault in lines[0]
-    assert hint in lines[1]
+@pytest.mark.parametrize("speedup", [NO_PROBE, "speedup.max_seconds=100"], ids=["training", "probe"])
+def test_code_that_cannot_be_trained_is_refused(paceline, change_code, tmp_path, changes, fault, hint, speedup):
+    code, data = change_code(*changes), f"data.init_args.directory={tmp_path / 'data'}"
+    process = paceline("run", str(code / "config.yaml"), "--code", str(code), *SMALL, data, speedup)
+    said = refused(process)  # in less time than the measured rounds of a probe would take
+    assert fault in said[0]
+    assert hint in said[1]
+
+
+@pytest.mark.slow
+def test_a_module_without_a_step_is_refused_before_any_work(program, change_code):
+    code = change_code(("prose/gpt.py", "def training_step", "def train_step"))
+    fault, hint = refused(program("run", str(code / "config.yaml"), "--code", str(code), *SMALL))
+    assert "model.class_path=prose.gpt.GPT has no training_step" in fault
+    assert "define training_step" in hint
+
+
+@pytest.mark.slow
+def test_code_that_differs_between_workers_is_refused_before_any_work(program, tmp_path, monkeypatch):
+    for place in ("here", "there"):
+        shutil.copytree(PACKAGE / "prose", tmp_path / place / "tomes")
+    (tmp_path / "there" / "tomes" / "gpt.py").open("a").write("# another version\n")
+    paths = os.environ["PYTHONPATH"]
+
+    def import_from(place):
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / place}{os.pathsep}{paths}")
+
+    import_from("here")
+    with ScratchCluster(1) as cluster:
+        import_from("there")
+        cluster.start_worker(1)
+        with connect(cluster.address) as client:
+            client.wait_for_workers(2, timeout=60)
+        import_from("here")
+        classes = ["model.class_path=tomes.gpt.GPT", "data.class_path=tomes.corpus.Corpus"]
+        data = f"data.init_args.directory={tmp_path / 'data'}"
+        address = ["cluster.kind=address", f"cluster.address={cluster.address}", "cluster.tls=off"]
+        fault, hint = refused(program("run", "lightning", *classes, data, *address, "execution.num_devices=2"))
+    assert "worker tcp://127.0.0.1:" in fault
+    assert "has tomes (code " in fault
+    assert "install the same on every host" in hint
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.slow
@@ -175,6 +324,6 @@ def test_classes_on_the_command_line_need_no_file(paceline, code, tmp_path):
     settings = yaml.safe_load((code / "config.yaml").read_text())
     overrides = [f"model.class_path={settings['model']['class_path']}", "data.class_path=prose.corpus.Corpus"]
     data = f"data.init_args.directory={tmp_path / 'data'}"
-    small = [*SMALL, data, "trainer.max_steps=2", "trainer.limit_val_batches=0"]
+    small = [*SMALL, data, NO_PROBE, "trainer.max_steps=2", "trainer.limit_val_batches=0"]
     process = paceline("run", "lightning", "--code", str(code), "--json", *overrides, *small)
     assert summary_of(process)["train"]["num_batches"] == 2
