@@ -4,21 +4,18 @@ Lightning starts a plain loader at its first batch after a resume, with other ra
 again with the random numbers of its start, reads the batches that were trained, and hands out the next one.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 
 from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.train.lightning.random_state import RandomState, random_state, set_random_state
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
-RandomState = dict[str, Any]
-"""States of all generators of random numbers, in plain types and tensors."""
 Wrap = Callable[[Any], Any]
 """Takes a loader, and returns the one that Lightning reads."""
 
@@ -148,39 +145,3 @@ class FedGroup(_Fed, DDPStrategy):
     def __init__(self, wrap: Wrap, **settings: Any) -> None:
         super().__init__(**settings)
         self._wrap = wrap
-
-
-def random_state(loader: Any) -> RandomState:
-    """The state of Python's, NumPy's and torch's generators, and of those that a loader has itself."""
-    version, words, gauss = random.getstate()
-    kind, keys, *rest = np.random.get_state()
-    state: RandomState = {
-        "python": [version, list(words), gauss],
-        "numpy": [kind, np.asarray(keys).tolist(), *rest],
-        "torch": torch.get_rng_state(),
-        "loader": [generator.get_state() for generator in _generators(loader)],
-    }
-    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
-
-
-def set_random_state(state: RandomState, loader: Any) -> None:
-    """Restore a `random_state`."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
-    for generator, own in zip(_generators(loader), state["loader"], strict=False):
-        generator.set_state(own)
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
-    owned = {
-        id(one): one
-        for each in (loader, *samplers)
-        if isinstance(one := getattr(each, "generator", None), torch.Generator)
-    }
-    return list(owned.values())

@@ -53,7 +53,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             stack.enter_context(log_system_metrics(metrics.log_durably, gpus))
             log = metrics.log
         trainer_settings = own.settings.get("trainer", {})
-        shared = {
+        shared: dict[str, Any] = {
             **{"accelerator": plan.accelerator, "devices": spec.num_devices, "num_nodes": spec.num_nodes},
             "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
         }
@@ -67,7 +67,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         every = spec.config.execution.checkpoint_steps
         checkpoints = SaveCheckpoint(account, state, Path(spec.checkpoint_directory), every, spec.rank)
         placed = strategy_of(partial(Feed, state), spec.world_size > 1)
-        options = {
+        options: dict[str, Any] = {
             **shared,
             **placed,
             "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],

@@ -26,7 +26,8 @@ from paceline.tasks.records.execution import BASELINE, Arm, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
 from paceline.tasks.train.lightning.cli import ModuleCLI
-from paceline.tasks.train.lightning.feed import Wrap, random_state, set_random_state
+from paceline.tasks.train.lightning.feed import Wrap
+from paceline.tasks.train.lightning.random_state import random_state, set_random_state
 from paceline.tasks.train.lightning.step_parts import require_end
 from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, halve, without_workers
 from paceline.tasks.train.plan import arm_of

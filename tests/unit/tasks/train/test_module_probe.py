@@ -1,5 +1,6 @@
 """The probe of a user's module in a rank: its arms, and a training that it does not change."""
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -11,10 +12,12 @@ import torch
 from paceline.conf.lightning import FIXED
 from paceline.conf.load import validate
 from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.host import host_identity
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.lightning.cli import ModuleCLI
+from paceline.tasks.train.lightning.code import identities
 from paceline.tasks.train.lightning.fit import fit_module
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
@@ -59,8 +62,9 @@ def make_spec(settings, tmp_path):
         execution = FIXED["execution"] | {"precision": precision, "accelerator": "cpu"}
         trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
         short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
+        own = settings | {"trainer": trainer | {"enable_model_summary": False}}
         tree = {
-            "lightning": {"settings": settings | {"trainer": trainer | {"enable_model_summary": False}}},
+            "lightning": {"settings": own, "packages": identities(own, None)},
             "execution": execution,
             "speedup": FIXED["speedup"] | short | speedup,
         }
@@ -95,7 +99,7 @@ def make_spec(settings, tmp_path):
             master_address="127.0.0.1",
             master_port=0,
             interface=None,
-            coordinator=("elsewhere", 0),
+            coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             compile_cache=str(tmp_path),
         )
