@@ -78,7 +78,7 @@ def count_units(module: LightningModule, batch: Any) -> dict[str, float]:
             value = rule(batch) if callable(rule) else batch[rule] if isinstance(rule, str) else rule
             is_elements = isinstance(rule, str) and isinstance(value, torch.Tensor)
             counts[unit] = float(value.numel() if is_elements else value)
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:
             fault = f"{unit} of a batch cannot be counted: {type(error).__name__}: {error}"
             raise InputError(fault, hint=f"give a key of the batch, or a function, as {UNITS} of the module") from error
     return counts
