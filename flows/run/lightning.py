@@ -35,7 +35,7 @@ from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module, prepare_module_data
 
-NOT_MEASURED = ("share of the device's limit", "energy", "prediction", "history of earlier runs")
+NOT_MEASURED = ("energy", "prediction", "history of earlier runs")
 """Parts of the summary of a preset that a training of own code does not have so far."""
 TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_batches", "num_steps", "seconds", "samples_per_second", "units_per_second"),

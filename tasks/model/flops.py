@@ -1,6 +1,8 @@
 """Cost of a network, counted on the network itself: independent of the machine."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
 from paceline.tasks.errors import one_line
 from paceline.tasks.records.cost import Cost
@@ -17,6 +19,12 @@ SIZES = (2, 4)  # samples of the two batches that are counted; a batch norm cann
 GIVEN = "flops_per_sample"
 """Attribute of a network that gives its own operations for a sample: forward, and forward with backward."""
 NAMESPACES = {"aten", "prim", "prims"}  # torch's own operators
+_FLASH, _FLASH_BACKWARD = (
+    getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{end}") for end in ("", "_backward")
+)
+ATTENTION = {_FLASH: sdpa_flop, _FLASH_BACKWARD: sdpa_backward_flop}
+"""Formulas of torch's counter for operators on CPUs, which it does not know."""
+KNOWN = {f"aten::{operator.__name__}" for operator in ATTENTION}
 UNKNOWN = {"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product_flash_attention_for_cpu"}
 """Operators of torch with matrix products inside that its counter does not know."""
 
@@ -62,12 +70,26 @@ def _count_growth(network: nn.Module, image_shape: tuple[int, int, int]) -> tupl
     return growth, "" if growth["training"] else "the network has no convolution and no matrix product"
 
 
-class _Count(TorchDispatchMode):
+class UncountedOperators(TorchDispatchMode):
+    """Notes the operators that torch's counter, which comes before it, has let through without a count."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uncounted: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See an operator."""
+        name = func._schema.name.partition("::")[2]
+        if func.namespace not in NAMESPACES or name in UNKNOWN:
+            self.uncounted.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+class _Count(UncountedOperators):
     """Operations and stored values of one batch; `network` is changed."""
 
     def __init__(self, network: nn.Module, image_shape: tuple[int, int, int], num_samples: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.uncounted: set[str] = set()
+        super().__init__()
         height, width, channels = image_shape
         weights = [*network.parameters(), *network.buffers()]
         self._storages = {_storage_id(weight): weight for weight in weights}
@@ -79,13 +101,6 @@ class _Count(TorchDispatchMode):
             outputs = [output for output in network.train()(images_NCHW) if output is not None]
             torch.stack([output.float().sum() for output in outputs]).sum().backward()
         self.totals |= {"forward": forward.get_total_flops(), "training": training.get_total_flops()}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See each operator that the counter has let through."""
-        name = func._schema.name.partition("::")[2]
-        if func.namespace not in NAMESPACES or name in UNKNOWN:
-            self.uncounted.add(func._schema.name)
-        return func(*args, **(kwargs or {}))
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         num_bytes, key = tensor.untyped_storage().nbytes(), _storage_id(tensor)
@@ -101,3 +116,40 @@ class _Count(TorchDispatchMode):
 def _storage_id(tensor: torch.Tensor) -> int:
     """The storage of a tensor; valid as long as the tensor lives."""
     return int(tensor.untyped_storage()._cdata)
+
+
+class StepCount(UncountedOperators):
+    """Operations of a training step, counted while it runs: the same kernels, once, and slower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
+        self.forward: int | None = None
+        """Operations before the first backward pass; None where there was none."""
+
+    @contextmanager
+    def count(self) -> Iterator[None]:
+        """Count in the body."""
+        with self, self._counter:
+            yield
+
+    def note_backward(self) -> None:
+        """Note that a backward pass starts."""
+        if self.forward is None:
+            self.forward = self._counter.get_total_flops()
+
+    def cost(self, network: nn.Module, num_samples: float) -> tuple[Cost | None, str]:
+        """What a sample of the step needed; None, with the reason, where that was not counted."""
+        total, unknown = self._counter.get_total_flops(), self.uncounted - KNOWN
+        if unknown:
+            return None, f"torch does not count the operations of {', '.join(sorted(unknown))}"
+        if not total or not num_samples > 0:
+            return None, "the step has no matrix product" if not total else "a batch shows no number of samples"
+        weights = list(network.parameters())
+        cost = Cost(
+            forward_flops=(self.forward or total) / num_samples,
+            training_flops=total / num_samples,
+            num_parameters=sum(weight.numel() for weight in weights),
+            num_trained=sum(weight.numel() for weight in weights if weight.requires_grad),
+        )
+        return cost, ""

@@ -16,4 +16,4 @@ class Cost(Record):
     num_trained: int = 0  # of them, those with a gradient
     saved_values: float = 0.0  # floating-point values stored for the backward pass, without parameters and buffers
     saved_bytes: float = 0.0  # other values that the forward pass stores, such as indices of a max-pool
-    image_bytes: int  # of a sample as it lies in memory, one byte a value
+    image_bytes: int = 0  # of a sample as it lies in memory, one byte a value; 0 where that is not known

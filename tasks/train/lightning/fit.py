@@ -29,6 +29,7 @@ from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.context import bind, own_processes
+from paceline.tasks.train.rank.device_limit import known_limit
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.precision import lightning_precision
@@ -59,9 +60,12 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         }
         strategy_of = partial(_strategy, spec, device, trainer_settings.get("strategy"))
         probe, no_probe = spec.probe, None
+        facts: dict[str, Any] = {"uncounted": "operations are counted with a new probe only"}
         if probe is None and spec.config.speedup.baseline == "probe":
             with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace():
-                probe, no_probe = ModuleProbe(spec, device, shared, strategy_of).measure()
+                bench = ModuleProbe(spec, device, shared, strategy_of)
+                probe, no_probe = bench.measure()
+                facts["cost"], facts["uncounted"] = bench.cost
         state = FeedState(stopwatch)
         account = StepAccount(stopwatch, state, log, directory / "progress.json" if spec.rank == 0 else None)
         every = spec.config.execution.checkpoint_steps
@@ -84,6 +88,9 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             torch.cuda.reset_peak_memory_stats(device)  # without the arms of the probe
         trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=spec.resume_from, weights_only=True)
         validity = watch.stop() if watch else None
+    if facts.get("cost"):
+        with stopwatch.during("limit"):
+            facts |= known_limit(spec, device, partial(ValidityWatch, own_processes(spec), gpu_uuids=spec.devices))
     budget = stopwatch.budget()
     seconds = sum(duration for _, _, duration in account.windows)
     num_done = sum(number for _, number, _ in account.windows)
@@ -116,7 +123,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         probe=probe,
         no_probe=no_probe,
         validity=validity,
-        uncounted="the operations of own Lightning code are not counted so far",
+        **facts,
         startup_seconds=account.startup_seconds,
         peak_memory_bytes=int(torch.cuda.max_memory_allocated(device))
         if on_gpu

@@ -22,6 +22,7 @@ from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import BASELINE, Arm, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
@@ -63,6 +64,8 @@ class ModuleProbe:
         self._num_batches = self._settings["trainer"].get("accumulate_grad_batches") or 1
         self._data: Any = None
         """The DataModule of the first arm, after its `setup`."""
+        self.cost: tuple[Cost | None, str] = None, "the module cannot be counted"
+        """Operations of a sample on rank 0, or why they are not known."""
         reads_energy = spec.rank == 0 and device.type == "cpu" and spec.num_nodes == 1
         self._joules = EnergyMeter().joules if reads_energy else lambda: None
 
@@ -74,7 +77,11 @@ class ModuleProbe:
         with ExitStack() as stack:
             arm = arm_of(spec.plan).model_copy(update={"loading": "foreground", "memory_format": "contiguous"})
             try:
-                runners["candidate"] = candidate = self._runner(stack, arm, keeps_workers=True)
+                try:
+                    candidate = self._runner(stack, arm, is_candidate=True, counts=True)
+                except ArmLostError:  # perhaps by the count
+                    candidate = self._runner(stack, arm, is_candidate=True)
+                runners["candidate"] = candidate
                 runners["baseline"] = self._runner(stack, BASELINE)
             except ArmLostError as error:
                 return None, f"the module does not run as {BASELINE.label if runners else arm.label}: {error}"
@@ -107,18 +114,20 @@ class ModuleProbe:
         gpus = self._spec.devices if self._device.type == "cuda" else ()
         return ValidityWatch(own_processes(self._spec), gpu_uuids=gpus)
 
-    def _runner(self, stack: ExitStack, arm: Arm, *, keeps_workers: bool = False) -> ArmRunner:
+    def _runner(self, stack: ExitStack, arm: Arm, *, is_candidate: bool = False, counts: bool = False) -> ArmRunner:
         """An arm after its first step. Raises ArmLostError, on all ranks: the module cannot run it."""
         if (reason := self._spec.left_out.get(arm.label)) is not None:
             raise ArmLostError(reason)
         steps = stack.enter_context(closing(self._steps(arm)))
-        if arm.loading == "foreground" and not keeps_workers:
+        if arm.loading == "foreground" and not is_candidate:
             steps.change_loader = without_workers
         run = partial(self._run, arm, steps)
+        steps.counts = counts and self._spec.rank == 0
         run(1)
+        steps.counts, self.cost = False, steps.cost if counts else self.cost
         if not steps.has_length:
             require_end(has_end=self._has_end)  # before the time of a probe is spent
-        if keeps_workers and steps.num_workers:
+        if is_candidate and steps.num_workers:
             arm = arm.model_copy(update={"loading": "streaming"})
         size = group.broadcast(steps.batch_size)
         samples = max(1, int(0 if math.isnan(size) else size)) * self._num_batches * arm.num_devices

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.model.flops import StepCount
+from paceline.tasks.records.cost import Cost
 from paceline.tasks.train.lightning.feed import LoaderProxy
 from paceline.tasks.train.lightning.step_parts import loss_value, num_samples, require_loss
 
@@ -51,6 +53,11 @@ class TrainerSteps(Callback):
         """Of the loader."""
         self.loss: torch.Tensor | None = None
         """Of the last step."""
+        self.counts = False
+        """Whether to count the operations of the next steps, which takes time."""
+        self.cost: tuple[Cost | None, str] = None, ""
+        """Operations of a sample in the last counted step, or why they are not known."""
+        self._count = StepCount()
 
     def run(self, number: int) -> list[float]:
         """Take steps; the seconds of each. Raises what the module, the loader or Lightning has raised in them."""
@@ -90,6 +97,12 @@ class TrainerSteps(Callback):
         if batch_idx == 0:
             require_loss(pl_module, outputs)
         self.loss = loss_value(outputs)
+        if self.counts:
+            self.cost = self._count.cost(pl_module, self.batch_size)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        if self.counts:
+            self._count.note_backward()
 
     def _work(self) -> None:
         try:
@@ -117,7 +130,8 @@ class TrainerSteps(Callback):
                     first = self.change_batch(next(batches))
                     if math.isnan(self.batch_size):
                         self.batch_size = num_samples(first)
-                yield first
+                with self._count.count() if self.counts else nullcontext():
+                    yield first
             self._synchronize()
             self._times.append(time.perf_counter() - started)
             self._num_left -= number

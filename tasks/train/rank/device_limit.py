@@ -1,6 +1,8 @@
 """Cost of a training step, and the limit of the device: taken after the training, which they cannot disturb then."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.train.rank.context import RankContext
+from paceline.tasks.train.rank_spec import RankSpec
 
 ACTIVATION_BYTES: dict[Precision, int] = {"64-true": 8, "bf16-mixed": 2, "16-mixed": 2}
 """Least bytes of a stored value; 4 with other precisions."""
@@ -41,11 +44,17 @@ def limit_facts(context: RankContext) -> dict[str, Any]:
     num_samples = max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
     num_bytes = bytes_per_sample(cost, context.spec.plan, context.config.recipe, num_samples)
     facts: dict[str, Any] = {"cost": cost, "bytes_per_sample": num_bytes}
+    watch = partial(ValidityWatch, context.own_processes(), gpu_uuids=context.gpu_uuids())
+    return facts | known_limit(context.spec, context.device, watch)
+
+
+def known_limit(spec: RankSpec, device: torch.device, watch: Callable[[], ValidityWatch]) -> dict[str, Any]:
+    """The limit as a field of the result, or why it is not known."""
     try:
-        return facts | {"limit": _find_limit(context)}
+        return {"limit": _find_limit(spec, device, watch)}
     except RuntimeError as error:  # the training has succeeded, whatever the device says now
         reason = "no memory was left" if is_out_of_memory(error) else one_line(error)
-        return facts | {"uncounted": f"the device's limit could not be measured: {reason}"}
+        return {"uncounted": f"the device's limit could not be measured: {reason}"}
 
 
 def bytes_per_sample(cost: Cost, plan: Plan, recipe: Recipe, num_samples: int) -> float | None:
@@ -69,18 +78,21 @@ def bytes_per_sample(cost: Cost, plan: Plan, recipe: Recipe, num_samples: int) -
     return total / num_samples if total >= CACHED_BYTES else None
 
 
-def _find_limit(context: RankContext) -> DeviceLimit:
-    """The limit from the cache, or measured now; a disturbed measurement serves this run alone."""
-    precision = context.spec.plan.precision
-    torch.set_num_threads(context.spec.plan.num_threads)
-    cache = limit_cache(Path(context.spec.home), context.device)
+def _find_limit(spec: RankSpec, device: torch.device, watch: Callable[[], ValidityWatch]) -> DeviceLimit:
+    """The limit from the cache, or measured now; a disturbed measurement serves this run alone.
+
+    Raises RuntimeError: the device fails, or other trainings may use it.
+    """
+    precision = spec.plan.precision
+    torch.set_num_threads(spec.plan.num_threads)
+    cache = limit_cache(Path(spec.home), device)
     if (known := cache.find()) is not None and precision in known.flops_per_second:
         return known
-    if not context.spec.may_measure_limit:
+    if not spec.may_measure_limit:
         raise RuntimeError("other trainings may use the host")
-    watch = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids())
-    limit = measure_limit(context.device, [precision])
-    limit = limit.model_copy(update={"contaminated": watch.stop().contaminated})
+    watching = watch()
+    limit = measure_limit(device, [precision])
+    limit = limit.model_copy(update={"contaminated": watching.stop().contaminated})
     if not limit.contaminated:
         with suppress(OSError):  # a full disk: the next run measures again
             cache.keep(limit)

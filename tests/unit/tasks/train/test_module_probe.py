@@ -14,6 +14,7 @@ from paceline.conf.load import validate
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.records.execution import Plan
+from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.lightning.cli import ModuleCLI
@@ -140,6 +141,10 @@ def test_arms_of_a_diagnosis_share_the_step(make_spec, monkeypatch):
     speedup = speedup_result(probe, result)
     assert speedup.ratio > 0
     assert speedup.shares.keys() == {"input", "update", "overhead", "compute"}
+    products = 12 * 16**2 + 16 * 256 + 2 * 64 * 16  # of each byte: the block's weights, the last layer, attention
+    assert result.cost.forward_flops == 2 * 64 * products
+    assert result.cost.training_flops == pytest.approx(3 * result.cost.forward_flops, rel=0.1)
+    assert limit_share(result).of_limit > 0
     assert result.units_per_second["bytes"] == pytest.approx(64 * result.samples_per_second)
 
 
