@@ -12,7 +12,7 @@ import torch
 from paceline.conf.lightning import FIXED
 from paceline.conf.load import validate
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.host import host_identity
+from paceline.tasks.host import has_compiler, host_identity
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
@@ -59,8 +59,8 @@ def settings(tmp_path):
 def make_spec(settings, tmp_path):
     """Specifies a rank."""
 
-    def make(precision="32-true", **speedup):
-        execution = FIXED["execution"] | {"precision": precision, "accelerator": "cpu"}
+    def make(precision="32-true", compiled="off", attempt=0, **speedup):
+        execution = FIXED["execution"] | {"precision": precision, "compile": compiled, "accelerator": "cpu"}
         trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
         short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
         own = settings | {"trainer": trainer | {"enable_model_summary": False}}
@@ -75,13 +75,14 @@ def make_spec(settings, tmp_path):
             world_size=1,
             num_threads=1,
             precision=precision,
-            compile="off",
+            compile=compiled,
             memory_format="contiguous",
             loading="foreground",
             strategy="single",
             reasons={},
         )
-        directory = tmp_path / "run" / "attempt-0" / "rank-0"
+        run = tmp_path / f"run-{attempt}"
+        directory = run / "attempt-0" / "rank-0"
         directory.mkdir(parents=True)
         return RankSpec(
             config=validate(tree),
@@ -89,7 +90,7 @@ def make_spec(settings, tmp_path):
             run_id="0" * 32,
             home=str(tmp_path),
             directory=str(directory),
-            checkpoint_directory=str(tmp_path / "run" / "checkpoints"),
+            checkpoint_directory=str(run / "checkpoints"),
             resume_from=None,
             rank=0,
             local_rank=0,
@@ -106,6 +107,10 @@ def make_spec(settings, tmp_path):
         )
 
     return make
+
+
+def train_again(make_spec):
+    return train(make_spec(baseline="none", attempt=1))
 
 
 def train(spec):
@@ -154,6 +159,19 @@ def test_an_arm_that_the_module_cannot_run_is_left_out_with_its_reason(make_spec
     probe = train(make_spec(diagnose=True)).probe
     assert "half_batch" not in probe.others
     assert probe.left_out == {"half_batch": "NotImplementedError: no such kernel"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
+def test_a_compiled_module_is_compared_with_an_eager_one(make_spec):
+    result = train(make_spec(compiled="step", steps_per_block=5))
+    probe = result.probe
+    assert (probe.baseline.compile, probe.candidate.compile) == ("off", "step")
+    assert probe.others["uncompiled"].compile == "off"
+    assert result.compile.num_graphs >= 3
+    assert result.compile.seconds > 0
+    eager = train_again(make_spec)
+    assert result.losses == pytest.approx(eager.losses, rel=1e-3)
 
 
 @pytest.mark.slow
