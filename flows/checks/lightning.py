@@ -50,16 +50,16 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
 
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
-    own = [override for override in overrides if override.startswith(OWN)]
+    for_paceline = [override for override in overrides if override.startswith(OWN)]
     for override in overrides:
         key = override.partition("=")[0]
-        if override not in own and key.partition(".")[0].rstrip("+") not in SECTIONS:
+        if override not in for_paceline and key.partition(".")[0].rstrip("+") not in SECTIONS:
             near = EQUIVALENTS.get(key) or suggest(
                 key, [*SECTIONS, *(path for path in field_paths() if f"{path}=".startswith(OWN))]
             )
             hint = did_you_mean(near, f"settings start with {', '.join((*SECTIONS, *OWN))}")
             raise InputError(f"{key} is not a setting of your own Lightning code", hint=hint, setting=key)
-    tree = apply({}, *own)
+    tree = apply({}, *for_paceline)
     code = Path(directory).expanduser().absolute() if directory is not None else None
     if code is not None:
         check_size(code)
@@ -67,7 +67,7 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
         task="parse",
         code=str(code) if code else None,
         file=None if preset == WORD and not Path(preset).is_file() else str(Path(preset).absolute()),
-        overrides=tuple(override for override in overrides if override not in own),
+        overrides=tuple(override for override in overrides if override not in for_paceline),
     )
     answer = child.ask(request)
     settings = answer["settings"]

@@ -54,11 +54,11 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         resume: Id of an unfinished MLflow run, which continues from its newest checkpoint.
     """
     started = time.monotonic()
-    environment, own = Environment(), config.lightning
+    environment, module = Environment(), config.lightning
     checked = result_of(preflight.check_lightning, config, environment)
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
-    workload = lightning_fingerprint(own)
+    workload = lightning_fingerprint(module)
     with (
         cluster_for_run(config, checked.plan, environment) as cluster,
         open_run("run", config, environment, checked.experiment_id, workload, resume) as handle,
@@ -67,16 +67,16 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         job = TrainJob(
             config=config,
             plan=checked.plan,
-            packages=own.packages,
+            packages=module.packages,
             run_id=handle.run_id,
             tracking_uri=environment.tracking_uri,
             home=str(environment.root),
             resume=resume is not None,
         )
         tracking.set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
-        if own.code is not None:
-            code.copy(Path(own.code), job.directory)
-        if own.prepares_data:
+        if module.code is not None:
+            code.copy(Path(module.code), job.directory)
+        if module.prepares_data:
             prepare_module_data(job, cluster.address)
         trained = fit_module(job, cluster.address)
         cluster.release()
@@ -86,7 +86,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         summary = {
             **{"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload},
             "tracking_uri": redact(handle.tracking_uri),
-            "packages": own.packages,
+            "packages": module.packages,
             "train": trained.model_dump(mode="json", include={*TRAIN_KEYS})
             | share.model_dump(mode="json", include={*SHARES}),
             "speedup": speedup.model_dump(mode="json"),

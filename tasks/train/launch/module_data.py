@@ -13,12 +13,12 @@ from paceline.tasks.train.lightning import child, code
 POLL_SECONDS = 0.1
 
 
-def require_code(own: Lightning, address: str) -> None:
+def require_code(module: Lightning, address: str) -> None:
     """Raise InputError: a worker has other packages of the user's classes than this process."""
-    names = code.package_names(own.settings, Path(own.code) if own.code else None)
+    names = code.package_names(module.settings, Path(module.code) if module.code else None)
     if not names:
         return
-    expected = own.packages[-len(names) :]
+    expected = module.packages[-len(names) :]
     with connect(address) as client:
         answers = client.run(code.identify, names, on_error="return")
     for worker, answer in sorted(answers.items()):
@@ -29,13 +29,13 @@ def require_code(own: Lightning, address: str) -> None:
 
 def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
     """Prepare the data on all hosts at the same time; return the hosts. Raises RunError: it failed on one of them."""
-    own = job.config.lightning
-    copied = str(job.directory / code.FOLDER) if own.code else None
+    module = job.config.lightning
+    copied = str(job.directory / code.FOLDER) if module.code else None
     with connect(address) as client:
         hosts = {host_of(worker): worker for worker in reversed(workers(client))}
         futures = {}
         for index, (host, worker) in enumerate(sorted(hosts.items())):
-            request = child.Request(task="prepare", code=copied, settings=own.settings, host_index=index)
+            request = child.Request(task="prepare", code=copied, settings=module.settings, host_index=index)
             how = {"workers": [worker], "allow_other_workers": False, "pure": False, "retries": 0}
             futures[host] = client.submit(child.ask, request, **how)
         while not all(future.done() for future in futures.values()):

@@ -28,18 +28,18 @@ def import_from(directory: Path | None) -> None:
 def class_paths(tree: Any) -> list[str]:
     """All class paths in a configuration, at any depth."""
     if isinstance(tree, dict):
-        own = [tree["class_path"]] if isinstance(tree.get("class_path"), str) else []
-        return own + [path for value in tree.values() for path in class_paths(value)]
+        paths = [tree["class_path"]] if isinstance(tree.get("class_path"), str) else []
+        return paths + [path for value in tree.values() for path in class_paths(value)]
     return [path for value in tree for path in class_paths(value)] if isinstance(tree, list) else []
 
 
 def package_names(settings: dict[str, Any], directory: Path | None) -> tuple[str, ...]:
     """Packages of the classes in a configuration, without Lightning's and those in the directory."""
     names = {path.partition(".")[0] for path in class_paths(settings)} - {*ENGINES}
-    own = {
+    local = {
         name for name in names if directory and ((directory / name).is_dir() or (directory / f"{name}.py").is_file())
     }
-    return tuple(sorted(names - own))
+    return tuple(sorted(names - local))
 
 
 def identify(names: Iterable[str]) -> tuple[str, ...]:
@@ -54,8 +54,8 @@ def identify(names: Iterable[str]) -> tuple[str, ...]:
 
 def identities(settings: dict[str, Any], directory: Path | None) -> tuple[str, ...]:
     """The directory by its digest, and the packages of a configuration's classes."""
-    own = (f"directory (code {_digest(directory)})",) if directory else ()
-    return own + identify(package_names(settings, directory))
+    local = (f"directory (code {_digest(directory)})",) if directory else ()
+    return local + identify(package_names(settings, directory))
 
 
 def require(expected: tuple[str, ...], settings: dict[str, Any], directory: Path | None) -> None:

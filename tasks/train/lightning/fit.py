@@ -39,12 +39,12 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
     """Train the module of a specification, and return the rank's result.
 
     Raises:
-        InputError: the module or its loader cannot be trained.
-        RunError: the code on this host is not that of the run.
+        InputError: the module or its loader cannot be trained, or this host has other user code than the run.
+        RunError: this host has another Paceline than the run.
     """
     stopwatch.switch("setup")
-    own = spec.config.lightning
-    device = _join(spec, own)
+    module = spec.config.lightning
+    device = _join(spec, module)
     directory, plan = Path(spec.directory), spec.plan
     with ExitStack() as stack:
         log = None
@@ -53,7 +53,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             gpus = spec.devices if device.type == "cuda" else ()
             stack.enter_context(log_system_metrics(metrics.log_durably, gpus))
             log = metrics.log
-        trainer_settings = own.settings.get("trainer", {})
+        trainer_settings = module.settings.get("trainer", {})
         shared: dict[str, Any] = {
             **{"accelerator": plan.accelerator, "devices": spec.num_devices, "num_nodes": spec.num_nodes},
             "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
@@ -80,7 +80,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
-        cli = ModuleCLI(own.settings, options)
+        cli = ModuleCLI(module.settings, options)
         trainer = cli.trainer
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
@@ -134,20 +134,21 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
     )
 
 
-def _join(spec: RankSpec, own: Lightning) -> torch.device:
+def _join(spec: RankSpec, module: Lightning) -> torch.device:
     """Check the code, bind the rank to its cores, and join the group; returns the device."""
     if spec.code_fingerprint != code_fingerprint():
         fault = f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}"
         raise RunError(fault, hint="install the same version on every host")
-    directory = Path(spec.home) / "runs" / spec.run_id / code.FOLDER if own.code else None
+    directory = Path(spec.home) / "runs" / spec.run_id / code.FOLDER if module.code else None
     code.import_from(directory)
-    code.require(own.packages, own.settings, directory)
+    code.require(module.packages, module.settings, directory)
     gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
     bind(spec.local_rank, spec.num_devices, gpu)
     torch.set_num_threads(spec.plan.num_threads)
     device = group.pick_device(spec)
     group.join(spec, device)
-    group.check_agreement(spec, {"code": own.packages, "device": gpu or spec.rank}, same=("code",), unique=("device",))
+    facts = {"code": module.packages, "device": gpu or spec.rank}
+    group.check_agreement(spec, facts, same=("code",), unique=("device",))
     return device
 
 

@@ -58,9 +58,9 @@ class ModuleProbe:
 
     def __init__(self, spec: RankSpec, device: torch.device, options: dict[str, Any], strategy_of: StrategyOf) -> None:
         self._spec, self._device, self._options, self._strategy_of = spec, device, options, strategy_of
-        own = spec.config.lightning.settings
-        given = own.get("trainer", {})
-        self._settings = own | {"trainer": {key: value for key, value in given.items() if key in KEPT}}
+        settings = spec.config.lightning.settings
+        given = settings.get("trainer", {})
+        self._settings = settings | {"trainer": {key: value for key, value in given.items() if key in KEPT}}
         self._has_end = not ENDS.isdisjoint(given) or "Timer" in str(given.get("callbacks"))
         self._num_batches = self._settings["trainer"].get("accumulate_grad_batches") or 1
         self._data: Any = None

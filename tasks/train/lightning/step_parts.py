@@ -66,8 +66,8 @@ def count_units(module: LightningModule, batch: Any) -> dict[str, float]:
 
     Raises InputError: a unit cannot be counted.
     """
-    own = getattr(module, "paceline", None)
-    rules = (own.get("units") if isinstance(own, Mapping) else getattr(own, "units", None)) or {}
+    declared = getattr(module, "paceline", None)
+    rules = (declared.get("units") if isinstance(declared, Mapping) else getattr(declared, "units", None)) or {}
     if not rules and isinstance(batch, Mapping):
         rules = batch.get(UNITS) or {}
     counts = {}
