@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from paceline.tasks.errors import one_line
 from paceline.tasks.records.cost import Cost
@@ -22,7 +22,10 @@ NAMESPACES = {"aten", "prim", "prims"}  # torch's own operators
 _FLASH, _FLASH_BACKWARD = (
     getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{end}") for end in ("", "_backward")
 )
-ATTENTION = {_FLASH: sdpa_flop, _FLASH_BACKWARD: sdpa_backward_flop}
+ATTENTION = {
+    _FLASH: lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value),
+    _FLASH_BACKWARD: lambda grad, query, key, value, *_, **__: sdpa_backward_flop_count(grad, query, key, value),
+}
 """Formulas of torch's counter for operators on CPUs, which it does not know."""
 KNOWN = {f"aten::{operator.__name__}" for operator in ATTENTION}
 UNKNOWN = {"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product_flash_attention_for_cpu"}

@@ -150,20 +150,17 @@ class CompileParts(Callback):
 
     def __init__(self) -> None:
         self.num_parts = 0
-        self._before, self._watch = CompileWatch(), CompileWatch()
+        self._watch = CompileWatch()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._watch = CompileWatch()
         for part in pl_module.children():
             if any(True for _ in part.parameters()):
                 compile_network(part)
                 self.num_parts += 1
 
     def stats(self, num_batches: int) -> CompileStats | None:
-        """What was compiled in so many batches; the seconds are those since this object was made, as in a probe."""
-        number = num_batches * self.num_parts
-        stats, total = self._watch.stats(number), self._before.stats(number)
-        return stats and total and stats.model_copy(update={"seconds": total.seconds, "is_warm": total.is_warm})
+        """What was compiled since this object was made, in a probe too, whose code serves the training's batches."""
+        return self._watch.stats(num_batches * self.num_parts)
 
 
 class SaveCheckpoint(Checkpoint):
