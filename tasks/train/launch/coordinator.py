@@ -109,7 +109,7 @@ def train_module(job: TrainJob, address: str, on_progress: Progress | None = Non
             "time_budget": first.time_budget | recovered,
             "wall_seconds": seconds + recovery.lost_seconds,
             "clock_difference": sum(first.time_budget.values()) / seconds - 1.0,
-            "peak_memory_bytes": max(result.peak_memory_bytes for result in results),
+            "peak_memory_bytes": max(result.peak_memory_bytes or 0 for result in results),
             "hosts": tuple(host for result in results for host in result.hosts),
             "devices": tuple(device for result in results for device in result.devices),
             "restarts": tuple(recovery.restarts),
