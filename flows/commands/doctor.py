@@ -1,7 +1,5 @@
 """`paceline doctor` and `paceline metrics`: the state of this site, for people and for Prometheus."""
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
@@ -47,7 +45,7 @@ def doctor(options: Namespace) -> None:
     say(f"nothing is wrong, {counts['warning']} of {len(findings)} checks doubtful")
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: "Finding") -> str:
     remedy = f"\n{'':9}{'':{WIDTH}}-> {finding.remedy}" if finding.remedy else ""
     return f"{MARKS[finding.status]}  {finding.check:<{WIDTH - 1}} {finding.found}{remedy}"
 

@@ -1,7 +1,5 @@
 """How commands start and resume a flow."""
 
-from __future__ import annotations
-
 import gc
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -95,7 +93,7 @@ def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
         say(f"warning: not taken from the run: {names}; give again what you need")
 
 
-def stored_request(options: Namespace, role: Kind) -> dict[str, Any]:
+def stored_request(options: Namespace, role: "Kind") -> dict[str, Any]:
     """Read the request of a study or a sweep to resume, which only settings of the cluster may change."""
     from paceline.flows.lifecycle.mlflow_run import load_request
 

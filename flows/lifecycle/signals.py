@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM as exceptions; remembers a signal when a library wraps or loses its exception."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -90,7 +88,7 @@ def stop_on_signal(function: Callable[Arguments, Result]) -> Callable[Arguments,
 def _resend_lost_signals() -> Iterator[None]:
     before = sys.unraisablehook
 
-    def hook(lost: sys.UnraisableHookArgs, /) -> None:
+    def hook(lost: "sys.UnraisableHookArgs", /) -> None:
         origin = _origin(lost.exc_value)
         if origin is None:
             before(lost)

@@ -1,7 +1,5 @@
 """The figures of the first run in README and tutorial, from the evidence of that run: `infra/docs/generate`."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -4,8 +4,6 @@ On GitHub the documents are one tree of files. On the website the folder infra/d
 the pages of `PAGES` and linked pictures to the website, and turns a link to any other file into its path as text.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """The generated pages, references of settings and commands and figures of the first run: `infra/docs/generate`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,7 +1,5 @@
 """The commands behind the scripts from infra/up to infra/uninstall, and those that units and containers call."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

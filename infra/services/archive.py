@@ -3,8 +3,6 @@
 The last member of the file is the sha256 of everything before it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@ It is known by its number *and* the moment of its start, so that a number that w
 for it; what it left behind, by a mark that it inherited in its environment, and nobody else has.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

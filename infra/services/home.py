@@ -1,7 +1,5 @@
 """State directory of a set of services: settings, which are chosen once, and secrets, which are never printed."""
 
-from __future__ import annotations
-
 import fcntl
 import ipaddress
 import os

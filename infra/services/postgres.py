@@ -3,8 +3,6 @@
 It listens on loopback alone, whatever the others listen on, and knows nobody without a password (SCRAM).
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
@@ -113,7 +111,7 @@ class Postgres:
     def _password(self, role: str) -> str:
         return self._home.vault["postgres_password" if role == SUPERUSER else f"{role}_database_password"]
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> "Connection":
         import psycopg
 
         return psycopg.connect(

@@ -1,7 +1,5 @@
 """The services of a site as `services.yaml` declares them, with the facts and secrets of the site filled in."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -68,7 +66,7 @@ class Service(Record):
 class _Values(dict[str, str]):
     """Facts and, where a text may hold them, the secrets of a service, which are read when they are used."""
 
-    def __init__(self, site: Site, secrets: Iterable[str] = ()) -> None:
+    def __init__(self, site: "Site", secrets: Iterable[str] = ()) -> None:
         super().__init__(site.facts)
         self._vault, self._secrets = site.home.vault, secrets
 

@@ -1,7 +1,5 @@
 """Starts a set, or what of it does not run; and ends it. What runs and is well is left alone."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

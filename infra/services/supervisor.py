@@ -3,8 +3,6 @@
 Each service is started by `infra.services run NAME` and asked for its health by `infra.services check NAME`.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

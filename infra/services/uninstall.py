@@ -1,7 +1,5 @@
 """Removes what Paceline has made on this host; what belongs to others, or to the clone, is named only."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable

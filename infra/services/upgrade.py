@@ -1,7 +1,5 @@
 """What an upgrade carries over of prepared sets, unfinished runs and deployments; each that it cannot is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
