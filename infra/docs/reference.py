@@ -35,34 +35,23 @@ def settings_page() -> str:
         "line overrides them. Values are written as in YAML: `null` leaves a setting unset, and lists stand in",
         "brackets, as in `[1,2]`. Put quotes around brackets in a shell.",
     ]
-    sections = {name: field for name, field in schema["properties"].items() if _section(schema, field)}
-    lines += ["", "## General", ""]
-    for name, field in schema["properties"].items():
-        if name not in sections:
-            lines += _setting(name, field)
-    for name, field in sections.items():
-        lines += _settings(schema, name, field)
+    lines += ["", "## General", "", *_settings(schema, "", schema)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema of a section, None for a plain setting."""
-    return schema["$defs"][field["$ref"].rpartition("/")[2]] if "$ref" in field else None
-
-
-def _settings(schema: dict[str, Any], prefix: str, field: dict[str, Any]) -> list[str]:
-    section = _section(schema, field)
-    assert section is not None
-    lines = [f"## {prefix}", ""]
-    if text := field.get("description") or section.get("description"):
-        lines += [*_paragraphs(text), ""]
-    inner = []
-    for name, entry in section["properties"].items():
-        if _section(schema, entry):
-            inner += _settings(schema, f"{prefix}.{name}", entry)
-        else:
-            lines += _setting(f"{prefix}.{name}", entry)
-    return lines + inner
+def _settings(schema: dict[str, Any], prefix: str, section: dict[str, Any]) -> list[str]:
+    """The plain settings of a section, then the sections inside it."""
+    plain, inner = [], []
+    for name, field in section["properties"].items():
+        if "$ref" not in field:
+            plain += _setting(f"{prefix}{name}", field)
+            continue
+        part = schema["$defs"][field["$ref"].rpartition("/")[2]]
+        inner += [f"## {prefix}{name}", ""]
+        if text := field.get("description") or part.get("description"):
+            inner += [*_paragraphs(text), ""]
+        inner += _settings(schema, f"{prefix}{name}.", part)
+    return plain + inner
 
 
 def _setting(path: str, field: dict[str, Any]) -> list[str]:
@@ -126,13 +115,10 @@ def commands_page() -> str:
     program = cli._parser()
     own = [action for action in program._actions if not isinstance(action, argparse._SubParsersAction)]
     lines += ["", "## Program", "", *_options(program, own)]
-    commands: dict[argparse.ArgumentParser, str] = {}
     for action in program._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, parser in action.choices.items():
-                commands.setdefault(parser, name)  # an alias leads to a command that is there already
-    for parser, name in commands.items():
-        lines += _command(f"{program.prog} {name}", parser)
+                lines += _command(f"{program.prog} {name}", parser)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -158,10 +144,8 @@ def _usage(action: argparse.Action) -> str:
 
 
 def _metavar(action: argparse.Action) -> str:
-    if isinstance(action.metavar, tuple):
-        return " ".join(action.metavar)
     if action.metavar:
-        return action.metavar
+        return str(action.metavar)
     return "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
 
 
@@ -169,8 +153,6 @@ def _options(parser: argparse.ArgumentParser, actions: list[argparse.Action]) ->
     formatter = parser._get_formatter()
     lines = []
     for action in actions:
-        if action.help == argparse.SUPPRESS:
-            continue
         words = ", ".join(action.option_strings) or _metavar(action)
         value = f" {_metavar(action)}" if action.option_strings and action.nargs != 0 else ""
         text = _escaped(" ".join(formatter._expand_help(action).split())) if action.help else ""

@@ -135,7 +135,7 @@ def _upgrade(options: argparse.Namespace, home: Home, root: Path, tell: Say) -> 
     os.environ |= site.client_environment()
     from infra.services.upgrade import report  # engines, which read these variables at their import
 
-    report(site, site.facts["mlflow_url"], tell)
+    report(site, tell)
 
 
 def _run(options: argparse.Namespace, home: Home, root: Path, tell: Say) -> None:
@@ -174,17 +174,8 @@ def _port(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-COMMANDS = {
-    "up": _up,
-    "down": _down,
-    "backup": _backup,
-    "restore": _restore,
-    "upgrade": _upgrade,
-    "uninstall": _uninstall,
-    "run": _run,
-    "check": _check,
-    "migrate": _migrate,
-}
+FUNCTIONS = (_up, _down, _backup, _restore, _upgrade, _uninstall, _run, _check, _migrate)
+COMMANDS = {function.__name__.removeprefix("_"): function for function in FUNCTIONS}
 
 
 def _parser() -> argparse.ArgumentParser:

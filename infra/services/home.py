@@ -41,29 +41,6 @@ class Settings(Record):
     """Of the packages whose databases these are; by them an upgrade is noticed."""
 
 
-class Vault:
-    """The secrets in a directory, by name in private files."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def fill(self) -> None:
-        """Make the secrets that are not there yet."""
-        for path in (self._directory / name for name in SECRETS):
-            if not path.exists():
-                write_privately(path, secrets.token_urlsafe(NUM_BYTES))  # safe in URIs and shells too
-
-    def __getitem__(self, name: str) -> str:
-        """A secret. Raises InputError: it is missing, or others can read it."""
-        path = self._directory / name
-        try:
-            if path.stat().st_mode & OTHERS:
-                raise InputError(f"{path} can be read by others; chmod 600 it, and think about a new secret")
-            return path.read_text(encoding="utf-8").strip()
-        except FileNotFoundError as error:
-            raise InputError(f"{path} is missing; bring it back with infra/restore") from error
-
-
 def write_privately(path: Path, text: str) -> None:
     """Write a file that nobody else can read, at no time."""
     before = os.umask(OTHERS)
@@ -80,7 +57,6 @@ class Home:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.secrets = root / "secrets"
-        self.vault = Vault(self.secrets)
         self.tls = root / "tls"
         self.database = root / "postgres"
         self.artifacts = root / "artifacts"
@@ -108,6 +84,22 @@ class Home:
         if name != "." and (directory.is_relative_to(self.root) or not directory.exists()):
             directory.mkdir(exist_ok=True, parents=True)
             directory.chmod(PRIVATE)
+
+    def make_secrets(self) -> None:
+        """Make the secrets that are not there yet, each in a private file."""
+        for path in (self.secrets / name for name in SECRETS):
+            if not path.exists():
+                write_privately(path, secrets.token_urlsafe(NUM_BYTES))  # safe in URIs and shells too
+
+    def secret(self, name: str) -> str:
+        """Read a secret. Raises InputError: it is missing, or others can read it."""
+        path = self.secrets / name
+        try:
+            if path.stat().st_mode & OTHERS:
+                raise InputError(f"{path} can be read by others; chmod 600 it, and think about a new secret")
+            return path.read_text(encoding="utf-8").strip()
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing; bring it back with infra/restore") from error
 
     def _not_writable(self, error: OSError) -> InputError:
         return InputError(f"--home {self.root} cannot be written ({error}); name a directory of yours")

@@ -8,8 +8,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,10 +50,20 @@ class Postgres:
         self._data = home.database / "data"
 
     def prepare(self) -> None:
-        """Make it if need be, and put away what a server that was killed has left."""
+        """Make it if need be, wait for the children of a server that was killed, and take away its lock.
+
+        A new server would not start next to them. PostgreSQL takes a lock for a dead server's own only when nothing at
+        all has its process id; a zombie, which stays where the first process does not collect it, as in many
+        containers, is something.
+        """
         if not (self._data / "PG_VERSION").is_file():
             self._make()
-        self._put_away_leftovers()
+        if not wait_until(lambda: not any(_works_in(each, self._data) for each in psutil.process_iter()), LEFT_SECONDS):
+            return
+        lock = self._data / "postmaster.pid"
+        with suppress(FileNotFoundError, ValueError, IndexError):
+            if started_at(int(lock.read_text(encoding="utf-8").splitlines()[0])) is None:
+                lock.unlink()
 
     def check(self) -> None:
         """Raise an error unless it answers."""
@@ -70,13 +79,14 @@ class Postgres:
         return True
 
     def dump_all(self, directory: Path) -> None:
-        """Write each database to a file of its own."""
+        """Write each database, as it is at one moment, to a file of its own in PostgreSQL's compressed format."""
         directory.mkdir(mode=PRIVATE)
         for database in DATABASES:
-            self.dump(database, directory / f"{database}.dump")
+            path = directory / f"{database}.dump"
+            self._client("pg_dump", database, "--format=custom", "--no-owner", f"--file={path}")
 
     def open_databases(self) -> None:
-        """Make roles and databases that are not there yet, and let each role's password be that of the vault."""
+        """Make roles and databases that are not there yet, and let each role's password be that of the home."""
         from psycopg import sql
 
         with self._connect() as connection:
@@ -94,10 +104,6 @@ class Postgres:
                     statement = sql.SQL("CREATE DATABASE {} OWNER {}")
                     connection.execute(statement.format(sql.Identifier(database), sql.Identifier(role)))
 
-    def dump(self, database: str, path: Path) -> None:
-        """Write all of a database, as it is at one moment, in PostgreSQL's own compressed format."""
-        self._client("pg_dump", database, "--format=custom", "--no-owner", f"--file={path}")
-
     def fill(self, database: str, path: Path) -> None:
         """Fill an empty database with what was dumped."""
         self._client("pg_restore", database, "--no-owner", "--exit-on-error", str(path))
@@ -109,7 +115,7 @@ class Postgres:
         _run(f"{program} of database {database}", command, PGPASSWORD=self._password(role))
 
     def _password(self, role: str) -> str:
-        return self._home.vault["postgres_password" if role == SUPERUSER else f"{role}_database_password"]
+        return self._home.secret("postgres_password" if role == SUPERUSER else f"{role}_database_password")
 
     def _connect(self) -> "Connection":
         import psycopg
@@ -129,8 +135,20 @@ class Postgres:
         self._home.database.chmod(PRIVATE)
         if (owner := user()) is not None:
             shutil.chown(self._home.database, owner, owner)
-            self._check_reachable(owner)
-        with self._password_file() as path:
+            try:
+                _run("test", ["test", "-w", str(self._home.database)], owner)
+            except RunError as error:
+                raise InputError(
+                    f"--home {self._home.root} lies where user {owner} cannot go, as whom PostgreSQL runs; "
+                    "name another, such as /var/lib/paceline, or open the directories above for passing (chmod a+x)"
+                ) from error
+        with tempfile.TemporaryDirectory(dir=self._home.database) as place:
+            path = Path(place) / "password"  # only the user who runs PostgreSQL can read it
+            path.touch(0o600)
+            path.write_text(self._password(SUPERUSER), encoding="utf-8")
+            if owner is not None:
+                for location in (path, path.parent):
+                    shutil.chown(location, owner, owner)
             command = [self.program("initdb"), "-D", str(self._data), f"--username={SUPERUSER}", f"--pwfile={path}"]
             command += ["--auth-local=reject", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
             try:
@@ -139,46 +157,26 @@ class Postgres:
                 shutil.rmtree(self._data, ignore_errors=True)
                 raise
 
-    @contextmanager
-    def _password_file(self) -> Iterator[Path]:
-        """A file that only the user who runs PostgreSQL can read, gone at once afterwards."""
-        with tempfile.TemporaryDirectory(dir=self._home.database) as place:
-            path = Path(place) / "password"
-            path.touch(0o600)
-            path.write_text(self._password(SUPERUSER), encoding="utf-8")
-            if (owner := user()) is not None:
-                for location in (path, path.parent):
-                    shutil.chown(location, owner, owner)
-            yield path
-
-    def _check_reachable(self, owner: str) -> None:
-        try:
-            _run("test", ["test", "-w", str(self._home.database)], owner)
-        except RunError as error:
-            raise InputError(
-                f"--home {self._home.root} lies where user {owner} cannot go, as whom PostgreSQL runs; "
-                "name another, such as /var/lib/paceline, or open the directories above for passing (chmod a+x)"
-            ) from error
-
     def program(self, name: str) -> str:
-        """The path of a program, of the version that the data is of."""
+        """The path of a program, of the data's major version or the newest; Debian does not put them on PATH.
+
+        Raises InputError: it is not there.
+        """
         version = None
         with suppress(FileNotFoundError, PermissionError):  # not made yet, or a directory of another user's
             version = (self._data / "PG_VERSION").read_text(encoding="utf-8").strip()
-        return find_program(name, version)
-
-    def _put_away_leftovers(self) -> None:
-        """Wait for the children of a server that was killed, and take away its lock: a new one would not start.
-
-        PostgreSQL takes a lock for a dead server's own only when nothing at all has its process id; a zombie, which
-        stays where the first process does not collect it, as in many containers, is something.
-        """
-        if not wait_until(lambda: not any(_works_in(each, self._data) for each in psutil.process_iter()), LEFT_SECONDS):
-            return
-        lock = self._data / "postmaster.pid"
-        with suppress(FileNotFoundError, ValueError, IndexError):
-            if started_at(int(lock.read_text(encoding="utf-8").splitlines()[0])) is None:
-                lock.unlink()
+        versions = {path.name: path / "bin" / name for path in DEBIAN.glob("*") if (path / "bin" / name).is_file()}
+        if version is not None and versions and version not in versions:
+            raise InputError(
+                f"the data is of PostgreSQL {version}, and only {', '.join(sorted(versions))} is installed; install "
+                f"postgresql-{version}, infra/backup with it, and infra/restore the archive into a new --home"
+            )
+        if versions:
+            return str(versions[version or max(versions, key=float)])
+        program = shutil.which(name)
+        if program is None:
+            raise InputError(f"PostgreSQL's {name} is not installed; on Debian, as root: apt-get install postgresql")
+        return program
 
 
 def _works_in(process: psutil.Process, directory: Path) -> bool:
@@ -186,25 +184,6 @@ def _works_in(process: psutil.Process, directory: Path) -> bool:
         return Path(process.cwd()) == directory
     except (psutil.Error, OSError):
         return False
-
-
-def find_program(name: str, version: str | None) -> str:
-    """The path of a program of PostgreSQL, of a major version or the newest; Debian does not put them on PATH.
-
-    Raises InputError: it is not there.
-    """
-    versions = {path.name: path / "bin" / name for path in DEBIAN.glob("*") if (path / "bin" / name).is_file()}
-    if version is not None and versions and version not in versions:
-        raise InputError(
-            f"the data is of PostgreSQL {version}, and only {', '.join(sorted(versions))} is installed; install "
-            f"postgresql-{version}, infra/backup with it, and infra/restore the archive into a new --home"
-        )
-    if versions:
-        return str(versions[version or max(versions, key=float)])
-    program = shutil.which(name)
-    if program is None:
-        raise InputError(f"PostgreSQL's {name} is not installed; on Debian, as root: apt-get install postgresql")
-    return program
 
 
 def _run(name: str, command: list[str], owner: str | None = None, **variables: str) -> None:

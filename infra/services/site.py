@@ -68,12 +68,12 @@ class _Values(dict[str, str]):
 
     def __init__(self, site: "Site", secrets: Iterable[str] = ()) -> None:
         super().__init__(site.facts)
-        self._vault, self._secrets = site.home.vault, secrets
+        self._home, self._secrets = site.home, secrets
 
     def __missing__(self, name: str) -> str:
         if name not in self._secrets:
             raise KeyError(name)
-        return self._vault[name]
+        return self._home.secret(name)
 
 
 class Site:
@@ -178,10 +178,10 @@ class Site:
 
     def _make_mlflow_user(self) -> None:
         """Make the user that logs runs, unless it exists: runs are not logged as the administrator."""
-        admin = f"admin:{self.home.vault['mlflow_admin_password']}"
+        admin = f"admin:{self.home.secret('mlflow_admin_password')}"
         users = f"{self.facts['mlflow_url']}/api/2.0/mlflow/users"
         if status(f"{users}/get?username=paceline", admin) == UNKNOWN:
-            body = {"username": "paceline", "password": self.home.vault["mlflow_password"]}
+            body = {"username": "paceline", "password": self.home.secret("mlflow_password")}
             ask(f"{users}/create", admin, body)
 
     def _fill(self, texts: dict[str, str], secrets: Iterable[str]) -> dict[str, str]:

@@ -35,7 +35,7 @@ def make(site: Site) -> None:
     home = site.home
     home.make()
     home.keep(site.settings)
-    home.vault.fill()
+    home.make_secrets()
     if not home.tls.exists():
         made = subprocess.run([CERTIFICATES, home.tls], stdout=subprocess.DEVNULL, check=False)
         if made.returncode != 0:

@@ -75,13 +75,15 @@ def _unit(site: Site, service: Service, user: str) -> str:
         lines += [f"BindReadOnlyPaths={_words([site.home.secrets / name])}" for name in service.secrets]
     if is_low := _has_low_port(site, service):
         lines.append("AmbientCapabilities=CAP_NET_BIND_SERVICE")
+    python_path = os.environ.get("PYTHONPATH", REPOSITORY)
+    environment = (f"PACELINE_HOME={site.paceline_home}", f"PYTHONPATH={python_path}")
     places = (home, site.paceline_home, REPOSITORY, Path(sys.executable))
     values = {
         "about": service.about,
         "after": " ".join(f"{PREFIX}-{name}.service" for name in service.requires),
         "type": "oneshot\nRemainAfterExit=yes" if service.once else "exec",
         "user": user,
-        "environment": "\n".join(f"Environment={_words([f'{k}={v}'])}" for k, v in _environment(site).items()),
+        "environment": "\n".join(f"Environment={_words([variable])}" for variable in environment),
         "start": _words(command(site, "run", service)).replace("$", "$$"),
         "signal": service.stop_signal,
         "capabilities": "CAP_NET_BIND_SERVICE" if is_low else "",
@@ -93,11 +95,6 @@ def _unit(site: Site, service: Service, user: str) -> str:
 
 def _has_low_port(site: Site, service: Service) -> bool:
     return any(site.settings.ports[name] < LOWEST_FREE_PORT for name in service.ports)
-
-
-def _environment(site: Site) -> dict[str, str]:
-    path = os.environ.get("PYTHONPATH", str(REPOSITORY))
-    return {"PACELINE_HOME": str(site.paceline_home), "PYTHONPATH": path}
 
 
 def _words(words: list[Any]) -> str:

@@ -1,11 +1,12 @@
 """What an upgrade carries over of prepared sets, unfinished runs and deployments; each that it cannot is named."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module, metadata
 from typing import Any
 
 from infra.services.site import Site
+from infra.services.start import Say
 from paceline.conf.hints import HintedError
 from paceline.conf.load import validate
 from paceline.flows.lifecycle.mlflow_run import ARTIFACTS, RESUMABLE
@@ -19,24 +20,20 @@ from paceline.tasks.track.queries import find_runs, read_document
 from paceline.tasks.track.run import reopen
 from paceline.tasks.track.store import existing_client
 
-Say = Callable[[str], None]
 Finding = tuple[str, str | None]  # an item, and why it cannot be carried over
 
 
-def report(site: Site, tracking_uri: str, say: Say) -> int:
-    """Name what this version cannot carry over; the number of such items."""
-    num_lost = 0
+def report(site: Site, say: Say) -> None:
+    """Name what this version cannot carry over."""
     for kind, find in (("prepared set", _prepared), ("unfinished run", _runs), ("deployment", _deployments)):
-        findings = list(find(site, tracking_uri))
+        findings = list(find(site))
         lost = [(item, reason) for item, reason in findings if reason is not None]
         say(f"carried over: {len(findings) - len(lost)} of {len(findings)} {kind}s")
         for item, reason in lost:
             say(f"not carried over: {kind} {item}: {reason}")
-        num_lost += len(lost)
-    return num_lost
 
 
-def _prepared(site: Site, tracking_uri: str) -> Iterator[Finding]:
+def _prepared(site: Site) -> Iterator[Finding]:
     versions = {name: metadata.version(name) for name in ("numpy", "pillow", "simplejpeg")}
     versions["transform"] = f"{TRANSFORM_VERSION}.{PHOTOGRAPH_VERSION}"
     for path in sorted((site.paceline_home / "prepared").glob("[!.]*")):
@@ -49,7 +46,8 @@ def _prepared(site: Site, tracking_uri: str) -> Iterator[Finding]:
         yield path.name, f"made with {', '.join(other)}; it is prepared again" if other else None
 
 
-def _runs(site: Site, tracking_uri: str) -> Iterator[Finding]:
+def _runs(site: Site) -> Iterator[Finding]:
+    tracking_uri = site.facts["mlflow_url"]
     roles = ", ".join(f"'{role}'" for role in RESUMABLE)
     condition = f"attributes.status != 'FINISHED' and tags.`{Tag.ROLE}` IN ({roles})"
     for experiment in existing_client(tracking_uri).search_experiments():
@@ -75,7 +73,7 @@ def _why_not(tracking_uri: str, experiment: str, run_id: str, tags: dict[str, st
     return None
 
 
-def _deployments(site: Site, tracking_uri: str) -> Iterator[Finding]:
+def _deployments(site: Site) -> Iterator[Finding]:
     user = site.client_environment()["PREFECT_API_AUTH_STRING"]
     for deployment in json.loads(ask(f"{site.facts['prefect_url']}/deployments/filter", user, {})):
         yield deployment["name"], _why_no_flow(deployment["entrypoint"], deployment["parameters"])

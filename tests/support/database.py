@@ -17,7 +17,7 @@ class Database:
     def __init__(self, place):
         self._home = Home(place)
         self._home.make()
-        self._home.vault.fill()
+        self._home.make_secrets()
         self._port = free_port()
         self._postgres = Postgres(self._home, self._port)
         self.open_databases = self._postgres.open_databases
@@ -25,7 +25,7 @@ class Database:
     @property
     def uri(self):
         """Of Prefect's database."""
-        password = self._home.vault["prefect_database_password"]
+        password = self._home.secret("prefect_database_password")
         return f"postgresql+asyncpg://prefect:{password}@{LOOPBACK}:{self._port}/prefect"
 
     def start(self):
