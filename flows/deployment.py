@@ -20,8 +20,8 @@ from prefect.types.entrypoint import EntrypointType
 from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
 from paceline.flows.clean import clean_up
+from paceline.flows.lifecycle.flow_run_lock import set_right
 from paceline.flows.lifecycle.missed_runs import report_missed_runs
-from paceline.flows.lifecycle.outage import set_right
 from paceline.flows.lifecycle.overlap import POLICY_TAG
 from paceline.flows.run.flow import run_pipeline
 from paceline.tasks.errors import InputError

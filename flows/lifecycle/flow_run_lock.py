@@ -1,4 +1,4 @@
-"""Per-process lock of a Prefect flow run, which the kernel releases; ends flow runs that have lost their process."""
+"""Per-process lock of a Prefect flow run, which the kernel releases; repairs what runs without a process have left."""
 
 import atexit
 import os
@@ -19,7 +19,7 @@ from prefect.states import Cancelled, Crashed
 
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_run import close_abandoned_runs
-from paceline.flows.lifecycle.overlap import HOLDING
+from paceline.flows.lifecycle.overlap import HOLDING, active_runs, set_slots_right
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
@@ -47,14 +47,22 @@ def flow_run_lock(environment: Environment, flow_run_id: UUID) -> Path:
     return record
 
 
-def running_flow_runs(environment: Environment) -> frozenset[UUID]:
-    """The flow runs that processes of this host run now."""
-    return frozenset(UUID(record.name) for record in _records(environment).glob("*") if is_locked(record))
-
-
-def has_lost_runs(environment: Environment) -> bool:
-    """Return whether a flow run of this host has lost its process."""
-    return any(_lost_process(record) for record in _records(environment).glob("*"))
+def set_right(environment: Environment, deployment_id: str | None) -> None:
+    """End flow runs of this host that lost their process, and free the slots of lost runs. Log errors."""
+    records = _records(environment)
+    try:
+        if deployment_id is None and not any(map(_lost_process, records.glob("*"))):
+            return
+        end_lost_runs(environment)
+        if deployment_id is not None:
+            with get_client(sync_client=True) as client:
+                for run in active_runs(client, UUID(deployment_id)):
+                    if run.state_type == StateType.CANCELLING:
+                        _stop_orphan(records / str(run.id))
+                running = frozenset(UUID(record.name) for record in records.glob("*") if is_locked(record))
+                set_slots_right(client, UUID(deployment_id), running)
+    except Exception as error:  # noqa: BLE001  what others have left must not end this run
+        get_logger("paceline").warning("What lost runs have left in Prefect could not be set right (%r)", error)
 
 
 def _lost_process(record: Path) -> bool:
@@ -65,13 +73,12 @@ def _lost_process(record: Path) -> bool:
     return age >= MIN_AGE_SECONDS and is_locked(record) is False
 
 
-def stop_orphan(environment: Environment, flow_run_id: UUID) -> None:
+def _stop_orphan(record: Path) -> None:
     """Kill the process of a flow run that is to be cancelled, if the runner that would end it is gone.
 
     At SIGTERM Prefect would call the run CRASHED, since only its runner tells it of the cancellation. The guardian of
     the process sets the statuses.
     """
-    record = _records(environment) / str(flow_run_id)
     with suppress(FileNotFoundError, psutil.NoSuchProcess):
         pid, parent = map(int, (record / PROCESS).read_text(encoding="utf-8").split())
         process = psutil.Process(pid)

@@ -32,15 +32,10 @@ def guard(record: Path) -> None:
         )
         os.close(read)
         _pipes.append(write)
-        atexit.register(_end, guardian)
+        atexit.register(guardian.wait)
+        atexit.register(guardian.kill)  # at the end of a process in order; called first, as it is registered last
     with suppress(BrokenPipeError):  # somebody has killed it: `paceline serve` or the next flow takes its place
         os.write(_pipes[0], f"{record}\n".encode())
-
-
-def _end(guardian: subprocess.Popen[bytes]) -> None:
-    """End the guardian of a process that ends in order."""
-    guardian.kill()
-    guardian.wait()
 
 
 def main() -> None:

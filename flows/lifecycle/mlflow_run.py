@@ -81,35 +81,6 @@ def nested_run(
 
 
 @contextmanager
-def _resume_run(environment: Environment, run_id: str, role: Role, workload: str) -> Iterator[RunHandle]:
-    """Resume a run; raise InputError if it is finished, has another role, or its data have changed."""
-    handle, _ = tracking.reopen(environment.tracking_uri, run_id)
-    stored_role = tracking.tag(handle, Tag.ROLE)
-    if stored_role != role:
-        fault = f"--resume {run_id}: that is a run of paceline {stored_role}"
-        raise InputError(f"{fault}; use paceline {stored_role} --resume {run_id}")
-    before = tracking.tag(handle, Tag.WORKLOAD)
-    if workload and before and before != workload:  # a run whose preparation failed has none
-        raise InputError(
-            f"--resume {run_id}: its workload was {before} and is now {workload}; "
-            "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
-        )
-    close_abandoned_runs(environment, handle.experiment)
-    with _own_run(handle, environment.root, _resume_hint(role, run_id)):
-        software = _software_tags()
-        first = {name: tracking.tag(handle, name) or now for name, now in software.items()}
-        tags = _process_tags() | first | ({Tag.WORKLOAD: workload} if workload else {})
-        if changed := "; ".join(f"{first[name]} -> {now}" for name, now in software.items() if first[name] != now):
-            tags[Tag.RESUMED_WITH] = changed
-            warn = get_run_logger().warning
-            warn(
-                "--resume %s: Paceline or its packages changed, and the measured speed mixes both: %s", run_id, changed
-            )
-        tracking.revive(handle, tags)
-        yield handle
-
-
-@contextmanager
 def open_run(
     role: Role,
     config: Config,
@@ -119,14 +90,37 @@ def open_run(
     resume: str | None,
     request: BaseModel | None = None,
 ) -> Iterator[RunHandle]:
-    """Create a run, with the request from which a resume reads what was asked for; or resume the run of an id."""
-    if resume is not None:
-        with _resume_run(environment, resume, role, workload) as handle:
+    """Create a run, with the request from which a resume reads what was asked for; or resume the run of an id.
+
+    Raises InputError: the run of that id is finished, has another role, or its data have changed.
+    """
+    if resume is None:
+        with new_run(config, environment, experiment_id, role, workload) as handle:
+            if request is not None:
+                tracking.log_document(handle, ARTIFACTS[role], request.model_dump(mode="json"))
             yield handle
         return
-    with new_run(config, environment, experiment_id, role, workload) as handle:
-        if request is not None:
-            tracking.log_document(handle, ARTIFACTS[role], request.model_dump(mode="json"))
+    handle, _ = tracking.reopen(environment.tracking_uri, resume)
+    stored_role = tracking.tag(handle, Tag.ROLE)
+    if stored_role != role:
+        fault = f"--resume {resume}: that is a run of paceline {stored_role}"
+        raise InputError(f"{fault}; use paceline {stored_role} --resume {resume}")
+    before = tracking.tag(handle, Tag.WORKLOAD)
+    if workload and before and before != workload:  # a run whose preparation failed has none
+        raise InputError(
+            f"--resume {resume}: its workload was {before} and is now {workload}; "
+            "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
+        )
+    close_abandoned_runs(environment, handle.experiment)
+    with _own_run(handle, environment.root, _resume_hint(role, resume)):
+        software = _software_tags()
+        first = {name: tracking.tag(handle, name) or now for name, now in software.items()}
+        tags = _process_tags() | first | ({Tag.WORKLOAD: workload} if workload else {})
+        if changed := "; ".join(f"{first[name]} -> {now}" for name, now in software.items() if first[name] != now):
+            tags[Tag.RESUMED_WITH] = changed
+            warning = "--resume %s: Paceline or its packages changed, and the measured speed mixes both: %s"
+            get_run_logger().warning(warning, resume, changed)
+        tracking.revive(handle, tags)
         yield handle
 
 

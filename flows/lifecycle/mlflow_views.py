@@ -54,16 +54,10 @@ def log_result(
     draw: Callable[[R], Mapping[str, Figure]],
 ) -> None:
     """Log the environment of a study or a sweep, its report with the pictures, and its result as JSON."""
-    environment = log_environment(handle, hardware)
-    log_report(handle, render(result, environment), draw(result))
-    tracking.log_document(handle, artifact, result.model_dump(mode="json"))
-
-
-def log_environment(handle: RunHandle, hardware: Hardware) -> dict[str, Any]:
-    """Log and return the packages, the host and the devices."""
     environment = describe_environment((hardware.host,), (describe_devices(hardware),))
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
-    return environment
+    log_report(handle, render(result, environment), draw(result))
+    tracking.log_document(handle, artifact, result.model_dump(mode="json"))
 
 
 def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> str:

@@ -1,4 +1,4 @@
-"""Guards flows against signals, failing stages and outages of Prefect's API; repairs what lost runs left in Prefect."""
+"""Guards flows against signals, failing stages and outages of Prefect's API."""
 
 import sys
 import threading
@@ -12,7 +12,6 @@ from uuid import UUID
 import httpx
 from prefect import Task, get_run_logger
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
 from prefect.concurrency import _leases
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging import get_logger
@@ -20,15 +19,8 @@ from prefect.runtime import deployment, flow_run
 
 from paceline.conf.config import Limits
 from paceline.conf.environment import Environment, quieten
-from paceline.flows.lifecycle.flow_run_lock import (
-    end_lost_runs,
-    flow_run_lock,
-    has_lost_runs,
-    running_flow_runs,
-    stop_orphan,
-)
+from paceline.flows.lifecycle.flow_run_lock import flow_run_lock, set_right
 from paceline.flows.lifecycle.guardian import guard
-from paceline.flows.lifecycle.overlap import active_runs, set_slots_right
 from paceline.flows.lifecycle.prefect_api import wait_for_api
 from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
 from paceline.tasks.errors import InputError, is_transient
@@ -121,22 +113,6 @@ def _own() -> None:
         guard(flow_run_lock(environment, UUID(mine)))
     except OSError as error:  # the run itself reports more
         get_logger("paceline").warning("This run cannot be recorded in %s (%s)", environment.root, error)
-
-
-def set_right(environment: Environment, deployment_id: str | None) -> None:
-    """End flow runs of this host that lost their process, and free the slots of lost runs. Log errors."""
-    try:
-        if deployment_id is None and not has_lost_runs(environment):
-            return
-        end_lost_runs(environment)
-        if deployment_id is not None:
-            with get_client(sync_client=True) as client:
-                for run in active_runs(client, UUID(deployment_id)):
-                    if run.state_type == StateType.CANCELLING:
-                        stop_orphan(environment, run.id)
-                set_slots_right(client, UUID(deployment_id), running_flow_runs(environment))
-    except Exception as error:  # noqa: BLE001  what others have left must not end this run
-        get_logger("paceline").warning("What lost runs have left in Prefect could not be set right (%r)", error)
 
 
 def report(create: Callable[..., object], **arguments: Any) -> None:

@@ -119,7 +119,7 @@ def check_prefect(environment: Environment) -> None:
         return
     check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
     try:
-        healthy = _is_healthy(url)
+        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
     except (OSError, ValueError) as error:
         fault = f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error})"
         raise InputError(f"{fault}; start the server (prefect server start) or unset the variable") from error
@@ -162,10 +162,6 @@ def _answers(url: str) -> bool:
     with suppress(OSError, ValueError):
         return status(f"{url.rstrip('/')}/ready") < HTTPStatus.INTERNAL_SERVER_ERROR
     return False
-
-
-def _is_healthy(url: str) -> bool:
-    return ask(f"{url.rstrip('/')}/health").strip() == b"true"
 
 
 def prefect_server(environment: Environment) -> str | None:

@@ -20,7 +20,7 @@ from prefect.states import Cancelling, Pending, Running
 
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import flow_run_lock, overlap
-from paceline.flows.lifecycle.outage import set_right
+from paceline.flows.lifecycle.flow_run_lock import set_right
 from paceline.tasks.track.store import check_store
 from tests.support.lost_power import guardians
 from tests.support.patience import until
