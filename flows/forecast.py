@@ -12,7 +12,6 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
-from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.mlflow_views import log_report
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
@@ -62,7 +61,7 @@ class AdviseRequest(BaseModel):
     """Longest acceptable training."""
 
 
-@reusable
+@preflight.reusable
 def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Config, preflight.PreflightResult]:
     """Check everything before any work starts; the configuration of the profiling group."""
     if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is what all are compared with
@@ -104,7 +103,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """
     started = time.monotonic()
     environment = Environment()
-    config, checked = result_of(check_advise, request, environment)
+    config, checked = preflight.result_of(check_advise, request, environment)
     with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
         checked = preflight.confirm_on_cluster(config, checked, address)
         stage = with_retries(prepare, config.limits)

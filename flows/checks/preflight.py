@@ -1,8 +1,11 @@
-"""Checks of a run before any work starts. A refused run leaves nothing behind."""
+"""Checks of a run before any work starts, whose result the flow reuses. A refused run leaves nothing behind."""
 
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
 from paceline.conf.data import Data
@@ -11,7 +14,6 @@ from paceline.conf.load import check_own
 from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
-from paceline.flows.checks.results import reusable
 from paceline.flows.checks.space import check_space, require_space
 from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
@@ -34,6 +36,11 @@ from paceline.tasks.train.plan import resolve
 ROLES = ("run", "arm", "trial")  # roles of runs that a run can be divided by
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32  # pixels: they halve images five times
+Check = TypeVar("Check", bound=Callable[..., Any])
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+_latest: ContextVar[tuple[object, object, object, Any] | None] = ContextVar("latest", default=None)
+"""The latest check that passed: its name, its request, its environment and its result."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,29 @@ class PreflightResult:
     def weights(self) -> str | None:
         """sha256 of the initial weights."""
         return self.pretrained.sha256 if self.pretrained else None
+
+
+def reusable(check: Check) -> Check:
+    """Store the result of a check for the flow that starts next, see `result_of`."""
+
+    @wraps(check)
+    def call(request: object, environment: Environment, /, **options: Any) -> Any:
+        result = check(request, environment, **options)
+        _latest.set((check.__qualname__, request, environment, result))
+        return result
+
+    return cast(Check, call)
+
+
+def result_of(check: Callable[[Request, Environment], Result], request: Request, environment: Environment) -> Result:
+    """Take the result of the latest `reusable` check if it had these arguments, else check now, as in a deployment."""
+    latest = _latest.get()
+    if latest is not None and latest[:3] == (check.__qualname__, request, environment):
+        result: Result = latest[3]
+    else:
+        result = check(request, environment)
+    _latest.set(None)  # valid for one flow: the data or servers may change before the next one
+    return result
 
 
 @reusable

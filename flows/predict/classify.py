@@ -13,7 +13,6 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.conf.section import Section
 from paceline.flows.checks import preflight
-from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow
 from paceline.tasks.errors import InputError
@@ -39,7 +38,7 @@ class ClassifyRequest(Section):
     """Settings of `track` and the seed, as key=value."""
 
 
-@reusable
+@preflight.reusable
 def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[Config, str, dict[str, Any]]:
     """Check the features, the settings and the store; return configuration, experiment id and facts."""
     train, test = _read_facts(Path(request.train), "TRAIN"), _read_facts(Path(request.test), "TEST")
@@ -81,7 +80,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     """
     started = time.monotonic()
     environment = Environment()
-    config, experiment_id, facts = result_of(check_classify, request, environment)
+    config, experiment_id, facts = preflight.result_of(check_classify, request, environment)
     train, all_test = (linear_classifier.read_features(Path(path)) for path in (request.train, request.test))
     test = linear_classifier.of_classes(all_test, set(train.labels))
     num_test, shared = len(all_test.labels), linear_classifier.count_common_images(train, test)

@@ -20,9 +20,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load, preset_names, validate_as
 from paceline.conf.section import Section
 from paceline.flows.checks import preflight
-from paceline.flows.checks.preflight import training_host
 from paceline.flows.checks.pretrained import check_layer, check_own_size
-from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
@@ -84,7 +82,7 @@ class PredictionPlan:
     num_values: int  # values of the layer per image; 0 without a layer
 
 
-@reusable
+@preflight.reusable
 def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan:
     """Check model, images, devices, stores and the place for the result; fetch the model."""
     directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
@@ -216,7 +214,7 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
 
 def _workers(config: Config, request: PredictRequest, environment: Environment) -> tuple[Config, Hardware]:
     """Choose one worker for each device of a host, or the requested number; plain workers share one GPU."""
-    hardware = training_host(config, environment)
+    hardware = preflight.training_host(config, environment)
     uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
     is_plain = kind_of(config.cluster).shares_gpu
     devices = config.execution.num_devices
@@ -264,7 +262,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     """
     started = time.monotonic()
     environment = Environment()
-    checked = result_of(check_predict, request, environment)
+    checked = preflight.result_of(check_predict, request, environment)
     cancel_older()
     images, config, size = checked.images, checked.config, checked.facts.image_shape[0]
     num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * checked.num_values

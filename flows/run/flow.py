@@ -12,7 +12,6 @@ from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.prestart import cluster_for_run, cold_seconds
-from paceline.flows.checks.results import result_of
 from paceline.flows.checks.space import require_space
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
@@ -49,7 +48,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     """
     started = time.monotonic()
     environment = Environment()
-    checked = result_of(preflight.check, config, environment)
+    checked = preflight.result_of(preflight.check, config, environment)
     cancel_older()  # only now: a refused run must not cancel its predecessor
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)

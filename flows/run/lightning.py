@@ -11,7 +11,6 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
 from paceline.flows.checks.prestart import cluster_for_run
-from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.lifecycle.prefect_artifacts import publish
@@ -55,7 +54,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
     """
     started = time.monotonic()
     environment, module = Environment(), config.lightning
-    checked = result_of(preflight.check_lightning, config, environment)
+    checked = preflight.result_of(preflight.check_lightning, config, environment)
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
     workload = lightning_fingerprint(module)

@@ -9,7 +9,6 @@ from prefect import flow
 from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import guard_flow
 from paceline.flows.lifecycle.overlap import cancel_older
@@ -22,7 +21,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.speedup.study.design import expand
 
 
-@reusable
+@preflight.reusable
 def check_study(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
     """Check every arm before any work starts; raise InputError naming the arm that cannot run."""
     if request.repeats < 1:
@@ -59,7 +58,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     """
     started = time.monotonic()
     environment = Environment()
-    arms = result_of(check_study, request, environment)
+    arms = preflight.result_of(check_study, request, environment)
     cancel_older()
     with open_study(request, arms, environment, resume) as (work, arms):
         run_all(work, arms)

@@ -17,7 +17,6 @@ from paceline.conf.load import PlanArm, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin
-from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
 from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
@@ -97,7 +96,7 @@ class PlannedArm:
 
     arm: StudyArm
     config: Config
-    checked: PreflightResult
+    checked: preflight.PreflightResult
     train_fn: Callable[[StudyContext, "PlannedArm", Config, RunHandle], ArmRun]
     """Trains once and logs to the run; `run_all` fills in repeat, position, facts and run id of the record."""
 

@@ -15,8 +15,6 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan
-from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
@@ -46,7 +44,7 @@ SUMMARY = ("run_id", "experiment", "sampler", "pruner", "score_name", "occupancy
 LOOK_SECONDS = 1.0  # interval of checks for finished trials; bounds the delay of a signal
 
 
-@reusable
+@preflight.reusable
 def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
     """Check everything before any work starts, with the ends of each parameter's range."""
     for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
@@ -70,7 +68,7 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
 
 
 def _check_parameters(
-    config: Config, parameters: tuple[Parameter, ...], checked: PreflightResult | None = None
+    config: Config, parameters: tuple[Parameter, ...], checked: preflight.PreflightResult | None = None
 ) -> None:
     """Check the ends of each parameter's range, after the preflight check also on the hardware and the data."""
     for parameter in parameters:
@@ -114,7 +112,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     """
     started = time.monotonic()
     environment = Environment()
-    planned = result_of(check_sweep, request, environment)
+    planned = preflight.result_of(check_sweep, request, environment)
     cancel_older()
     config, room = planned.config, planned.room
     with open_cluster(config.cluster, room.demand, environment) as address:

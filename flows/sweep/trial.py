@@ -18,7 +18,6 @@ from paceline.conf.load import ConfigError, make_config
 from paceline.conf.section import Section
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
-from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.record import run_comparison_facts
@@ -73,7 +72,7 @@ class SweepPlan:
     config: Config  # settings that all trials share
     parameters: tuple[Parameter, ...]
     num_trials: int
-    checked: PreflightResult
+    checked: preflight.PreflightResult
     room: TrialConcurrency
 
 

@@ -5,7 +5,7 @@ import pytest
 from paceline.conf.environment import Environment
 from paceline.conf.load import load, load_plan, make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.results import result_of, reusable
+from paceline.flows.checks.preflight import result_of, reusable
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.trainings import StudyRequest
 from paceline.tasks.data.sources import registry
