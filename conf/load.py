@@ -127,25 +127,22 @@ def _read_preset(preset: str) -> dict[str, Any]:
 def apply(tree: dict[str, Any], *overrides: str) -> dict[str, Any]:
     """Put `key=value` overrides into a tree of plain values; raise ConfigError if a setting does not exist."""
     for override in overrides:
-        _apply(tree, override)
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            near = suggest_setting(key, field_paths())
+            hint = f"did you mean {near}=VALUE?" if near else "for example recipe.num_epochs=2"
+            raise ConfigError(f"{override} is not of the form SETTING=VALUE", hint=hint, setting=key)
+        if key not in field_paths():
+            raise ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
+        *sections, name = key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                fault = f"{override} changes {section}, which the preset gives as a single value"
+                raise ConfigError(fault, hint=f"write {section} as a section in the preset", setting=key)
+        node[name] = _parse(key, text)
     return tree
-
-
-def _apply(node: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        near = suggest_setting(key, field_paths())
-        hint = f"did you mean {near}=VALUE?" if near else "for example recipe.num_epochs=2"
-        raise ConfigError(f"{override} is not of the form SETTING=VALUE", hint=hint, setting=key)
-    if key not in field_paths():
-        raise ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
-    *sections, name = key.split(".")
-    for section in sections:
-        node = node.setdefault(section, {})
-        if not isinstance(node, dict):
-            fault = f"{override} changes {section}, which the preset gives as a single value"
-            raise ConfigError(fault, hint=f"write {section} as a section in the preset", setting=key)
-    node[name] = _parse(key, text)
 
 
 def _parse(key: str, text: str) -> Any:

@@ -134,8 +134,11 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             tracking.log_facts(handle, metrics, {Tag.EXECUTION: execution_of(plan), Tag.BOUND: result.bound})
             tracking.log_document(handle, Artifact.ADVICE, result.model_dump(mode="json"))
             log_report(handle, render_advise(result, checks), draw_advise(result, checks))
-    publish(advise_table(result), "advice", "What more devices would give")
-    return summarise_advise(result, handle)
+    table = advise_table(result)
+    publish(table, "advice", "What more devices would give")
+    rows = [list(row) for row in table]
+    # The JSON of `paceline advise`; names and shape are the public contract.
+    return result.model_dump(mode="json", exclude={"preset"}) | {"tracking_uri": handle.public_uri, "table": rows}
 
 
 def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measurement:
@@ -225,9 +228,3 @@ def _advise(
         advice=device_profile.rank_moves(device_profile.gains(probe), left_out),
         cheapest=None if deadline is None else cheapest(profile, link, kind, deadline, price),
     )
-
-
-def summarise_advise(result: AdviseResult, handle: tracking.RunHandle) -> dict[str, Any]:
-    """The JSON of `paceline advise`; names and shape are the public contract."""
-    table = [list(row) for row in advise_table(result)]
-    return result.model_dump(mode="json", exclude={"preset"}) | {"tracking_uri": handle.public_uri, "table": table}

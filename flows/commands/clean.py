@@ -5,21 +5,16 @@ from argparse import Namespace
 from paceline.conf.environment import Environment
 from paceline.flows.commands.console import JSON, argument, command, json_stream, say, say_table, write_json
 
-KEEP, OLDER_THAN = 10, 0.0
-OPTIONS = (
-    argument("--keep KEEP", f"leave what the newest KEEP trainings use (default: {KEEP})", type=int, default=KEEP),
+
+@command(
+    ("paceline clean --dry-run", "paceline clean --keep 5 --older-than 30"),
+    argument("--keep KEEP", "leave what the newest KEEP trainings use (default: 10)", type=int, default=10),
     argument(
         "--older-than DAYS",
         "remove only what was not changed or used for so many days (default: 0)",
         type=float,
-        default=OLDER_THAN,
+        default=0.0,
     ),
-)
-
-
-@command(
-    ("paceline clean --dry-run", "paceline clean --keep 5 --older-than 30"),
-    *OPTIONS,
     argument("--dry-run", "report what would be removed, and remove nothing"),
     JSON,
 )

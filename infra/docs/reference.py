@@ -44,7 +44,9 @@ def _settings(schema: dict[str, Any], prefix: str, section: dict[str, Any]) -> l
     plain, inner = [], []
     for name, field in section["properties"].items():
         if "$ref" not in field:
-            plain += _setting(f"{prefix}{name}", field)
+            default = f"`{yaml_value(field['default'])}`" if "default" in field else "none, give a value"
+            plain += [f"### `{prefix}{name}`", "", *_paragraphs(field.get("description", "")), ""]
+            plain += [f"- Type: {describe_type(field)}", f"- Default: {default}", ""]
             continue
         part = schema["$defs"][field["$ref"].rpartition("/")[2]]
         inner += [f"## {prefix}{name}", ""]
@@ -52,12 +54,6 @@ def _settings(schema: dict[str, Any], prefix: str, section: dict[str, Any]) -> l
             inner += [*_paragraphs(text), ""]
         inner += _settings(schema, f"{prefix}{name}.", part)
     return plain + inner
-
-
-def _setting(path: str, field: dict[str, Any]) -> list[str]:
-    default = f"`{yaml_value(field['default'])}`" if "default" in field else "none, give a value"
-    text = _paragraphs(field.get("description", ""))
-    return [f"### `{path}`", "", *text, "", f"- Type: {describe_type(field)}", f"- Default: {default}", ""]
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -39,7 +39,9 @@ def uninstall(home: Home, units: Path, *, remove: bool, say: Callable[[str], Non
     found += [path for pattern in siblings for path in sorted(home.root.parent.glob(pattern))]
     found += [path for pattern in STATE for path in sorted(environment.root.glob(pattern))]
     for path in (path for path in found if path.exists()):
-        say(f"{'removes' if remove else 'would remove'} {path} ({_num_bytes(path) / 2**20:.1f} MiB)")
+        files = path.rglob("*") if path.is_dir() else [path]
+        num_bytes = sum(file.lstat().st_size for file in files if not file.is_symlink())
+        say(f"{'removes' if remove else 'would remove'} {path} ({num_bytes / 2**20:.1f} MiB)")
     if not remove:
         say("nothing was removed; infra/uninstall --yes removes it")
         return
@@ -57,8 +59,3 @@ def uninstall(home: Home, units: Path, *, remove: bool, say: Callable[[str], Non
             directory.rmdir()
     left = [directory for directory in (environment.root, REPOSITORY) if directory.exists()]
     say(f"remove by hand, if nobody else needs them: {', '.join(map(str, left))} and Prefect's own home")
-
-
-def _num_bytes(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.lstat().st_size for file in files if not file.is_symlink())
