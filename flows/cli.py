@@ -16,20 +16,7 @@ from typing import Any, NoReturn
 from paceline.conf.environment import quieten, set_verbosity
 from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_setting
 from paceline.conf.load import field_paths
-from paceline.flows.commands import (
-    advise,
-    clean,
-    compare,
-    doctor,
-    evidence,
-    lookup,
-    predict,
-    run,
-    serve,
-    study,
-    sweep,
-    ui,
-)
+from paceline.flows.commands import advise, compare, evidence, lookup, operations, predict, run, serve, study, sweep
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
 from paceline.flows.lifecycle import signals as interrupt
 from paceline.tasks import log_lines
@@ -41,7 +28,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Train": (run.run, sweep.sweep),
     "Measure": (study.study, advise.advise, compare.compare, compare.hardware, evidence.evidence, study.no_gpu),
     "Use": (predict.predict, predict.features, predict.classify),
-    "Operate": (serve.serve, clean.clean, doctor.doctor, doctor.metrics, ui.ui),
+    "Operate": (serve.serve, operations.clean, operations.doctor, operations.metrics, operations.ui),
     "Look up": (lookup.presets, lookup.settings, lookup.completion),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}

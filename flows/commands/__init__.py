@@ -1,1 +1,1 @@
-"""The commands of the program: each module adds its options and carries one of them out."""
+"""The commands of the program: each module adds the options of one or more of them and carries them out."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.doctor import metrics
+from paceline.flows.commands.operations import metrics
 from paceline.tasks.track.exporter import SiteCollector, run_metrics
 from paceline.tasks.track.queries import FoundRun
 from tests.support.refusals import refused

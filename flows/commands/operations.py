@@ -1,13 +1,17 @@
-"""`paceline doctor` and `paceline metrics`: the state of this site, for people and for Prometheus."""
+"""`paceline clean`, `doctor`, `metrics` and `ui`: what operators of a site need, for people and for Prometheus."""
 
+import os
+import secrets
 import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.commands.console import JSON, argument, command, json_stream, say, write_json
+from paceline.flows.commands.console import JSON, argument, command, json_stream, say, say_table, write_json
 from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.track.connectivity import check_tracking_uri
+from paceline.tasks.track.serve import STORE, TOKEN
 
 if TYPE_CHECKING:
     from paceline.tasks.doctor.figures import Measurements
@@ -15,6 +19,31 @@ if TYPE_CHECKING:
 
 MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 WIDTH = 18
+
+
+@command(
+    ("paceline clean --dry-run", "paceline clean --keep 5 --older-than 30"),
+    argument("--keep KEEP", "leave what the newest KEEP trainings use (default: 10)", type=int, default=10),
+    argument(
+        "--older-than DAYS",
+        "remove only what was not changed or used for so many days (default: 0)",
+        type=float,
+        default=0.0,
+    ),
+    argument("--dry-run", "report what would be removed, and remove nothing"),
+    JSON,
+)
+def clean(options: Namespace) -> None:
+    """Remove prepared sets, checkpoints, weights, compiled code and logs that nothing needs."""
+    from paceline.tasks.clean.removal import clean_home
+
+    environment = Environment()
+    with json_stream(options.json) as stream:
+        uri = environment.tracking_uri
+        done = clean_home(environment.root, uri, options.keep, options.older_than, dry_run=options.dry_run)
+        say_table(("kind", "number", "MiB", "outcome"), done.rows())
+        say(f"{'would free' if done.dry_run else 'freed'} {done.freed_bytes / 2**20:,.1f} MiB of {environment.root}")
+        write_json(stream, done.model_dump(mode="json") | {"freed_bytes": done.freed_bytes})
 
 
 @command(
@@ -72,3 +101,34 @@ def metrics(options: Namespace) -> None:
         raise InputError(fault, hint="paceline metrics --listen 127.0.0.1:9464", setting="--listen") from error
     say(f"metrics on http://{options.listen}/metrics (Ctrl-C ends it)")
     thread.join()
+
+
+@command(
+    ("paceline ui", "paceline ui RUN_ID"),
+    argument("run RUN_ID", "print the address of this run's page", nargs="?"),
+    argument("--port PORT", "TCP port on loopback (default: 5000)", type=int, default=5000),
+)
+def ui(options: Namespace) -> None:
+    """Serve the MLflow UI on the runs of this machine."""
+    environment = Environment()
+    check_tracking_uri(environment.tracking_uri)
+    remote = environment.tracking_uri.startswith("http")
+    if not remote and not environment.tracking_uri_given and not (environment.root / "mlflow.db").exists():
+        raise InputError(f"PACELINE_HOME={environment.root} holds no runs yet", hint="paceline run digits")
+    page = "experiments"
+    if options.run:
+        from paceline.tasks.track.queries import run_page
+
+        page = run_page(environment.tracking_uri, options.run)
+    if remote:
+        from paceline.tasks.track.ui_views import server_address
+
+        print(f"{server_address(environment.tracking_uri)}/#/{page}" if options.run else environment.tracking_uri)
+        return
+    token = secrets.token_urlsafe(32)
+    # Without the workflow type the UI opens on its pages for agents.
+    address = f"http://127.0.0.1:{options.port}/?token={token}#/{page}?workflowType=machine_learning"
+    print(f"MLflow UI on {address} (Ctrl-C ends it)", flush=True)
+    variables = os.environ | {TOKEN: token, STORE: environment.tracking_uri}
+    arguments = ["--host", "127.0.0.1", "--port", str(options.port)]
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "paceline.tasks.track.serve", *arguments], variables)
