@@ -75,10 +75,8 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
     if batch < 2:  # noqa: PLR2004  the slope over the batch size needs two
         raise InputError(f"recipe.batch_size={batch} leaves no smaller batch to profile; use at least 2")
     if request.config.recipe.batch_scaling == "strong" and max(request.devices) > batch:
-        raise InputError(
-            f"--devices {max(request.devices)} exceeds recipe.batch_size={batch} under strong scaling; "
-            f"a device needs a sample per step: use at most {batch} devices"
-        )
+        fault = f"--devices {max(request.devices)} exceeds recipe.batch_size={batch} under strong scaling"
+        raise InputError(f"{fault}; a device needs a sample per step: use at most {batch} devices")
     ranks = PROFILE_RANKS if request.link == "measured" else 1
     overrides = [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"]
     config = make_config(request.config, overrides)

@@ -43,16 +43,11 @@ def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[
     """Check the features, the settings and the store; return configuration, experiment id and facts."""
     train, test = _read_facts(Path(request.train), "TRAIN"), _read_facts(Path(request.test), "TEST")
     if any(train[name] != test[name] for name in SAME):
-        raise InputError(
-            f"{request.train} and {request.test} are features of other models or layers; write both with the same",
-            setting="TEST",
-        )
+        fault = f"{request.train} and {request.test} are features of other models or layers"
+        raise InputError(f"{fault}; write both with the same", setting="TEST")
     if train["key"] == test["key"]:
-        raise InputError(
-            f"{request.train} and {request.test} are of the same images ({train['source']}); "
-            "a classifier is scored on images that it was not fitted on",
-            setting="TEST",
-        )
+        fault = f"{request.train} and {request.test} are of the same images ({train['source']})"
+        raise InputError(f"{fault}; a classifier is scored on images that it was not fitted on", setting="TEST")
     linear_classifier.check_classes(Path(request.train), Path(request.test))
     config = load("folder", [*request.overrides, f"name={train['layer']}"])
     return config, preflight.check_servers(config, environment), train

@@ -137,10 +137,8 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     changes |= {} if is_preset else {"root": request.source}
     if config.data.source in SIGNAL_SOURCES:
         if facts.signal is None:
-            raise InputError(
-                f"{request.source}: signals, and {request.model} was trained on images; give a folder of images",
-                setting="SOURCE",
-            )
+            fault = f"{request.source}: signals, and {request.model} was trained on images"
+            raise InputError(f"{fault}; give a folder of images", setting="SOURCE")
         if given := _given(request, "data.signal."):
             raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
         changes["signal"] = facts.signal.model_dump(mode="json")
@@ -223,10 +221,8 @@ def _workers(config: Config, request: PredictRequest, environment: Environment) 
         if is_plain and not uses_gpus and config.cluster.num_workers != "auto":
             devices = min(devices, config.cluster.num_workers)
     if is_plain and uses_gpus and devices > 1:
-        raise InputError(
-            f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all use the first GPU; "
-            "use cluster.kind=local_cuda, which gives each its own"
-        )
+        fault = f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all use the first GPU"
+        raise InputError(f"{fault}; use cluster.kind=local_cuda, which gives each its own")
     changes: dict[str, Any] = {"execution": config.execution.model_copy(update={"num_devices": devices})}
     if is_plain:
         changes["cluster"] = config.cluster.model_copy(update={"num_workers": devices})
@@ -246,10 +242,8 @@ def _check_out(request: PredictRequest, out: Path, key: str) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--out {out}: {PREDICTIONS_FILE} cannot be read ({error}); give another directory") from error
     if before != key and any(out.glob("part-*.parquet")):
-        raise InputError(
-            f"--out {out}: holds predictions of another model, source, precision, layer or size; give another "
-            "directory or remove it"
-        )
+        fault = f"--out {out}: holds predictions of another model, source, precision, layer or size"
+        raise InputError(f"{fault}; give another directory or remove it")
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)

@@ -105,10 +105,8 @@ def _check_request(request: StudyRequest) -> None:
 
 def _check_data(config: Config, listing: Listing) -> None:
     if config.model.task != "classify":
-        raise InputError(
-            f"model.name={config.model.name} predicts pixels, which have no classifier on "
-            "features; choose a network that classifies images"
-        )
+        fault = f"model.name={config.model.name} predicts pixels, which have no classifier on features"
+        raise InputError(f"{fault}; choose a network that classifies images")
     if listing.target_names:
         raise InputError(
             f"data.source={config.data.source} has regression targets ({', '.join(listing.target_names)}), for which "

@@ -51,10 +51,8 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
         if number is not None and number < 1:
             raise InputError(f"{name} {number} is not above 0; give 1 or more")
     if request.config.data.validation_fraction == 0:
-        raise InputError(
-            "data.validation_fraction=0 leaves no samples to compare trials by, and the test split must not choose; "
-            "hold some out, as in data.validation_fraction=0.1"
-        )
+        fault = "data.validation_fraction=0 leaves no samples to compare trials by, and the test split must not choose"
+        raise InputError(f"{fault}; hold some out, as in data.validation_fraction=0.1")
     parameters = parse_parameters([f"{setting}={values}" for setting, values in request.parameters.items()])
     num_trials = num_proposals(request.num_trials, request.sampler == "grid", parameters)
     config = make_config(request.config, ["speedup.baseline=none", "speedup.diagnose=false", "track.register=null"])
@@ -75,10 +73,8 @@ def _check_parameters(
         if parameter.setting == "model.pretrained":
             raise InputError("--param model.pretrained: all trials begin with the same weights; make a sweep for each")
         if config.model.pretrained is not None and parameter.setting in NETWORK:
-            raise InputError(
-                f"--param {parameter.setting}: model.pretrained={config.model.pretrained} fits one network; "
-                "sweep other settings, or begin by the seed"
-            )
+            fault = f"--param {parameter.setting}: model.pretrained={config.model.pretrained} fits one network"
+            raise InputError(f"{fault}; sweep other settings, or begin by the seed")
         for value in parameter.test_values():
             try:
                 changed = make_config(config, [parameter.override(value)])
@@ -121,10 +117,8 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         data = config.stored_data
         prepared = with_retries(prepare, limits)(data, str(environment.root), address, limits.prepare_seconds)
         if not prepared.num_validation:
-            raise RunError(
-                "the prepared set has no validation samples, and trials are compared on them; "
-                "raise data.validation_fraction"
-            )
+            fault = "the prepared set has no validation samples, and trials are compared on them"
+            raise RunError(f"{fault}; raise data.validation_fraction")
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         experiment_id = planned.checked.experiment_id
         with open_run("sweep", request.config, environment, experiment_id, workload, resume, request) as parent:

@@ -148,10 +148,8 @@ def check(path: Path) -> About:
                 about = json.loads(_read(archive, ABOUT))
                 if about["format"] != FORMAT:
                     version = about.get("paceline")
-                    raise InputError(
-                        f"{path} is of format {about['format']} by Paceline {version}, and this one reads {FORMAT}; "
-                        f"restore it with Paceline {version}, then make a new one"
-                    )
+                    fault = f"{path} is of format {about['format']} by Paceline {version}, and this one reads {FORMAT}"
+                    raise InputError(f"{fault}; restore it with Paceline {version}, then make a new one")
                 if members[-1].name != DIGEST:
                     raise InputError(f"{path} is cut: its digest is missing; {another}")
                 digest, end = _read(archive, DIGEST), members[-1].offset

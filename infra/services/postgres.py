@@ -35,10 +35,8 @@ def user() -> str | None:
     try:
         pwd.getpwnam(UNPRIVILEGED)
     except KeyError as error:
-        raise InputError(
-            f"PostgreSQL does not run as root, and there is no user {UNPRIVILEGED}; "
-            "on Debian: apt-get install postgresql"
-        ) from error
+        fault = f"PostgreSQL does not run as root, and there is no user {UNPRIVILEGED}"
+        raise InputError(f"{fault}; on Debian: apt-get install postgresql") from error
     return UNPRIVILEGED
 
 

@@ -121,10 +121,8 @@ def start(site: Site, service: Service, say: Say) -> bool:
     for name, address in service.ports.items():
         host, port = address.replace("$host", site.settings.host), site.settings.ports[name]
         if not wait_until(partial(is_free, port, host), FREE_SECONDS):
-            raise InputError(
-                f"port {port} on {host} is in use, and {service.name} needs it; stop its process, or "
-                f"choose another: infra/up --port {name}=NUMBER"
-            )
+            fault = f"port {port} on {host} is in use, and {service.name} needs it"
+            raise InputError(f"{fault}; stop its process, or choose another: infra/up --port {name}=NUMBER")
     site.prepare(service)
     user = postgres.user() if service.name == "postgres" else None
     daemon.start(site.command(service), site.environment(service), Path("/"), user)
@@ -165,10 +163,8 @@ def _check_settings(site: Site) -> None:
     old, new = site.home.settings(), site.settings
     ports_differ = any(new.ports[name] != port for name, port in old.ports.items())
     if ports_differ or (old.host, old.num_workers) != (new.host, new.num_workers):
-        raise InputError(
-            f"--host, --port or --workers differ from those of {', '.join(names)} of {site.home.root}, "
-            "which run; infra/down first"
-        )
+        fault = f"--host, --port or --workers differ from those of {', '.join(names)} of {site.home.root}, which run"
+        raise InputError(f"{fault}; infra/down first")
 
 
 def _run(name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
