@@ -13,7 +13,6 @@ from paceline.conf.execution import Execution
 from paceline.conf.hints import typed
 from paceline.conf.lightning import COMPILES, FIXED, Lightning
 from paceline.conf.model import Model
-from paceline.conf.plugins import Plugin
 from paceline.conf.recipe import FLIPPING, Recipe
 from paceline.conf.section import Section
 
@@ -198,7 +197,7 @@ class Config(Section):
         return self
 
     @property
-    def packages(self) -> tuple[Plugin, ...]:
+    def packages(self) -> tuple[plugins.Plugin, ...]:
         """The user's packages that it names; each process that prepares or trains needs them."""
         return tuple(plugin for plugin in (self.data.plugin, self.model.plugin) if plugin is not None)
 

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from paceline.conf import plugins
 from paceline.conf.credentials import Text
-from paceline.conf.plugins import Plugin, Task
 from paceline.conf.section import Section, Shape
 
 ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50", "sequence"]
@@ -45,11 +44,11 @@ class Model(Section):
     at its beginning needs no backward pass, so that a step takes less time."""
 
     @property
-    def task(self) -> Task:
+    def task(self) -> plugins.Task:
         """Task of the network: classify, segment or denoise."""
         return plugins.model_facts(self.name).task
 
     @property
-    def plugin(self) -> Plugin | None:
+    def plugin(self) -> plugins.Plugin | None:
         """The user's package that offers the model; null for one of Paceline's."""
         return None if self.name in plugins.EMBEDDED_MODELS else plugins.find("model", self.name)

@@ -18,7 +18,6 @@ from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.training import EvaluateResult, TrainResult
-from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_report import ReportInput, draw_speed, render_report
 from paceline.tasks.speedup.comparability import comparison_facts
@@ -105,7 +104,7 @@ def summarise(outcome: Outcome, handle: RunHandle, view: str, seconds: float) ->
     return {
         "run_id": handle.run_id,
         "experiment": handle.experiment,
-        "tracking_uri": redact(handle.tracking_uri),
+        "tracking_uri": handle.public_uri,
         "workload": outcome.workload,
         "dataset": {key: getattr(outcome.prepared, key) for key in DATASET_KEYS},
         "pretrained": outcome.pretrained and outcome.pretrained.model_dump(mode="json"),

@@ -10,7 +10,6 @@ from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.promotion_gate import Gate, gate
 from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.registry import Champion
 from paceline.tasks.track.run import RunHandle
 
 
@@ -41,7 +40,7 @@ def register_model(outcome: Outcome, judgement: RegressionVerdict | None, handle
     }
 
 
-def _tags(outcome: Outcome, verdict: Gate, champion: Champion | None) -> dict[str, str]:
+def _tags(outcome: Outcome, verdict: Gate, champion: registry.Champion | None) -> dict[str, str]:
     speedup, score, name = outcome.speedup, outcome.evaluated.score, outcome.evaluated.score_name
     is_same = champion is not None and champion.dataset == outcome.prepared.fingerprint
     best = max(score, champion.best_score or 0.0) if champion is not None and is_same else score

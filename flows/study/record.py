@@ -18,7 +18,6 @@ from paceline.tasks.report.study_report import render_study, study_notes
 from paceline.tasks.speedup.data_sheet import SHEETS
 from paceline.tasks.speedup.hardware_table import HardwareRow, same_work, tabulate
 from paceline.tasks.speedup.study import analysis, no_gpu
-from paceline.tasks.speedup.study.no_gpu import Approach, NoGpuResult
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns, figures_of
 from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
@@ -203,7 +202,7 @@ def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> tu
     )
     validity, scratch = predictions.validity if predictions else None, rates.get(no_gpu.SCRATCH)
     goal = no_gpu.TargetScore(trainings, request.target)
-    result = NoGpuResult(
+    result = no_gpu.NoGpuResult(
         run_id=parent.run_id,
         experiment=parent.experiment,
         preset=request.preset,
@@ -247,7 +246,7 @@ def _gpu_rows(work: StudyContext, trainings: StudyRuns) -> dict[str, tuple[Hardw
     return rows
 
 
-def _log_way(parent: RunHandle, way: Approach) -> dict[str, float | None]:
+def _log_way(parent: RunHandle, way: no_gpu.Approach) -> dict[str, float | None]:
     """Log a way's ratios over all repeats in each of its runs; the metrics of the way in the study's run."""
     ratio, low, high = figures_of(way.target_ratio)
     metrics: dict[str, float | None] = {
