@@ -8,9 +8,8 @@ from prefect.settings.models.server.services import ServerServicesDBVacuumSettin
 from pydantic import Field
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle.outage import guard_flow
+from paceline.flows.lifecycle.outage import guard_flow, publish
 from paceline.flows.lifecycle.prefect_api import prefect_server
-from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.tasks.clean.removal import clean_home
 from paceline.tasks.http import ask
 from paceline.tasks.track.garbage import remove_deleted_runs

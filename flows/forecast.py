@@ -14,8 +14,7 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.mlflow_views import log_report
-from paceline.flows.lifecycle.outage import guard_flow, with_retries
-from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.lifecycle.outage import guard_flow, publish, with_retries
 from paceline.flows.run.history import execution_of, past_checks
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.resources import demand_of

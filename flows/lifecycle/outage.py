@@ -1,8 +1,10 @@
-"""Guards flows against signals, failing stages and outages of Prefect's API."""
+"""Guards flows against signals, failing stages and outages of Prefect's API, and shows their results in its UI."""
 
+import html
+import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from http import HTTPStatus
@@ -11,6 +13,7 @@ from uuid import UUID
 
 import httpx
 from prefect import Task, get_run_logger
+from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.concurrency import _leases
 from prefect.exceptions import PrefectHTTPStatusError
@@ -31,6 +34,7 @@ Result = TypeVar("Result")
 
 LEASE_SECONDS = 1800.0  # duration of a renewed lease: a shorter outage loses no slot
 LEASE_RETRY_SECONDS = 10.0
+_SPECIAL = re.compile(r"([\\`|\[\]])")
 ENGINE = "prefect.engine"  # the program that a runner or a worker starts for one flow run
 
 
@@ -122,3 +126,19 @@ def report(create: Callable[..., object], **arguments: Any) -> None:
         create(**arguments)
     except httpx.HTTPError as error:
         get_run_logger().warning("Prefect has not taken %r (%s)", arguments["description"], error)
+
+
+def plain(value: object) -> str:
+    """Escape markup, links, code and line ends, for Markdown with names of classes, files and runs."""
+    return _SPECIAL.sub(r"\\\1", html.escape(" ".join(str(value).split()), quote=False))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *([plain(value) for value in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:
+    """Show a short table with the flow run in the Prefect UI."""
+    report(create_markdown_artifact, key=key, markdown=table(("", ""), rows), description=description)

@@ -15,9 +15,8 @@ from paceline.flows.checks.prestart import cluster_for_run, cold_seconds
 from paceline.flows.checks.space import require_space
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
-from paceline.flows.lifecycle.outage import guard_flow, with_retries
+from paceline.flows.lifecycle.outage import guard_flow, publish, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.run import history, registry
 from paceline.flows.run.record import Outcome, log_model, record, summarise
 from paceline.flows.run.starts import confirm_regression, measure_starts

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from paceline.flows.checks.preflight import ROLES
 from paceline.flows.compare import read_compared_run
-from paceline.flows.lifecycle.outage import report
-from paceline.flows.lifecycle.prefect_artifacts import plain, table
+from paceline.flows.lifecycle.outage import plain, report, table
 from paceline.flows.run.record import Outcome, judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign

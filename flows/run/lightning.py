@@ -12,8 +12,7 @@ from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
 from paceline.flows.checks.prestart import cluster_for_run
 from paceline.flows.lifecycle.mlflow_run import open_run
-from paceline.flows.lifecycle.outage import guard_flow
-from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.lifecycle.outage import guard_flow, publish
 from paceline.flows.run.evidence import log_evidence
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.cluster.tls import choose_tls

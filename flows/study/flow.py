@@ -10,9 +10,8 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
 from paceline.flows.lifecycle import mlflow_views
-from paceline.flows.lifecycle.outage import guard_flow
+from paceline.flows.lifecycle.outage import guard_flow, publish
 from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.study.no_gpu import check_arms
 from paceline.flows.study.record import log_no_gpu, log_study, unconfirmed_winners
 from paceline.flows.study.trainings import PlannedArm, StudyRequest, confirm, open_study, run_all, train_arm

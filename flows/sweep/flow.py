@@ -17,9 +17,8 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
-from paceline.flows.lifecycle.outage import guard_flow, with_retries
+from paceline.flows.lifecycle.outage import guard_flow, publish, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.sweep.trial import SweepContext, SweepPlan, SweepRequest, colocation_on, run_trial
 from paceline.tasks.cluster.client import count_workers
 from paceline.tasks.cluster.kinds import open_cluster

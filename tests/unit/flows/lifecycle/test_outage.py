@@ -1,4 +1,4 @@
-from paceline.flows.lifecycle.prefect_artifacts import plain, table
+from paceline.flows.lifecycle.outage import plain, table
 
 
 def test_text_from_outside_is_neither_markup_nor_a_row_of_its_own():
