@@ -4,10 +4,9 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from paceline.conf.credentials import Text
 from paceline.conf.execution import Execution
 from paceline.conf.hints import typed
-from paceline.conf.section import Section, Shape
+from paceline.conf.section import Section, Shape, Text
 
 # What ends in a job script, on a command line of another host or in its shell: no blank, quote or line break.
 Address = Annotated[

@@ -7,14 +7,13 @@ from pydantic import Field, model_validator
 
 from paceline.conf import plugins
 from paceline.conf.cluster import Cluster
-from paceline.conf.credentials import Text
 from paceline.conf.data import SIGNAL_SOURCES, Data
 from paceline.conf.execution import Execution
 from paceline.conf.hints import typed
 from paceline.conf.lightning import COMPILES, FIXED, Lightning
 from paceline.conf.model import Model
 from paceline.conf.recipe import FLIPPING, Recipe
-from paceline.conf.section import Section
+from paceline.conf.section import Section, Text
 
 SELF_CONTAINED_BASELINES = ("probe", "none")
 WHITENED_MIN_SIZE = 9  # pixels of an image: whitening removes one, and the rest is halved three times

@@ -1,16 +1,8 @@
-"""Patterns of credentials inside a text, and a type for settings, which travel to databases, logs and histories."""
+"""Patterns of credentials inside a text."""
 
 import re
-from typing import Annotated
-
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
 MASK = "***"
-REMEDY = (
-    "give it through the environment, or through a profile or configuration file of the file system (AWS_PROFILE, "
-    "~/.config/fsspec)"
-)
 NAMES = (
     *("password", "passwd", "passphrase", "secret", "token", "credential", "credentials", "signature"),
     *("api_key", "access_key", "private_key", "account_key", "auth_string", "authorization"),
@@ -30,6 +22,8 @@ _PASSWORD = rf"(?!\[)[^/@:{_END}]*:(?!\d{{1,5}}/)[^@{_END}]*"
 """User, colon, password, in which a slash may stand; but host, port and a path with `@` are none."""
 _IN_ADDRESS = rf"://{_PASSWORD}@|[Hh][Tt][Tt][Pp][Ss]?://[^/@{_END}]+@"
 _SHORT = rf"[?&;](?:{_either(SHORT_NAMES)})"
+WITHOUT = rf"^(?![\s\S]*(?:{_IN_ADDRESS}|(?:{_NAME}|{_SHORT})=[^&{_END}]))"
+"""A text without the usual credentials, for JSON schemas, so that a form refuses them before they are stored."""
 
 _ADDRESS = re.compile(rf"(?<=://)(?P<user>{_PASSWORD})@")
 _WEB_ADDRESS = re.compile(rf"(?:(?<=http://)|(?<=https://))[^/@{_END}]+@", re.IGNORECASE)
@@ -69,17 +63,3 @@ def password_of(text: str) -> str | None:
     """The password in the first address of a text that has one."""
     address = _ADDRESS.search(text)
     return address["user"].partition(":")[2] if address else None
-
-
-def _free(text: str) -> str:
-    if holds_credential(text):
-        raise PydanticCustomError("credential", f"holds a credential, and settings are logged; {REMEDY}")
-    return text
-
-
-Text = Annotated[
-    str,
-    AfterValidator(_free),
-    Field(json_schema_extra={"pattern": rf"^(?![\s\S]*(?:{_IN_ADDRESS}|(?:{_NAME}|{_SHORT})=[^&{_END}]))"}),
-]
-"""A text without credentials. Its schema refuses the usual ones, so that a form does, before they are stored."""

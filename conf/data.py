@@ -6,9 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.conf import plugins
-from paceline.conf.credentials import Text
 from paceline.conf.plugins import EMBEDDED_SOURCES, Plugin, Source
-from paceline.conf.section import Fraction, OwnName, Section
+from paceline.conf.section import Fraction, OwnName, Section, Text
 
 SIGNAL_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.has_signals)
 NUM_COLOURS = 3  # channels of a frame of a clip, of grey ones too

@@ -4,8 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from paceline.conf.credentials import Text
-from paceline.conf.section import Section
+from paceline.conf.section import Section, Text
 
 FIXED: dict[str, dict[str, object]] = {
     "execution": {

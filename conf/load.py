@@ -13,9 +13,8 @@ from pydantic.fields import FieldInfo
 
 from paceline.conf import hints
 from paceline.conf.config import Config
-from paceline.conf.credentials import Text
 from paceline.conf.hints import VALUE_ALIASES, HintedError, suggest, suggest_setting
-from paceline.conf.section import Section
+from paceline.conf.section import Section, Text
 
 FOLDER = Path(__file__).parent
 PRESETS, PLANS, DASK_SETTINGS = FOLDER / "presets", FOLDER / "plans", FOLDER / "dask" / "dask.yaml"

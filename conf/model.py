@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from paceline.conf import plugins
-from paceline.conf.credentials import Text
-from paceline.conf.section import Section, Shape
+from paceline.conf.section import Section, Shape, Text
 
 ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50", "sequence"]
 LayerName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$", max_length=200)]

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
-from paceline.conf.credentials import Text
+from paceline.conf.credentials import WITHOUT, holds_credential
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,18 @@ class Shape:
         return handler(schema) | {"pattern": rf"^(?:{self.pattern})$(?!\n)"}
 
 
+def _refuse_credentials(text: str) -> str:
+    if holds_credential(text):
+        raise PydanticCustomError(
+            "credential",
+            "holds a credential, and settings are logged; give it through the environment, or through a profile or "
+            "configuration file of the file system (AWS_PROFILE, ~/.config/fsspec)",
+        )
+    return text
+
+
+Text = Annotated[str, AfterValidator(_refuse_credentials), Field(json_schema_extra={"pattern": WITHOUT})]
+"""A text without credentials: settings travel to databases, logs and histories."""
 OwnName = Annotated[Text, Shape(r"[A-Za-z][\w.-]{0,63}", "is not a name")]
 """Name of a source or a model of an installed package, see `paceline.conf.plugins`."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]

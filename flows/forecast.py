@@ -7,9 +7,9 @@ from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict
 
 from paceline.conf.config import Config
-from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
+from paceline.conf.section import Text
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.lifecycle.mlflow_run import new_run

@@ -8,10 +8,9 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from paceline.conf.config import Config
-from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.conf.section import Section
+from paceline.conf.section import Section, Text
 from paceline.flows.checks import preflight
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow

@@ -14,11 +14,10 @@ from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
 from paceline.conf.config import Config
-from paceline.conf.credentials import Text
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import load, preset_names, validate_as
-from paceline.conf.section import Section
+from paceline.conf.section import Section, Text
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_own_size
 from paceline.flows.lifecycle.mlflow_run import new_run

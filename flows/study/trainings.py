@@ -10,10 +10,10 @@ from prefect import get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.conf.config import Config
-from paceline.conf.credentials import Text
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import PlanArm, make_config
+from paceline.conf.section import Text
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin

@@ -12,10 +12,9 @@ from prefect.client.schemas.objects import State
 from pydantic import Field
 
 from paceline.conf.config import Config
-from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
-from paceline.conf.section import Section
+from paceline.conf.section import Section, Text
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.lifecycle.mlflow_run import nested_run
