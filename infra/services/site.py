@@ -63,19 +63,6 @@ class Service(Record):
     stop_seconds: float = 20.0
 
 
-class _Values(dict[str, str]):
-    """Facts and, where a text may hold them, the secrets of a service, which are read when they are used."""
-
-    def __init__(self, site: "Site", secrets: Iterable[str] = ()) -> None:
-        super().__init__(site.facts)
-        self._home, self._secrets = site.home, secrets
-
-    def __missing__(self, name: str) -> str:
-        if name not in self._secrets:
-            raise KeyError(name)
-        return self._home.secret(name)
-
-
 class Site:
     """All services of a home.
 
@@ -135,8 +122,7 @@ class Site:
 
     def command(self, service: Service) -> list[str]:
         """The command line of a service, without secrets."""
-        values = _Values(self)
-        filled = [(part, Template(part).substitute(values)) for part in service.command]
+        filled = [(part, Template(part).substitute(self.facts)) for part in service.command]
         words = [word for part, text in filled for word in (text.split() if part == GPU_OPTIONS else [text])]
         if words[0] == "postgres":
             words[0] = self.postgres.program("postgres")
@@ -165,9 +151,8 @@ class Site:
         if service.name == "postgres":
             self.postgres.check()
         elif service.health is not None:
-            values = _Values(self, service.secrets)
-            url = Template(service.health.url).substitute(values)
-            user = Template(service.health.user).substitute(values) if service.health.user else None
+            filled = self._fill({"url": service.health.url, "user": service.health.user or ""}, service.secrets)
+            url, user = filled["url"], filled["user"] or None
             if service.name == "mlflow" and status(url, user) == REFUSED:
                 self._make_mlflow_user()
             answer = ask(url, user)
@@ -185,7 +170,7 @@ class Site:
             ask(f"{users}/create", admin, body)
 
     def _fill(self, texts: dict[str, str], secrets: Iterable[str]) -> dict[str, str]:
-        values = _Values(self, secrets)
+        values = self.facts | {name: self.home.secret(name) for name in secrets}
         return {name: Template(text).substitute(values) for name, text in texts.items()}
 
     def _read(self) -> Iterable[Service]:
