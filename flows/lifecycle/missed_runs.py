@@ -18,14 +18,10 @@ MAX_RUNS = 31  # a month of nights
 
 
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
-    """Have Prefect make the missed runs of the deployment FLOW/NAME, as `Missed` unless they are to start now.
+    """Have Prefect make the missed runs of the deployment FLOW/NAME, as `Missed` unless `catch_up` lets them start.
 
-    A schedule that is paused misses nothing. Logs errors.
-
-    Args:
-        deployment_name: A deployment that may be new.
-        checked_until: Result of the previous call; None looks after the last run that was due.
-        catch_up: Let the runs start.
+    The deployment may be new. A schedule that is paused misses nothing. `checked_until` is the result of the previous
+    call; None looks after the last run that was due. Logs errors.
     """
     log = get_logger("paceline")
     try:

@@ -64,13 +64,7 @@ class Service(Record):
 
 
 class Site:
-    """All services of a home.
-
-    Args:
-        home: of the services.
-        settings: of the services.
-        paceline_home: of the runs.
-    """
+    """All services of a home, by its settings, and the PACELINE_HOME of the runs."""
 
     def __init__(self, home: Home, settings: Settings, paceline_home: Path) -> None:
         self.home, self.settings, self.paceline_home = home, settings, paceline_home

@@ -49,9 +49,8 @@ def make(site: Site) -> None:
 def up(site: Site, say: Say) -> None:
     """Start what does not run, and wait until all are well.
 
-    Raises:
-        InputError: settings do not fit what runs, or a port is taken.
-        RunError: a service did not come up; its last words are in the message.
+    Raises InputError: settings do not fit what runs, or a port is taken. Raises RunError: a service did not come up;
+    its last words are in the message.
     """
     _check_settings(site)
     make(site)
