@@ -1,6 +1,6 @@
 """The sources and models that a configuration may name: those of Paceline, and those of packages that users install.
 
-Their protocols are in `paceline.tasks.data.sources.user_source` and `paceline.tasks.model.networks.user_network`.
+What a package offers is defined in infra/docs/guides/extend.md.
 """
 
 import difflib

@@ -56,8 +56,8 @@ def check_weights(config: Config, listing: Listing, environment: Environment) ->
 
 def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> int:
     """Count the values of a layer per image (height, width, channels); the heads are classes and regression targets."""
-    from paceline.tasks.model.activations import layer_sizes  # torch: a second
     from paceline.tasks.model.networks.registry import build_network
+    from paceline.tasks.model.transfer import layer_sizes  # torch: a second
 
     sizes = layer_sizes(build_network(model, image_shape, *heads), image_shape)
     if layer not in sizes:

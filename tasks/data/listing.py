@@ -27,12 +27,9 @@ class Listing(Record):
     num_train: int
     num_validation: int
     num_test: int
-    channels: int
-    """Of a picture, before masks."""
-    target_names: tuple[str, ...] = ()
-    """As in `PreparedSet`."""
-    ignored: dict[str, int] = Field(default_factory=dict)
-    """Files that are not samples, counted by suffix."""
+    channels: int  # of a picture, before masks
+    target_names: tuple[str, ...] = ()  # as in `PreparedSet`
+    ignored: dict[str, int] = Field(default_factory=dict)  # files that are not samples, counted by suffix
     sizes: dict[str, int] = Field(default_factory=dict)
     """Expected bytes of the prepared set by its key: one for each form that `data.storage` allows, pixels first."""
 
@@ -160,10 +157,7 @@ def check_classes(listing: SampleListing, where: str) -> None:
 
 
 def keep_classes(listing: SampleListing, wanted: Sequence[str]) -> SampleListing:
-    """The listing with some of its classes, in its own order. What was held out of a class stays held out.
-
-    InputError if a class does not exist.
-    """
+    """The listing with some of its classes, in its own order and splits; InputError if a class does not exist."""
     names = listing.class_names
     unknown = [name for name in wanted if name not in names]
     if unknown:

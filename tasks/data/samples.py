@@ -136,11 +136,11 @@ class StringColumn:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A few strings of a large block travel without the others."""
-        block, lengths = self._compact()
-        return StringColumn.from_bytes, (bytes(block), np.concatenate([[0], np.cumsum(lengths)]).tobytes())
+        block, borders = self._compact()
+        return StringColumn.from_bytes, (bytes(block), borders.tobytes())
 
     def _compact(self) -> tuple[Block, Indices]:
-        """A block of these strings alone, and their lengths."""
+        """A block of these strings alone, and their borders, from 0."""
         lengths = self._ends - self._starts
         borders = np.concatenate([[0], np.cumsum(lengths)])
         block = self._block
@@ -149,7 +149,7 @@ class StringColumn:
             places = np.repeat(self._starts - borders[:-1], lengths)
             places += np.arange(borders[-1])
             block = np.frombuffer(block, dtype=np.uint8).take(places).tobytes()
-        return block, lengths
+        return block, borders
 
 
 @dataclass(eq=False, repr=False)
@@ -182,8 +182,8 @@ class Samples(Sequence[Sample]):
                 borders.write(np.zeros(1, dtype=np.int64))
             for part in parts:
                 for column, (block, borders) in zip((part.paths, part.stamps), texts, strict=True):
-                    written, lengths = column._compact()
-                    borders.write(block.num_bytes + np.cumsum(lengths))
+                    written, inner_borders = column._compact()
+                    borders.write(block.num_bytes + inner_borders[1:])
                     block.write(written)
                 labels.write(part.labels)
                 sizes.write(part.sizes)
@@ -230,13 +230,6 @@ class Samples(Sequence[Sample]):
             columns = part.names(), part.labels.tolist(), part.sizes.tolist(), part.stamps
             lines = [f"{name}\0{label}\0{size}\0{stamp}\n" for name, label, size, stamp in zip(*columns, strict=True)]
             yield "".join(lines).encode(errors="surrogateescape")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # as lists have none
 
     def take(self, chosen: Indices | slice) -> Samples:
         """Some of the samples, in the given order."""

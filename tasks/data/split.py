@@ -71,15 +71,8 @@ class Split:
             np.take(self._arrays[shard], local, axis=0, out=out[start:stop], mode="clip")
         return order
 
-    def will_need(self, start: int, stop: int) -> None:
-        """Have the kernel read samples from `start` to `stop` in the background."""
-        self._advise(start, stop, mmap.MADV_WILLNEED)
-
-    def done_with(self, start: int, stop: int) -> None:
-        """Let go of the memory of samples from `start` to `stop`; they can be read again."""
-        self._advise(start, stop, mmap.MADV_DONTNEED)
-
-    def _advise(self, start: int, stop: int, advice: int) -> None:
+    def advise(self, start: int, stop: int, advice: int) -> None:
+        """Advise the kernel on the samples from `start` to `stop`, such as to read them in the background."""
         first, last = self.shards_of(np.array([start, stop - 1]))
         for shard in range(int(first), int(last) + 1):
             images = self.images[shard]

@@ -36,18 +36,15 @@ class Fitted(Record):
     """A classifier, fitted and scored."""
 
     kind: Kind
-    accuracy: float
-    """Share of right classes on the test images."""
+    accuracy: float  # share of right classes on the test images
     num_train: int
     num_test: int
     num_features: int
     num_classes: int
     fit_seconds: float
     score_seconds: float
-    joules: float | None = None
-    """Of fitting and scoring; None where it cannot be read."""
-    converged: bool
-    """Within the iterations that it has."""
+    joules: float | None = None  # of fitting and scoring; None where it cannot be read
+    converged: bool  # within the iterations that it has
 
 
 def read_features(directory: Path) -> Features:
@@ -68,10 +65,8 @@ def read_features(directory: Path) -> Features:
         values_ND[len(labels) : len(labels) + rows.num_rows] = flat.reshape(rows.num_rows, -1)
         labels += rows["true_label"].to_pylist()
     if values_ND is None:
-        raise InputError(
-            f"{directory}: holds features of no image whose class is known; write those of a folder with a folder for "
-            "each class"
-        )
+        fix = "write those of a folder with a folder for each class"
+        raise InputError(f"{directory}: holds features of no image whose class is known; {fix}")
     return Features(values_ND[: len(labels)], tuple(labels), num_left_out=num_samples - len(labels))
 
 
@@ -93,15 +88,11 @@ def check_classes(train: Path, test: Path) -> None:
     """Raise an InputError unless a classifier fitted on one set can be scored on the other."""
     train_classes, test_classes = _read_classes(train), _read_classes(test)
     if len(train_classes) < MIN_CLASSES:
-        raise InputError(
-            f"{train}: images of {len(train_classes)} classes, and a classifier needs {MIN_CLASSES} or more; "
-            "write features of a folder with a folder for each class"
-        )
+        fault = f"images of {len(train_classes)} classes, and a classifier needs {MIN_CLASSES} or more"
+        raise InputError(f"{train}: {fault}; write features of a folder with a folder for each class")
     if not train_classes & test_classes:
-        raise InputError(
-            f"{test}: has none of the classes of {train} ({', '.join(sorted(train_classes)[:MAX_NAMED])}); "
-            "write features of a folder with a folder for each of them"
-        )
+        fault = f"has none of the classes of {train} ({', '.join(sorted(train_classes)[:MAX_NAMED])})"
+        raise InputError(f"{test}: {fault}; write features of a folder with a folder for each of them")
 
 
 def _read_classes(directory: Path) -> set[str]:

@@ -59,22 +59,30 @@ def read_test_split(path: Path, class_names: Sequence[str]) -> TestSplit:
 def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
     """Merge the ranks' files and put them into the order of the split.
 
-    Each is an .npz with `index` (int), `kept` (N x K) and, where predicted, `targets` (N x T). RunError if a file is
-    unreadable, a sample is missing, repeated or unknown, or a number is not finite.
+    Each is an .npz with `index` (int), `kept` (N x K) and, where predicted, `targets` (N x T). RunError if the split is
+    empty, a file is unreadable, a sample is missing, repeated or unknown, or a number is not finite.
     """
+    if num_samples == 0:
+        raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
     parts = [_read_file(Path(name)) for name in files]
     if not parts:
         raise RunError("there is no prediction file; every rank writes one; look into the ranks' logs")
     index_N = np.concatenate([part["index"] for part in parts]).astype(np.int64)
-    _check_once(index_N, num_samples)
+    known_N = index_N[(index_N >= 0) & (index_N < num_samples)]
+    times_N = np.bincount(known_N, minlength=num_samples)
+    num_missing, num_repeated = int((times_N == 0).sum()), int((times_N > 1).sum())
+    num_unknown = len(index_N) - len(known_N)
+    if num_missing or num_repeated or num_unknown:
+        raise RunError(
+            f"of {num_samples} test samples {num_missing} are missing and {num_repeated} repeated in the predictions, "
+            f"and {num_unknown} are unknown; each must occur exactly once; predict the whole test split again"
+        )
     order = np.argsort(index_N)
     outputs = np.concatenate([part["kept"] for part in parts])[order].astype(np.float64)
     num_bad = int((~np.isfinite(outputs)).any(axis=1).sum())
     if num_bad:
-        raise RunError(
-            f"{num_bad} of {num_samples} predictions are not finite; the model has diverged; "
-            "lower recipe.learning_rate or use execution.precision=32-true"
-        )
+        fault = f"{num_bad} of {num_samples} predictions are not finite; the model has diverged"
+        raise RunError(f"{fault}; lower recipe.learning_rate or use execution.precision=32-true")
     has_targets = all("targets" in part for part in parts)
     targets_NT = _as_columns(np.concatenate([part["targets"] for part in parts])[order]) if has_targets else None
     return Predictions(outputs, targets_NT)
@@ -92,37 +100,17 @@ def _read_file(path: Path) -> dict[str, npt.NDArray[np.generic]]:
     return part
 
 
-def _check_once(index_N: Ints, num_samples: int) -> None:
-    known_N = index_N[(index_N >= 0) & (index_N < num_samples)]
-    times_N = np.bincount(known_N, minlength=num_samples)
-    num_missing, num_repeated = int((times_N == 0).sum()), int((times_N > 1).sum())
-    num_unknown = len(index_N) - len(known_N)
-    if num_missing or num_repeated or num_unknown:
-        raise RunError(
-            f"of {num_samples} test samples {num_missing} are missing and {num_repeated} repeated in the predictions, "
-            f"and {num_unknown} are unknown; each must occur exactly once; predict the whole test split again"
-        )
-
-
-def _check_any(num_samples: int) -> None:
-    if num_samples == 0:
-        raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
-
-
 def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_second: float) -> EvaluateResult:
-    """Measure the quality of the ranks' predictions; errors as in `read_predictions`, and of an empty split."""
+    """Measure the quality of the ranks' predictions; errors as in `read_predictions`."""
     from sklearn import metrics  # here, since forecasts and reports import this module too
 
     started = time.perf_counter()
     num_samples, num_classes = len(truth.labels_N), len(truth.class_names)
-    _check_any(num_samples)
     predictions = read_predictions(files, num_samples)
     logits_NK = predictions.outputs
     if logits_NK.shape[1] != num_classes:
-        raise RunError(
-            f"the predictions have {logits_NK.shape[1]} classes and the set {num_classes}; "
-            "they must be equal; train on this set"
-        )
+        fault = f"the predictions have {logits_NK.shape[1]} classes and the set {num_classes}"
+        raise RunError(f"{fault}; they must be equal; train on this set")
     predicted_N, classes = logits_NK.argmax(axis=1), np.arange(num_classes)
     confusion = metrics.confusion_matrix(truth.labels_N, predicted_N, labels=classes).tolist()
     return EvaluateResult(
@@ -169,9 +157,8 @@ def discordant(first: Sequence[str], second: Sequence[str], prepared: PreparedSe
 
 
 def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
-    """Measure the quality of a segmentation or a denoising; errors as in `read_predictions`, and of an empty split."""
+    """Measure the quality of a segmentation or a denoising; errors as in `read_predictions`."""
     started, num_samples = time.perf_counter(), prepared.num_test
-    _check_any(num_samples)
     totals = read_predictions(train.predictions, num_samples).outputs.sum(axis=0).tolist()
     facts: dict[str, Any]
     if train.score_name == "mean_iou":

@@ -16,8 +16,7 @@ from paceline.tasks.errors import one_line
 from paceline.tasks.records.cost import Cost
 
 SIZES = (2, 4)  # samples of the two batches that are counted; a batch norm cannot train on fewer
-GIVEN = "flops_per_sample"
-"""Attribute of a network that gives its own operations for a sample: forward, and forward with backward."""
+GIVEN = "flops_per_sample"  # attribute of a network with its own operations for a sample: forward, and with backward
 NAMESPACES = {"aten", "prim", "prims"}  # torch's own operators
 _FLASH, _FLASH_BACKWARD = (
     getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{end}") for end in ("", "_backward")

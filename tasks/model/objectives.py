@@ -31,14 +31,10 @@ FULL_SCALE = 255.0
 class Task(ABC):
     """Interface of all objectives."""
 
-    score_name: ScoreName
-    """Name of the score, which is from 0 to 1, as metrics have it."""
-    draws = False
-    """Whether the objective adds random noise to the images."""
-    num_statistics: int
-    """S."""
-    num_kept: int
-    """Number of stored values per sample."""
+    score_name: ScoreName  # name of the score, which is from 0 to 1, as metrics have it
+    draws = False  # whether the objective adds random noise to the images
+    num_statistics: int  # S
+    num_kept: int  # number of stored values per sample
 
     def inputs(self, batch: Batch) -> torch.Tensor:
         """Input of the network from a batch (N, C, H, W)."""

@@ -42,10 +42,7 @@ def blank_network(model: Model, image_shape: tuple[int, int, int], num_classes: 
 
 
 def read_weights(path: Path) -> tuple[Tensors, str]:
-    """A file's tensors by their names without wrappers', and the sha256 of the very bytes that they were read from.
-
-    InputError if it cannot be read, holds more than tensors and plain types, or no weights.
-    """
+    """A file's tensors by names without wrappers', and the sha256 of its bytes; InputError if it cannot be read so."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -58,15 +55,11 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
         else:
             tensors = _state(content)
     except pickle.UnpicklingError:  # whose words advise to load it all the same
-        raise _fault(
-            f"{path}: holds more than tensors and plain types; nothing of it was executed; "
-            "save its state dict alone (model.state_dict()), or as .safetensors"
-        ) from None
+        fault = f"{path}: holds more than tensors and plain types; nothing of it was executed"
+        raise _fault(f"{fault}; save its state dict alone (model.state_dict()), or as .safetensors") from None
     except Exception as error:  # readers raise anything on hostile bytes
-        raise _fault(
-            f"{path}: not a file of weights ({one_line(error)[:200]})",
-            hint="save the model's state dict, for example torch.save(model.state_dict(), FILE)",
-        ) from error
+        hint = "save the model's state dict, for example torch.save(model.state_dict(), FILE)"
+        raise _fault(f"{path}: not a file of weights ({one_line(error)[:200]})", hint=hint) from error
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise _fault(f"{path}: not a file of weights; it must hold tensors by their names, as a state dict does")
     return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
@@ -99,10 +92,7 @@ def _without_wrapper(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where: str) -> tuple[str, ...]:
-    """Names of the parameters to reinitialise: those of heads for other classes.
-
-    InputError if the weights are another network's, or of images with other channels.
-    """
+    """Parameters of heads to reinitialise; InputError for weights of another network or of other channels."""
     expected, heads = _without_wrapper(network.state_dict()), heads_of(network)
     same = {name for name, tensor in expected.items() if name in tensors and tensors[name].shape == tensor.shape}
     differing = expected.keys() - same
@@ -128,10 +118,8 @@ def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: st
     ours, theirs = list(wanted.shape), list(found.shape)
     if ours != theirs:
         if len(ours) == len(theirs) == NUM_DIMENSIONS and ours[:1] + ours[2:] == theirs[:1] + theirs[2:]:
-            raise InputError(
-                f"{where}: {name} is for {theirs[1]} channels, and here are {ours[1]}; "
-                "take weights of such images, or images of as many channels"
-            )
+            fault = f"{name} is for {theirs[1]} channels, and here are {ours[1]}"
+            raise InputError(f"{where}: {fault}; take weights of such images, or images of as many channels")
         raise _other_network(where, f": {name} has the shape {theirs}, not {ours}")
     if found.is_floating_point() and found.device.type != "meta" and not bool(torch.isfinite(found).all()):
         raise InputError(f"{where}: {name} holds numbers that are not finite; take weights of a training that did well")
@@ -141,10 +129,8 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
     """Load weights into a network, except those that are reinitialised; InputError if the file was changed."""
     tensors, digest = read_weights(Path(weights.path))
     if digest != weights.sha256:
-        raise InputError(
-            f"{weights.path}: sha256 is {digest[:12]}..., expected is {weights.sha256[:12]}...; "
-            "the file is damaged or was changed: remove it and begin again"
-        )
+        fault = f"sha256 is {digest[:12]}..., expected is {weights.sha256[:12]}..."
+        raise InputError(f"{weights.path}: {fault}; the file is damaged or was changed: remove it and begin again")
     state = network.state_dict()
     before = _wrapping(state)
     with torch.no_grad():

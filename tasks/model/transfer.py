@@ -1,10 +1,13 @@
-"""The two parts of a network: the head, which predicts, and the backbone, which computes features.
+"""Parts of a network: the head, which predicts, the backbone, which computes features, and the output of each layer.
 
 What was learned of other data is of use in the backbone, which may then stay as it is or be trained more slowly.
+Shapes: N samples, C channels, H height, W width, D values of a layer.
 """
 
+import threading
 from typing import Any
 
+import torch
 from torch import nn
 
 from paceline.conf.config import Config
@@ -71,10 +74,7 @@ def freeze(network: nn.Module, what: str) -> None:
 
 
 def check_parts(config: Config, network: nn.Module) -> None:
-    """Check `model.freeze` and `recipe.backbone_rate`; this freezes the network.
-
-    InputError if it has no such part, or nothing would be trained.
-    """
+    """Check `model.freeze` and `recipe.backbone_rate`; freezes. InputError without such a part or anything to train."""
     name, layer, heads, core = config.model.name, config.model.freeze, heads_of(network), core_of(network)
     slower = f"recipe.backbone_rate={config.recipe.backbone_rate:g}" if config.recipe.backbone_rate != 1 else None
     if not heads and (layer == "backbone" or slower):
@@ -90,20 +90,15 @@ def check_parts(config: Config, network: nn.Module) -> None:
         names = [part for part, _ in core.named_modules() if part in parts and part not in heads]
         raise InputError(f"model.freeze={layer}: {name} has no such layer; it has {', '.join(names)}") from None
     except ValueError:
-        raise InputError(
-            f"model.freeze={layer}: the head would stay as well, which is to be trained; name a layer before "
-            f"{heads[0]}, or use backbone"
-        ) from None
+        fix = f"name a layer before {heads[0]}, or use backbone"
+        raise InputError(f"model.freeze={layer}: the head would stay as well, which is to be trained; {fix}") from None
     if any(layer.startswith(f"{part}.") for part in getattr(core, "unordered", ())):
-        raise InputError(
-            f"model.freeze={layer}: these layers do not run in the order of their names; name another part"
-        )
+        fault = "these layers do not run in the order of their names"
+        raise InputError(f"model.freeze={layer}: {fault}; name another part")
     trained = {part_of(weight) for weight, of in core.named_parameters() if of.requires_grad}
     if slower and trained <= set(heads):
-        raise InputError(
-            f"{slower} has no use with model.freeze={layer}, which leaves "
-            "the head alone to be trained; drop one of them"
-        )
+        fault = f"{slower} has no use with model.freeze={layer}, which leaves the head alone to be trained"
+        raise InputError(f"{fault}; drop one of them")
     if not any(weight.requires_grad for weight in network.parameters()):
         raise InputError(f"model.freeze={layer}: nothing of {name} would be trained; name a layer before it")
 
@@ -119,3 +114,49 @@ def parameter_groups(network: nn.Module, recipe: Recipe, learning_rate: float) -
         for is_head, factor in ((True, 1.0), (False, recipe.backbone_rate))
     ]
     return [group | {"lr": learning_rate * group[RATE_FACTOR]} for group in groups if group["params"]]
+
+
+def layer_sizes(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, int]:
+    """Number of values of each layer for an image of `image_shape` (height, width, channels), by name.
+
+    Layers that give no tensor with a row for each image are left out, such as lists of layers. Tried on two black
+    images, in evaluation, which changes no statistics.
+    """
+    core, sizes = core_of(network).eval(), dict[nn.Module, int]()
+    height, width, channels = image_shape
+    images_NCHW = torch.zeros(2, channels, height, width)
+
+    def take(layer: nn.Module, inputs: object, output: object) -> None:
+        sizes.pop(layer, None)  # of a layer that is used more than once the last time
+        if isinstance(output, torch.Tensor) and output.shape[:1] == images_NCHW.shape[:1]:
+            sizes[layer] = output[0].numel()
+
+    layers = {name: layer for name, layer in core.named_modules() if name}
+    hooks = [layer.register_forward_hook(take) for layer in layers.values()]
+    with torch.no_grad():
+        core(images_NCHW)
+    for hook in hooks:
+        hook.remove()
+    return {name: sizes[layer] for name, layer in layers.items() if layer in sizes}
+
+
+class Activations(nn.Module):
+    """Images to the output of a layer (a name of `layer_sizes`), flattened (N, D), float32.
+
+    A mean over views is left out; of a layer that is used more than once the last output counts. Batch norm must not be
+    folded, or a convolution would give the output of its norm.
+    """
+
+    def __init__(self, network: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.core = core_of(network)
+        self._found: dict[int, torch.Tensor] = {}  # by thread: those of a worker share its model
+        self.core.get_submodule(layer).register_forward_hook(self._take)
+
+    def _take(self, layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        self._found[threading.get_ident()] = output.clone()  # the next layer may work in place
+
+    def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor]:
+        """Return `(values_ND,)`."""
+        self.core(images_NCHW)
+        return (self._found.pop(threading.get_ident()).flatten(1).float(),)

@@ -34,9 +34,7 @@ def call_on_worker(address: str, purpose: str, function: Callable[..., T], *argu
         return result
 
 
-def predict_parts(
-    address: str, parts: Sequence[Part], settings: Settings, on_progress: Progress | None = None
-) -> list[PartRecord]:
+def predict_parts(address: str, parts: Sequence[Part], settings: Settings, on_progress: Progress) -> list[PartRecord]:
     """Have every part predicted by some worker; their records in order of completion. Finished parts stay on errors."""
     records: list[PartRecord] = []
     done, total = 0, sum(len(part.images.samples) for part in parts)
@@ -50,6 +48,5 @@ def predict_parts(
             for record in completed:
                 records.append(record)
                 done += record.num_samples + record.num_rejected
-                if on_progress is not None:
-                    on_progress(done, total)
+                on_progress(done, total)
     return records

@@ -92,22 +92,16 @@ def of_test_split(data: Data) -> Images:
 class Settings(Record):
     """Execution of a model."""
 
-    model_directory: str
-    """Seen by all workers."""
-    model_digest: str
-    """Of its description and its weights."""
+    model_directory: str  # seen by all workers
+    model_digest: str  # of its description and its weights
     precision: Precision
     gpu: bool
-    num_threads: int
-    """CPU threads of one worker."""
-    batch_size: int
-    """Images of one forward pass on a CPU, and of a compiled one."""
-    package: str | None = None
-    """What the user's package that offers the model is now; None for a model of Paceline's."""
+    num_threads: int  # CPU threads of one worker
+    batch_size: int  # images of one forward pass on a CPU, and of a compiled one
+    package: str | None = None  # what the user's package that offers the model is now; None for a model of Paceline's
     layer: str | None = None
     """Write the features of this layer in place of the model's predictions; None for predictions."""
-    own_size: bool = False
-    """Predict each image at its own size, in tiles; for models with outputs per pixel."""
+    own_size: bool = False  # predict each image at its own size, in tiles; for models with outputs per pixel
     compiled: str | None = None
     """Directory of AOTInductor's packages for exactly these settings, one for each kind of CPU; None for eager
     execution."""
@@ -127,21 +121,16 @@ class PartRecord(Record):
     """Counts and times of a predicted part."""
 
     number: int
-    num_samples: int
-    """Predicted; those that could not be read are not among them."""
+    num_samples: int  # predicted; those that could not be read are not among them
     num_rejected: int
-    num_unread: int = 0
-    """Of those, samples whose bytes could not be had: a later call tries them again."""
-    num_known: int
-    """Labelled samples; of a segmentation, labelled pixels."""
+    num_unread: int = 0  # of those, samples whose bytes could not be had: a later call tries them again
+    num_known: int  # labelled samples; of a segmentation, labelled pixels
     num_correct: int
     class_pixels: tuple[int, ...] = ()
     """Of a segmentation with masks: correct, predicted and actual pixels, each of all classes."""
     read_seconds: float
-    predict_seconds: float
-    """Of the worker that did it."""
-    reads: Reads = Reads()
-    """What it had to read from afar."""
+    predict_seconds: float  # of the worker that did it
+    reads: Reads = Reads()  # what it had to read from afar
 
 
 Unit = Literal["samples", "pixels", "values", "features"]
@@ -160,8 +149,7 @@ class Parity(Record):
     max_difference: float
     """Largest difference of a probability; of a segmentation, of the confidence in an image; of a denoised image, of a
     value, of 255; of features, of one of them."""
-    max_target_difference: float | None = None
-    """Of any regression target."""
+    max_target_difference: float | None = None  # of any regression target
 
 
 def key_of(settings: Settings, images: Images) -> str:

@@ -28,7 +28,6 @@ from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.records.record import Record
 
-MODULE = "paceline.tasks.predict.linear_eval"
 MODEL, PREDICTIONS = "model", "predictions.npz"
 CHUNK = 16  # forward passes for which images are read at once
 UNKNOWN_LOGIT = -1e9  # of a class that the training split has no sample of
@@ -44,28 +43,21 @@ class LinearEvalJob(Record):
     precision: Precision
     num_threads: int
     directory: str
-    own_pids: tuple[int, ...]
-    """Processes of the run on this host, whose load is not foreign."""
+    own_pids: tuple[int, ...]  # processes of the run on this host, whose load is not foreign
 
 
 class LinearEvalResult(Record):
     """Result of a linear evaluation. Seconds are counted from the start of the process."""
 
-    settings: Settings
-    """How the features are computed."""
-    startup_seconds: float
-    """Until the first image is read."""
-    extract_seconds: float
-    """Features of the training split."""
+    settings: Settings  # how the features are computed
+    startup_seconds: float  # until the first image is read
+    extract_seconds: float  # features of the training split
     fit_seconds: float
-    ended_seconds: float
-    """From the start until it is scored on the validation split."""
+    ended_seconds: float  # from the start until it is scored on the validation split
     validation_score: float
     predictions: str
-    prediction_samples_per_second: float
-    """Features and classes of the test split."""
-    joules: float | None
-    """From the first image until it is scored on the validation split."""
+    prediction_samples_per_second: float  # features and classes of the test split
+    joules: float | None  # from the first image until it is scored on the validation split
     peak_memory_bytes: int
     validity: Validity
     num_train: int

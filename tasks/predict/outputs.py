@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.conf.plugins import Task
-from paceline.tasks.model.activations import Activations
+from paceline.tasks.model.transfer import Activations
 from paceline.tasks.predict.job import Parity, Unit
 from paceline.tasks.records.data import ModelFacts
 
@@ -23,19 +23,16 @@ Arrays = tuple[npt.NDArray[Any], ...]
 Of a denoiser: pixels (N, H, W, C), uint8. Of a layer: features (N, D), float32."""
 Asked = Task | Literal["features"]  # the output of a task, or the features of a layer
 FULL_SCALE = 255.0
-MAX_LEVELS = 2
-"""Of 255. Values of two pictures that differ by no more are taken for equal: below a hundredth of the range."""
+MAX_LEVELS = 2  # of 255: values of two pictures that differ by no more, below a hundredth of the range, are equal
 MIN_COSINE = 0.99  # of the angle between features in two executions that count as the same
 
 
-class _Head(nn.Module):
+class _Probabilities(nn.Module):
+    """Classes of images: probabilities, and targets where there are any; float32 whatever it computes in."""
+
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-
-
-class _Probabilities(_Head):
-    """Classes of images: probabilities, and targets where there are any; float32 whatever it computes in."""
 
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits_NK, targets_NT = self.network(images_NCHW)
@@ -43,12 +40,12 @@ class _Probabilities(_Head):
         return (probabilities_NK,) if targets_NT is None else (probabilities_NK, targets_NT.float())
 
 
-class _Masks(_Head):
+class _Masks(nn.Module):
     """Classes of pixels, from 0, and the confidence in those of each image, or in each pixel's."""
 
     def __init__(self, network: nn.Module, *, each_pixel: bool) -> None:
-        super().__init__(network)
-        self.each_pixel = each_pixel
+        super().__init__()
+        self.network, self.each_pixel = network, each_pixel
 
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits_NKHW, _ = self.network(images_NCHW)
@@ -56,14 +53,15 @@ class _Masks(_Head):
         return classes_NHW.to(torch.uint8), best_NHW if self.each_pixel else best_NHW.mean(dim=(1, 2))
 
 
-class _Pictures(_Head):
+class _Pictures(nn.Module):
     """Images as pixels again: what `paceline.tasks.data.loading.batch.Normalise` does, undone."""
 
     scale_C: torch.Tensor
     offset_C: torch.Tensor
 
     def __init__(self, network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__(network)
+        super().__init__()
+        self.network = network
         self.register_buffer("scale_C", torch.tensor([FULL_SCALE * (deviation or 1.0) for deviation in std]))
         self.register_buffer("offset_C", torch.tensor([FULL_SCALE * average for average in mean]))
 
@@ -73,18 +71,10 @@ class _Pictures(_Head):
         return (pixels_NHWC.round().clamp(0, FULL_SCALE).to(torch.uint8),)
 
 
-def asked_of(facts: ModelFacts, layer: str | None) -> Asked:
-    """The kind of output: the layer's features if a layer is named, else the task's."""
-    return facts.model.task if layer is None else "features"
-
-
 def with_head(
     network: nn.Module, facts: ModelFacts, layer: str | None = None, *, each_pixel: bool = False
 ) -> nn.Module:
-    """The outputs of a network for predictions, or the features of a layer, on its device and in evaluation mode.
-
-    With `each_pixel` the confidence is that in each pixel's class, in place of that of an image.
-    """
+    """Outputs of a network or a layer's features, in evaluation mode; `each_pixel`: the confidence in each pixel."""
     if layer is not None:
         return Activations(network, layer).eval()
     device = next(network.parameters()).device

@@ -24,12 +24,11 @@ from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.model.pretrained import load_trained_model
 from paceline.tasks.model.transfer import reach_and_stride
 from paceline.tasks.predict.job import Parity, Settings, batch_size_for
-from paceline.tasks.predict.outputs import Arrays, asked_of, compare_outputs, with_head
+from paceline.tasks.predict.outputs import Arrays, Asked, compare_outputs, with_head
 from paceline.tasks.predict.tiles import bands_of, grid_for, put
 from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network, set_arithmetic
 
-GPU_BATCH_BYTES = 16 * 2**20
-"""Pixels of a GPU's batch: a hundred photographs fill it, and the next ones are read meanwhile."""
+GPU_BATCH_BYTES = 16 * 2**20  # of pixels: a hundred photographs fill it, and the next ones are read meanwhile
 MEMORY_SHARE = 0.5  # of the free memory of a GPU that a forward pass may take: its allocator leaves gaps
 NUM_SHAPES = 8  # cached shapes of images, for their normalisation constants
 
@@ -40,7 +39,7 @@ class Predictor:
     def __init__(self, settings: Settings, *, plain: bool = False) -> None:
         torch.set_num_threads(settings.num_threads)
         network, self.facts = load_trained_model(Path(settings.model_directory), settings.model_digest)
-        self.asked = asked_of(self.facts, settings.layer)
+        self.asked: Asked = self.facts.model.task if settings.layer is None else "features"
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
         self._precision: Precision = "32-true" if plain else settings.precision
@@ -51,14 +50,12 @@ class Predictor:
         self._batch_size = settings.batch_size
         self._fitting: dict[tuple[int, ...], int] = {}
         """Images of a forward pass that fit into the memory of the GPU, by their shape."""
-        self.num_readers = settings.num_threads if settings.gpu else 0
-        """Threads that decode while the device predicts."""
+        self.num_readers = settings.num_threads if settings.gpu else 0  # threads that decode while the device predicts
         looks = reach_and_stride(network) if settings.own_size else None
         self._grid = None if looks is None else grid_for(*looks)
-        compiled = None if plain else settings.compiled
-        self._is_compiled = compiled is not None
-        if compiled is not None:
-            package = str(_package(settings, Path(compiled)))
+        self._is_compiled = settings.compiled is not None and not plain
+        if settings.compiled is not None and not plain:
+            package = str(_package(settings, Path(settings.compiled)))
             self._call: Callable[[torch.Tensor], Sequence[torch.Tensor]] = torch._inductor.aoti_load_package(package)
         else:
             # A layer gives something else once it does its neighbour's work.

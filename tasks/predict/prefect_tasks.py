@@ -14,11 +14,9 @@ from paceline.tasks.errors import OutsideError, RunError, one_line
 from paceline.tasks.files import is_full
 from paceline.tasks.predict.dask_graph import call_on_worker, predict_parts
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
-from paceline.tasks.predict.linear_eval import MODULE as FROZEN
 from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
 from paceline.tasks.predict.part import check_parity, finished_record
 from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
-from paceline.tasks.predict.throughput import MODULE as PACE
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.progress import progress_of_samples
 from paceline.tasks.records.data import Reads
@@ -34,22 +32,16 @@ SAME = {
     "features": "the features of {} images point the same way",
 }
 """What agrees, by the unit of a parity."""
-FEW = ("samples", "features")  # units of which an image is one
 
 
 class Predicted(Record):
     """Result of a prediction."""
 
-    records: tuple[PartRecord, ...]
-    """One for each part."""
-    num_reused: int
-    """Samples of parts that an earlier call has left."""
-    reads: Reads
-    """What this call had the workers read from afar."""
-    parity: Parity | None
-    """None where nothing was left to predict, or nothing can be read."""
-    seconds: float
-    """Wall time of the parts that were predicted now."""
+    records: tuple[PartRecord, ...]  # one for each part
+    num_reused: int  # samples of parts that an earlier call has left
+    reads: Reads  # what this call had the workers read from afar
+    parity: Parity | None  # none where nothing was left to predict, or nothing can be read
+    seconds: float  # wall time of the parts that were predicted now
 
 
 @task(name="predict", cache_policy=NO_CACHE)
@@ -100,10 +92,8 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     if checked is not None:
         what = SAME[checked.unit].format(checked.num_samples)
         if not _agrees(checked):
-            raise RunError(
-                f"in {settings.precision}, {100 * checked.agreement:.1f} % of {what} as in float32, "
-                f"and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
-            )
+            fault = f"in {settings.precision}, {100 * checked.agreement:.1f} % of {what} as in float32"
+            raise RunError(f"{fault}, and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true")
         text = "Against float32, eager: %.2f %% of %s; the largest difference is %.4g"
         logger.info(text, 100 * checked.agreement, what, checked.max_difference)
     started = time.perf_counter()
@@ -119,7 +109,7 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
 
 def _agrees(result: Parity) -> bool:
     """Whether it is near enough. Of few samples one is many per cent, and may differ; pixels are always many."""
-    if result.unit in FEW and 1 < result.num_samples < 1 / (1 - MIN_AGREEMENT):
+    if result.unit in ("samples", "features") and 1 < result.num_samples < 1 / (1 - MIN_AGREEMENT):
         return round((1 - result.agreement) * result.num_samples) <= 1
     return result.agreement >= MIN_AGREEMENT
 
@@ -129,7 +119,7 @@ def _agrees(result: Parity) -> bool:
 def classify_features(job: LinearEvalJob, address: str, seconds: float | None = None) -> LinearEvalResult:
     """Fit a classifier on the features of a frozen backbone, in a fresh process on a worker."""
     with deadline.time_limit("limits.train_seconds", seconds):
-        result = LinearEvalResult.model_validate_json(_run_alone(FROZEN, job, address))
+        result = LinearEvalResult.model_validate_json(_run_alone(job, address))
     log = get_run_logger()
     text = "%d features of %d training samples in %.1f s, fitted in %.1f s: validation accuracy %.4f"
     times = result.extract_seconds, result.fit_seconds
@@ -144,7 +134,7 @@ def classify_features(job: LinearEvalJob, address: str, seconds: float | None = 
 def time_prediction(job: ThroughputJob, address: str, seconds: float | None = None) -> PredictionThroughputs:
     """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker."""
     with deadline.time_limit("limits.predict_seconds", seconds):
-        answer = _run_alone(PACE, job, address, tuple(gpu.uuid for gpu in job.gpus[:1]))
+        answer = _run_alone(job, address, tuple(gpu.uuid for gpu in job.gpus[:1]))
     result = PredictionThroughputs.model_validate_json(answer)
     for name, pace in result.paces.items():
         text = "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed"
@@ -152,9 +142,9 @@ def time_prediction(job: ThroughputJob, address: str, seconds: float | None = No
     return result
 
 
-def _run_alone(module: str, job: LinearEvalJob | ThroughputJob, address: str, devices: tuple[str, ...] = ()) -> str:
-    """Run a job in a fresh process on a worker; return its result as JSON."""
-    spec, place, num_threads = job.model_dump_json(), job.directory, job.num_threads
+def _run_alone(job: LinearEvalJob | ThroughputJob, address: str, devices: tuple[str, ...] = ()) -> str:
+    """Run a job on a worker, in a fresh process of the job's own module; return its result as JSON."""
+    module, spec, place, num_threads = type(job).__module__, job.model_dump_json(), job.directory, job.num_threads
     process = SubprocessJob(module=module, spec=spec, directory=place, num_threads=num_threads, devices=devices)
     with _explain_disk_errors(Path(place)):
         return call_on_worker(address, "a measurement", run_in_subprocess, process, deadline.seconds_left())

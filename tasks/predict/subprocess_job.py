@@ -28,17 +28,12 @@ Spec = TypeVar("Spec", bound=Record)
 class SubprocessJob(Record):
     """Module and input of the process."""
 
-    module: str
-    """That calls `subprocess_main`."""
-    spec: str
-    """Its work, as JSON."""
-    directory: str
-    """Its own, seen by the worker."""
+    module: str  # that calls `subprocess_main`
+    spec: str  # its work, as JSON
+    directory: str  # its own, seen by the worker
     num_threads: int
-    devices: tuple[str, ...] = ()
-    """UUIDs of GPUs that it may use."""
-    interface: str | None = None
-    """Network interface for gloo and NCCL."""
+    devices: tuple[str, ...] = ()  # UUIDs of GPUs that it may use
+    interface: str | None = None  # network interface for gloo and NCCL
 
 
 def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:

@@ -29,7 +29,6 @@ from paceline.tasks.records.measurement import Validity
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.study.records import PredictionThroughput
 
-MODULE = "paceline.tasks.predict.throughput"
 BLOCK_SECONDS = 0.15
 MAX_ROUNDS = 24
 MAX_ATTEMPTS = 2  # attempts while other work disturbs the machine; the last one counts, and is marked
@@ -43,17 +42,13 @@ Arm = tuple[str, str]  # a way, and how it is executed
 class ThroughputJob(Record):
     """Networks to time, and the time limit."""
 
-    ways: dict[str, Settings]
-    """By name."""
+    ways: dict[str, Settings]  # by name
     prepared: PreparedSet
     directory: str
     num_threads: int
-    gpus: tuple[Gpu, ...] = ()
-    """Of the host; the first one is timed too."""
-    seconds: float
-    """For each way, after warming up; at least six rounds of all."""
-    own_pids: tuple[int, ...]
-    """Processes of the run on this host, whose load is not foreign."""
+    gpus: tuple[Gpu, ...] = ()  # of the host; the first one is timed too
+    seconds: float  # for each way, after warming up; at least six rounds of all
+    own_pids: tuple[int, ...]  # processes of the run on this host, whose load is not foreign
 
 
 class PredictionThroughputs(Record):
@@ -61,10 +56,8 @@ class PredictionThroughputs(Record):
 
     paces: dict[str, PredictionThroughput]
     gpu_name: str | None
-    cost: Cost | None
-    """Of the first one's network; None where it cannot be counted."""
-    validity: Validity
-    """Of the machine meanwhile."""
+    cost: Cost | None  # of the first one's network; None where it cannot be counted
+    validity: Validity  # of the machine meanwhile
 
 
 def time_networks(job: ThroughputJob) -> PredictionThroughputs:

@@ -17,8 +17,6 @@ DEMUXERS = {"audio": "flac,mp3,ogg", "video": "mov,avi,matroska,mpeg,mpegvideo,m
 """FFmpeg's names of what is read. Others are refused: playlists, for one, open files and addresses that they name."""
 # Share of the length in its header without which a file was cut off: exact for FLAC, an estimate for other codecs.
 WHOLE, FLAC_WHOLE = 0.9, 1.0
-_HEADS = (b"fLaC", b"OggS", b"ID3")
-_SYNC = 0xFFE0  # first 11 bits of a frame of MP3
 _DTYPES = {"u8": "u8p", "s16": "s16p", "s32": "s32p"}  # kinds of integers, in planes; others become float32
 _QUARTER_TURN = 90
 
@@ -38,11 +36,6 @@ def _open(content: bytes, kind: Literal["audio", "video"]) -> Iterator[tuple[Any
             yield container, streams[0]
     except (av.error.FFmpegError, EOFError, MemoryError, ValueError, IndexError) as error:
         raise DecodeError(one_line(error)) from error
-
-
-def is_audio(content: bytes) -> bool:
-    """Whether the first bytes are those of one of these formats."""
-    return content.startswith(_HEADS) or int.from_bytes(content[:2]) & _SYNC == _SYNC
 
 
 def decode_audio(content: bytes, max_samples: int) -> tuple[npt.NDArray[np.generic], Fraction]:

@@ -37,10 +37,7 @@ class Pixels(NamedTuple):
 def read_pixels(
     origin: Origin, samples: Samples, image_size: int, channels: int, between: Hook = lambda: None, num_threads: int = 1
 ) -> Pixels:
-    """Read and scale samples to `image_size`.
-
-    InputError if the source cannot be opened from here; RunError if the user's source fails, or yields something else.
-    """
+    """Read samples at `image_size`; InputError if the source cannot be opened from here, RunError if it fails."""
     images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
     targets: list[npt.NDArray[np.float32]] = []
     positions, reasons, num_unread = list[int](), dict[int, str](), 0
@@ -80,7 +77,7 @@ def map_items(
             return DecodeError(one_line(error))
 
     def items() -> Iterator[Item]:
-        for item in source.read_items(origin, samples, image_size):
+        for item in source.spec_of(origin).read(origin, samples, image_size):
             between()
             yield item
 
@@ -92,10 +89,7 @@ def map_items(
 
 
 def read_whole(origin: Origin, samples: Samples, image_size: int) -> Iterator[Picked | DecodeError]:
-    """Read samples at their own sizes, one after the other: pixels and mask, or why one cannot be read.
-
-    A source that draws its images draws them in `image_size`. Errors are as in `read_pixels`.
-    """
+    """Pixels and masks of samples at their own sizes (drawn: `image_size`), or why not; errors as in `read_pixels`."""
     work = partial(_pixels_of, image_size=image_size, fit="whole")
     return (pixels for _, pixels in map_items(origin, samples, image_size, work, lambda: None, 1))
 

@@ -31,10 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: int) -> npt.NDArray[np.uint8]:
-    """Draw a clip of a whole signal of `rate` samples per second; errors as in `cut`.
-
-    It is grey (image_size, image_size, 1), in steps of 1/255 of the dynamic range.
-    """
+    """Draw a clip of a signal of `rate` samples per second, grey (image_size, image_size, 1); errors as in `cut`."""
     level_BW = decibels(band_powers(cut(samples_T, rate, signal), signal, image_size))
     rows = overlaps(np.linspace(0, len(level_BW), image_size + 1), len(level_BW))
     level_HW = (rows / rows.sum(axis=1, keepdims=True)) @ level_BW
@@ -48,10 +45,9 @@ def cut(samples_T: Floats, rate: int | Fraction, signal: Signal) -> Floats:
     """
     ratio = Fraction(signal.sample_rate) / rate
     if max(ratio.numerator, ratio.denominator) > _MAX_RATIO:
-        raise DecodeError(
-            f"{float(rate):.10g} samples per second, and data.signal.sample_rate={signal.sample_rate} is {ratio} times "
-            f"that; numbers up to {_MAX_RATIO} are understood; use a lower sample_rate"
-        )
+        rates = f"{float(rate):.10g} samples per second, and data.signal.sample_rate={signal.sample_rate}"
+        fault = f"{rates} is {ratio} times that; numbers up to {_MAX_RATIO} are understood"
+        raise DecodeError(f"{fault}; use a lower sample_rate")
     number = signal.clip_samples
     if ratio != 1:
         samples_T = _resample_middle(samples_T, ratio.numerator, ratio.denominator, number)

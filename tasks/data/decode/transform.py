@@ -21,8 +21,7 @@ TRANSFORM_VERSION = 1
 PHOTOGRAPH_VERSION = 2  # the same for images that keep their aspect ratio
 MAX_PIXELS = 178_956_970
 """Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
-MAX_ASPECT = 4
-"""Of an image that keeps its aspect ratio, the middle of so many times its shorter side is stored."""
+MAX_ASPECT = 4  # of an image that keeps its aspect ratio, the middle of so many times its shorter side is stored
 _SIXTEEN_BIT, _SIXTEEN_BIT_MAX = ("I", "I;16", "I;16L", "I;16B", "I;16N"), 65_535
 SMALL_PIXELS = 512 * 512  # pictures of more pixels take Pillow as long as any other library, or less
 _SCALED: tuple[Extent, ...] = ("scale", "side")
@@ -156,10 +155,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def decode_mask(content: bytes, image: bytes, image_size: int, fit: Extent = "scale") -> UInt8s:
-    """Decode the mask (a file) of an image (a file), and bring it to its size as `resize_mask` does.
-
-    DecodeError if it is not a picture of single values, or not of its image's size.
-    """
+    """Decode a mask for `resize_mask`; DecodeError if it is not a picture of single values of its image's size."""
     mask_file, image_file = io.BytesIO(content), io.BytesIO(image)
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(mask_file) as mask, Image.open(image_file) as picture:

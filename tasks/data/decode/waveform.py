@@ -21,6 +21,8 @@ JITTER = 0.5  # largest deviation of a time from equal steps, in steps
 RATE_ERROR = Fraction(1, 1_000)  # largest relative error when the rate of a time column is rounded: one of 1,000 bands
 _WAV = (b"RIFF", b"RIFX", b"RF64")
 _NUMPY, _PARQUET = b"\x93NUMPY", b"PAR1"
+_COMPRESSED = (b"fLaC", b"OggS", b"ID3")
+_SYNC = 0xFFE0  # first 11 bits of a frame of MP3
 
 Floats = npt.NDArray[np.float64]
 Rate = int | Fraction
@@ -69,7 +71,7 @@ def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], R
         return samples, rate
     if content.startswith(_NUMPY):
         return np.load(io.BytesIO(content), allow_pickle=False), default_rate
-    if media.is_audio(content):
+    if content.startswith(_COMPRESSED) or int.from_bytes(content[:2]) & _SYNC == _SYNC:
         return media.decode_audio(content, MAX_SAMPLES)
     if not content.startswith(_PARQUET):
         raise DecodeError("neither a WAV nor a NumPy nor a Parquet file, nor FLAC, MP3 or Ogg")

@@ -168,10 +168,7 @@ def draw_mix(settings: Vary, uniform_N4: Floats, shape: tuple[int, int]) -> dict
 
 
 def mix(batch: Batch, drawn: Mapping[str, Tensor]) -> Batch:
-    """Mix each sample with its mirror position in the batch; the order of a batch is random already.
-
-    The samples have no targets.
-    """
+    """Mix samples without targets with their mirror positions in the batch, whose order is random already."""
     images_NCHW = batch.images_NCHW
     others_NCHW = images_NCHW.flip(0)
     blend = drawn["blend_N"].view(-1, 1, 1, 1)

@@ -19,8 +19,7 @@ MAX_BLOCK = 1_024  # samples of a block, however small they are
 _ORDER, _AUGMENTATION, _PARITY = 0, 1, 2
 
 Int64s = npt.NDArray[np.int64]
-Shards = Callable[[Int64s], Int64s]
-"""Sample numbers (N,) to the numbers of the shards that hold them (N,)."""
+Shards = Callable[[Int64s], Int64s]  # sample numbers (N,) to the numbers of the shards that hold them (N,)
 
 
 def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
@@ -101,10 +100,7 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def deal(owner_N: Int64s, sizes: Sequence[int]) -> Int64s:
-    """The rank (N,) of each position of a batch: its owner as far as that rank's part reaches, then by turns.
-
-    `sizes` are those of the ranks' parts, together N.
-    """
+    """The rank (N,) of each position of a batch: its owner as far as its part of `sizes` reaches, then by turns."""
     ranks_N, missing = np.full(len(owner_N), -1, dtype=np.int64), list(sizes)
     for rank, size in enumerate(sizes):
         positions = np.flatnonzero(owner_N == rank)[:size]
@@ -237,10 +233,7 @@ class StepSchedule:
         return replace(self.plan, first_sample=self.first_sample)
 
     def locate(self, step: int) -> tuple[int, BatchPlan, int]:
-        """A step's epoch, how that is cut, and which of its cuts the step is.
-
-        ValueError if the step was another group's.
-        """
+        """A step's epoch, how that is cut, and which cut the step is; ValueError if the step was another group's."""
         since = step - self.first_step
         if since < 0:
             raise ValueError(f"step {step} is before {self.first_step}, where this group begins")

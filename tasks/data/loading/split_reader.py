@@ -43,15 +43,15 @@ def open_split(prepared: PreparedSet, split: SplitName) -> Split:
     def load(kind: str, dtype: type[np.generic], shape: tuple[int, ...] | None) -> list[Any]:
         return [_load(path, shard, kind, dtype, shape) for shard in facts.of_split(split)]
 
-    num_targets = len(facts.target_names)
+    has_squares, num_targets = facts.storage == "raw" and facts.stored_size is None, len(facts.target_names)
     no_targets = np.empty((0, num_targets), dtype=np.float32)
     try:
         labels_N = np.concatenate([np.empty(0, dtype=np.int64), *load("labels", np.int64, ())])
         if labels_N.size and not 0 <= labels_N.min() <= labels_N.max() < len(facts.class_names):
             raise manifest.DamagedError(f"a label of {split} is outside of its {len(facts.class_names)} classes")
-        images = load("images", np.uint8, facts.image_shape if facts.has_squares else None)
+        images = load("images", np.uint8, facts.image_shape if has_squares else None)
         targets = [no_targets, *load("targets", np.float32, (num_targets,))] if num_targets else []
-        if facts.has_squares:
+        if has_squares:
             return Split(split, images, labels_N, np.concatenate(targets) if targets else None, facts.image_shape)
         shapes = load("shapes", np.int64, (3,))
         return PhotoSplit(split, images, labels_N, None, facts.image_shape, shapes, facts.storage, facts.stored_size)
@@ -95,10 +95,8 @@ class PhotoSplit(Split):
             side = self.stored_size or self.image_shape[0]
             fits = (ends_N - shapes_N3[:, 0] == sizes_N) if self.storage == "raw" else ends_N > shapes_N3[:, 0]
             if shapes_N3[0, 0] or not (fits & (shapes_N3[:, 1:].min(axis=1) == side)).all():
-                raise RunError(
-                    f"prepared set, {self.name}: {content.size} bytes of images do not have the shapes that are "
-                    "recorded; remove the set and run again to prepare it"
-                )
+                fault = f"{content.size} bytes of images do not have the shapes that are recorded"
+                raise RunError(f"prepared set, {self.name}: {fault}; remove the set and run again to prepare it")
 
     @property
     def keeps_aspect(self) -> bool:

@@ -61,10 +61,8 @@ def prepare(
         path, facts, reads = _make(listing, data, key, home, address, on_progress)
     except OSError as error:
         if not is_full(error):
-            raise OutsideError(
-                f"{home}: preparation failed ({one_line(error)}); "
-                "check that every worker can read the data and write there"
-            ) from error
+            fix = "check that every worker can read the data and write there"
+            raise OutsideError(f"{home}: preparation failed ({one_line(error)}); {fix}") from error
         raise RunError(f"{home}: the disk is full; nothing was published; free space or move PACELINE_HOME") from error
     prepared = facts.to_prepared_set(path, reused=False, seconds=time.perf_counter() - started)
     return prepared.model_copy(update={"reads": reads})
@@ -153,7 +151,5 @@ def _rejection_error(data: Data, listing: SampleListing, num_rejected: int, list
 def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardRecord]) -> None:
     counts = manifest.class_counts(records, "train", len(listing.class_names))
     if empty := [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]:
-        raise InputError(
-            f"data.root={data.root}: no training sample of class {', '.join(empty)} can be decoded; "
-            "every class needs at least one; fix its images or remove the class"
-        )
+        fault = f"no training sample of class {', '.join(empty)} can be decoded; every class needs at least one"
+        raise InputError(f"data.root={data.root}: {fault}; fix its images or remove the class")

@@ -46,16 +46,13 @@ class Manifest(Record):
     storage: Literal["raw", "jpeg"] = "raw"
     class_names: tuple[str, ...]
     target_names: tuple[str, ...]
-    num_planes: Annotated[int, Field(ge=0, le=1)] = 0
-    """Number of trailing channels that are masks."""
+    num_planes: Annotated[int, Field(ge=0, le=1)] = 0  # number of trailing channels that are masks
     ignored: dict[str, int]
     num_rejected: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    class_counts: dict[SplitName, tuple[int, ...]]
-    """Samples of each class; pixels, where these have one."""
-    shards: tuple[Shard, ...]
-    """Ordered by split and number."""
+    class_counts: dict[SplitName, tuple[int, ...]]  # samples of each class; pixels, where these have one
+    shards: tuple[Shard, ...]  # ordered by split and number
     provenance: dict[str, str]
 
     @model_validator(mode="after")
@@ -76,11 +73,6 @@ class Manifest(Record):
     def num_samples(self, split: SplitName) -> int:
         """Samples of one split."""
         return sum(shard.num_samples for shard in self.of_split(split))
-
-    @property
-    def has_squares(self) -> bool:
-        """Whether images are stored as squares of pixels, or else as photographs."""
-        return self.storage == "raw" and self.stored_size is None
 
     @property
     def files(self) -> tuple[ShardFile, ...]:
@@ -155,10 +147,7 @@ def fingerprint(shards: Sequence[Shard], class_names: Sequence[str]) -> str:
 
 
 def read(path: Path) -> Manifest:
-    """Read and check the manifest of a set, and that its files exist in their recorded sizes.
-
-    DamagedError if the manifest is missing or inconsistent, or a file is missing, linked or of another size.
-    """
+    """Read a set's manifest; DamagedError if it is inconsistent, or a file is missing, linked or of another size."""
     # A link could lead anywhere, and the store never writes one.
     for name in (MANIFEST, REJECTED, *SPLITS):
         if (path / name).is_symlink():

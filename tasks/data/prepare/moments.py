@@ -27,11 +27,9 @@ Integers, so that the result does not depend on how they were added."""
 class Moments(Record):
     """Count, mean and sum of squared deviations per channel, in units of uint8 steps."""
 
-    count: int
-    """Pixels behind each channel's mean."""
+    count: int  # pixels behind each channel's mean
     mean: tuple[float, ...]
-    sum_of_squares: tuple[float, ...]
-    """Sum of the squared deviations from the mean (M2)."""
+    sum_of_squares: tuple[float, ...]  # sum of the squared deviations from the mean (M2)
 
     def scaled_mean(self) -> tuple[float, ...]:
         """Per-channel mean in units of full scale."""
@@ -73,10 +71,7 @@ def of_images(images_NHWC: npt.NDArray[np.uint8]) -> Moments:
 
 
 def merge(parts: Iterable[Moments]) -> Moments:
-    """Merge the moments of disjoint parts, in the order given, so that equal parts give equal bits.
-
-    ValueError if no part has a pixel.
-    """
+    """Merge the moments of disjoint parts, in the given order for equal bits; ValueError if no part has a pixel."""
     filled = [part for part in parts if part.count]
     if not filled:
         raise ValueError("no pixel to take moments of")

@@ -15,8 +15,7 @@ from paceline.tasks.data.samples import Extent, Item, Samples
 
 # Shape suffixes: N samples that could be read, H height, W width, C channels, 3 for first byte, height and width.
 
-COLOUR_SPACES = {1: "GRAY", 3: "RGB"}
-"""Of simplejpeg, by the number of channels."""
+COLOUR_SPACES = {1: "GRAY", 3: "RGB"}  # of simplejpeg, by the number of channels
 
 
 class Form(NamedTuple):

@@ -117,10 +117,9 @@ def _decode(chunk: Chunk, num_threads: int) -> tuple[Pixels | Photographs, Reads
             return
         next_look = time.monotonic() + LOOK_SECONDS
         if not directory.is_dir():
-            raise RunError(
-                f"{directory} does not exist on worker host {socket.gethostname()}; all workers write into one "
-                "directory; put PACELINE_HOME on a file system that every host mounts under the same path"
-            )
+            fault = f"{directory} does not exist on worker host {socket.gethostname()}"
+            fix = "put PACELINE_HOME on a file system that every host mounts under the same path"
+            raise RunError(f"{fault}; all workers write into one directory; {fix}")
 
     check_directory()
     given, num_channels = (chunk.origin, chunk.samples), chunk.channels + chunk.num_planes

@@ -23,17 +23,12 @@ MEASURED_SECONDS = 0.1
 
 
 def choose_storage(listing: SampleListing, data: Data, home: Path) -> Choice:
-    """The value of `data.storage` and the reason; a set that is on disk is used again.
-
-    InputError if the samples are not images of classes, or cannot be encoded as JPEG.
-    """
+    """The value of `data.storage` and the reason; InputError if the samples cannot be stored in the set form."""
     unfit = _unfit(listing, data)
     for setting, is_used in (("storage=jpeg", data.storage == "jpeg"), ("stored_size", data.keeps_aspect)):
         if is_used and unfit:
-            raise InputError(
-                f"data.{setting} cannot be used with data.source={data.source}: {unfit}; "
-                "use data.storage=raw, and remove data.stored_size"
-            )
+            fault = f"data.{setting} cannot be used with data.source={data.source}: {unfit}"
+            raise InputError(f"{fault}; use data.storage=raw, and remove data.stored_size")
     if data.storage != "auto":
         return Choice(value=data.storage, reason="set by data.storage")
     if unfit:

@@ -21,7 +21,7 @@ from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
-from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces
+from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, sync_directory, write_durably, write_pieces
 from paceline.tasks.hold import hold
 from paceline.tasks.host import host_identity
 from paceline.tasks.records.data import PreparedSet
@@ -80,10 +80,7 @@ def verify(path: Path) -> tuple[str, ...]:
 
 @contextmanager
 def temporary(home: Path, key: str) -> Iterator[Path]:
-    """A directory to prepare a set in, with what an earlier preparation has left in it.
-
-    Gone afterwards, unless it was published or left to the next one.
-    """
+    """A directory for a set, with what an earlier preparation left; gone afterwards if neither published nor left."""
     path = home / "prepared" / f".tmp-{key[:16]}-{os.getpid()}-{uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # there is none, or another process was faster
@@ -181,7 +178,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
     write_durably(directory / MANIFEST, facts.model_dump_json(indent=1).encode())
     hold(directory / MANIFEST)  # before others can see it
     for folder in (*(directory / split for split in SPLITS), directory):
-        _sync_directory(folder)
+        sync_directory(folder)
     final = directory_of(home, facts.key)
     try:
         directory.rename(final)
@@ -189,7 +186,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
         # A directory never replaces one that is not empty; anything else is a real error.
         if find(home, facts.key) is None:
             raise
-    _sync_directory(final.parent)
+    sync_directory(final.parent)
     return final
 
 
@@ -199,14 +196,6 @@ def write_rejected_list(home: Path, key: str, rejected: Iterable[bytes]) -> Path
     path.parent.mkdir(parents=True, exist_ok=True)
     write_pieces(path, rejected)
     return path
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class RejectedSpool:

@@ -155,24 +155,19 @@ def _parse(place: str, name: str, suffix: str, content: bytes) -> Batch:
         records = records.reshape(-1, 3_073)
         pixels, labels = records[:, 1:], records[:, 0].astype(np.int64)
     else:
-        pixels, labels = _unpickle(place, name, content)
+        _compare(place, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
+        try:
+            batch = RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
+            pixels = np.asarray(batch[b"data"], dtype=np.uint8)
+            labels = np.asarray(batch[b"labels"], dtype=np.int64)
+        except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            fault = f"{name} is not a CIFAR-10 batch ({one_line(error)})"
+            raise InputError(f"data.root={place}: {fault}; download it again from the official site") from error
+        if pixels.shape != (labels.size, 3_072):
+            raise InputError(f"data.root={place}: {name} holds an array of shape {pixels.shape}, not (N, 3072)")
     if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < len(CLASS_NAMES):
         raise InputError(f"data.root={place}: {name} has a class outside 0 to 9; download it again")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-
-
-def _unpickle(place: str, name: str, content: bytes) -> Batch:
-    _compare(place, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
-    try:
-        batch = RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
-        pixels = np.asarray(batch[b"data"], dtype=np.uint8)
-        labels = np.asarray(batch[b"labels"], dtype=np.int64)
-    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        fault = f"{name} is not a CIFAR-10 batch ({one_line(error)})"
-        raise InputError(f"data.root={place}: {fault}; download it again from the official site") from error
-    if pixels.shape != (labels.size, 3_072):
-        raise InputError(f"data.root={place}: {name} holds an array of shape {pixels.shape}, not (N, 3072)")
-    return pixels, labels
 
 
 class RestrictedUnpickler(pickle.Unpickler):

@@ -37,10 +37,8 @@ def list_samples(data: Data) -> SampleListing:
     for path in tree.files.paths:
         depth = path.count("/") - (is_split and path.partition("/")[0] in folder.SPLIT_FOLDERS)
         if path.endswith("/") and depth < 2:  # noqa: PLR2004 - the class and the clip
-            raise InputError(
-                f"data.root={data.root}: images lie in {path}, which is not the folder of one clip; "
-                "give each clip's frames a folder in that of its class: CLASS/CLIP/0001.png"
-            )
+            fix = "give each clip's frames a folder in that of its class: CLASS/CLIP/0001.png"
+            raise InputError(f"data.root={data.root}: images lie in {path}, which is not the folder of one clip; {fix}")
     return folder.list_samples(data, CLIPS, tree, data.num_frames)
 
 

@@ -143,10 +143,7 @@ class _TreeBuilder:
 
 
 def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None, num_frames: int = 0) -> SampleListing:
-    """List class-named folders of files of a kind. `tree` replaces the tree below the root.
-
-    InputError if the root or its layout is wrong.
-    """
+    """List class-named folders of a kind, or a tree of them; InputError if the root or its layout is wrong."""
     root = str(data.root)
     tree = tree or read_tree(root, kind.suffixes, data.trust_directory_times)
     top = {folder for folder in tree.folders if "/" not in folder}
@@ -155,9 +152,8 @@ def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None, num_
     split_folders = {name: split for name, split in SPLIT_FOLDERS.items() if "train" in top and name in top}
     validation = sorted(name for name, split in split_folders.items() if split == "validation")
     if len(validation) > 1:
-        raise InputError(
-            f"data.root={root}: has {' and '.join(validation)}, which mean the same split; keep one of them"
-        )
+        fault = f"has {' and '.join(validation)}, which mean the same split"
+        raise InputError(f"data.root={root}: {fault}; keep one of them")
     places = [_place(folder, split_folders) for folder in tree.folders]
     class_names = _class_names(root, tree, places, split_folders, kind)
     files, labels = tree.files, {name: label for label, name in enumerate(class_names)}
@@ -190,10 +186,7 @@ def suffix_of(path: str) -> str:
 
 
 def splits_in_names(root: str, paths: Sequence[str]) -> list[SplitName]:
-    """The split that each file's name, or that of a folder around it, starts with; `train` where none is named.
-
-    InputError if some files are named after a split and others are not.
-    """
+    """The split that starts a file's name, or a folder's around it; all `train`, or InputError, where it is missing."""
 
     def split_of(path: str) -> SplitName | None:
         named = (_SPLIT_PREFIX.match(part) for part in path.lower().split("/"))
@@ -229,19 +222,16 @@ def _class_names(
 
     for folder, place in sorted(zip(tree.folders, places, strict=True)):
         if place and folder.count("/") == (1 if splits else 0) and place not in filled:
-            raise InputError(
-                f"data.root={root}: folder {folder}/ holds no {kind.noun}; every class needs at least one; "
-                f"add {kind.noun}s or remove the folder (recognised: {' '.join(sorted(kind.suffixes))})"
-            )
+            fix = f"add {kind.noun}s or remove the folder (recognised: {' '.join(sorted(kind.suffixes))})"
+            fault = f"folder {folder}/ holds no {kind.noun}; every class needs at least one"
+            raise InputError(f"data.root={root}: {fault}; {fix}")
     classes = {split: {place[1] for place in filled if place and place[0] == split} for split in SPLITS}
     train = classes["train"]
     for name, split in splits.items():
         if classes[split] != train:
-            raise InputError(
-                f"data.root={root}: the classes of {name}/ and train/ differ: only in {name}/: "
-                f"{some(classes[split] - train)}; only in train/: {some(train - classes[split])}; "
-                "give both the same class folders"
-            )
+            fault = f"only in {name}/: {some(classes[split] - train)}; only in train/: {some(train - classes[split])}"
+            fix = "give both the same class folders"
+            raise InputError(f"data.root={root}: the classes of {name}/ and train/ differ: {fault}; {fix}")
     return tuple(sorted(train))
 
 

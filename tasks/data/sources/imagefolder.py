@@ -26,10 +26,8 @@ def list_samples(data: Data) -> SampleListing:
     tree = folder.read_tree(root, folder.IMAGE_SUFFIXES | {CSV}, data.trust_directory_times)
     tables = [path for path in tree.files.paths if path.rpartition("/")[2] == METADATA]
     if not tables:
-        raise InputError(
-            f"data.root={root}: holds no {METADATA}; add one with the columns {FILE_NAME} and {LABEL}, "
-            "or use data.source=folder for class-named folders"
-        )
+        fix = f"add one with the columns {FILE_NAME} and {LABEL}, or use data.source=folder for class-named folders"
+        raise InputError(f"data.root={root}: holds no {METADATA}; {fix}")
     words: dict[str, str] = {}
     for table in tables:
         for path, word in _rows(root, table):
@@ -42,10 +40,9 @@ def list_samples(data: Data) -> SampleListing:
     images = tree.files.take(np.flatnonzero(is_image))
     labels = np.array([numbers.get(words.pop(path, ""), -1) for path in images.paths], dtype=np.int32)
     if words:
-        raise InputError(
-            f"data.root={root}: {len(words)} files of {METADATA} do not exist, such as {next(iter(words))}; "
-            f"correct {FILE_NAME}, which is relative to the folder of the table, or remove the rows"
-        )
+        fault = f"{len(words)} files of {METADATA} do not exist, such as {next(iter(words))}"
+        fix = f"correct {FILE_NAME}, which is relative to the folder of the table, or remove the rows"
+        raise InputError(f"data.root={root}: {fault}; {fix}")
     if (labels < 0).any():
         unlabelled = images.paths[int(np.argmax(labels < 0))]
         fault = f"{int((labels < 0).sum())} images are in no {METADATA}, such as {unlabelled}"

@@ -28,17 +28,13 @@ def list_samples(data: Data) -> SampleListing:
     images, masks = _by_place(tree.files, IMAGES), _by_place(tree.files, MASKS)
     suffixes = sorted({folder.suffix_of(sample.path) for sample in masks.values()})
     if len(suffixes) != 1 or suffixes[0] not in MASK_SUFFIXES:
-        raise InputError(
-            f"data.root={root}: masks end in {', '.join(suffixes) or 'nothing: there are none'}; they are pictures "
-            f"without loss, all with one of the suffixes {' '.join(MASK_SUFFIXES)} in lower case"
-        )
+        fix = f"they are pictures without loss, all with one of the suffixes {' '.join(MASK_SUFFIXES)} in lower case"
+        raise InputError(f"data.root={root}: masks end in {', '.join(suffixes) or 'nothing: there are none'}; {fix}")
     for kind, other_kind, files, counterparts in ((IMAGES, MASKS, images, masks), (MASKS, IMAGES, masks, images)):
         alone = sorted(sample.path for place, sample in files.items() if place not in counterparts)
         if alone:
-            raise InputError(
-                f"data.root={root}: {len(alone)} of {len(files)} files in {kind}/ have no counterpart in "
-                f"{other_kind}/, such as {alone[0]}; add what is missing or remove them"
-            )
+            fault = f"{len(alone)} of {len(files)} files in {kind}/ have no counterpart in {other_kind}/"
+            raise InputError(f"data.root={root}: {fault}, such as {alone[0]}; add what is missing or remove them")
     splits: dict[SplitName, list[Sample]] = defaultdict(list)
     for place, image in sorted(images.items()):
         mask = masks[place]  # a pair changes when either of its files does

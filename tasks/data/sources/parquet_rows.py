@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table, open_file
+from paceline.tasks.data.sources.arrays import BLOCK_BYTES, COLOURS, Row, Table, open_file
 from paceline.tasks.errors import InputError
 
 IMAGE, LABEL = "image", "label"

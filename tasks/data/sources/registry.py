@@ -35,7 +35,8 @@ class SourceSpec:
     kind: str  # `Origin.kind` of its listings. Sources of one kind share a reader, and the kind is part of a set's key.
     list_samples: Callable[[Data], SampleListing]
     read: Callable[[Origin, Samples, int], Iterable[Item]]
-    """Yields the items of samples of this kind, in their order; takes the origin, the samples and the image size."""
+    """Yields the items of samples of this kind, in their order; takes the origin, the samples, and the size of images
+    that the source draws. InputError if the root cannot be opened from this process or what lies there is damaged."""
     libraries: Callable[[SampleListing], tuple[str, ...]] = lambda _: ()
     """Packages whose versions decide on the pixels, besides Pillow, simplejpeg and NumPy."""
     key: Callable[[Origin], dict[str, Any]] = lambda _: {}
@@ -49,10 +50,7 @@ def spec_of(origin: Origin) -> SourceSpec:
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List every sample that the source offers, by split.
-
-    InputError if the source is missing, empty, or cannot be learned from; as `SourceError` if it cannot be reached.
-    """
+    """List all samples of the source, by split; InputError if it cannot be learned from, SourceError if not reached."""
     with require_plugin():
         needs_root = source_facts(data.source).needs_root
     if data.root is None and needs_root:
@@ -78,15 +76,6 @@ def list_samples(data: Data) -> SampleListing:
         listing = keep_classes(listing, data.classes)
     check_classes(listing, f"data.source={data.source}")
     return listing
-
-
-def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
-    """Read samples, in their order. A source that draws its pictures draws them in `image_size`.
-
-    InputError if the root cannot be opened from this process or what lies there is damaged; RunError if the user's
-    source fails, or yields something else.
-    """
-    return iter(spec_of(origin).read(origin, samples, image_size))
 
 
 def _read_files(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:

@@ -25,42 +25,19 @@ Listed = tuple[str, int] | tuple[str, int, str]
 
 
 class Source(Protocol):
-    """Protocol of a user's source. Its entry point names a class, or a function that returns such an object.
-
-    It is called with `data.root` (of a path the absolute one) or None, in each process. Before that these are read
-    from the class or function itself, where it has them: `needs_root` (True), `channels` (3, or 1 for grey),
-    `has_masks` (False), `target_names` ((), or ("angle",) in radians); see `paceline.conf.plugins.SourceFacts`.
-    """
+    """Protocol of a user's source, which infra/docs/guides/extend.md defines; its attribute `content` is optional."""
 
     class_names: Sequence[str]
-    """Names of the labels from 0, or of the values of masks."""
-    content: str
-    """Optional: whatever else decides on what is read, such as the revision of a data base. A prepared set is used
-    again as long as this, the samples, and version and code of the package are the same."""
 
     def samples(self) -> Iterable[Listed] | Mapping[str, Iterable[Listed]]:
-        """Every sample, in an order that stays; a mapping where the source has splits: train, validation, test.
-
-        Splits that it has not are held out by `data.test_fraction` and `data.validation_fraction`. With masks all
-        labels are 0.
-        """
+        """Every sample, in an order that stays; a mapping where the source has splits."""
 
     def read(self, names: Sequence[str], image_size: int) -> Iterable[Any]:
-        """Samples by their names, one after the other, in the given order.
-
-        An image is the content of an image file (bytes) or an array of uint8 (H, W, C), of any size. `data.fit` brings
-        it to `image_size`. With masks each sample is a pair of the image and its mask of uint8 (H, W) in the same form,
-        with 255 for no class. With targets it is a pair of the image and its numbers. An exception in place of an image
-        is the reason why it cannot be read: Paceline lists it and continues. An exception that is raised ends the
-        preparation; an OSError may be tried again (`limits.retries`).
-        """
+        """Images of samples by their names, in the given order; pairs with masks or targets."""
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List a source of the user's.
-
-    InputError if it is not installed, fails, or lists what cannot be; as `SourceError` if it raises an OSError.
-    """
+    """List a user's source; InputError if it is not installed, fails or lists nonsense, SourceError for OSError."""
     plugin, facts = load_plugin("source", data.source)[0], source_facts(data.source)
     root = data.root or ""
     if os.path.exists(root):  # noqa: PTH110  which takes any text
@@ -73,10 +50,8 @@ def list_samples(data: Data) -> SampleListing:
         offered = source.samples()
         by_split = offered if isinstance(offered, Mapping) else {"train": offered}
         if "train" not in by_split or not set(by_split) <= set(SPLITS):
-            raise InputError(
-                f"{plugin}: samples() gives the splits {', '.join(map(str, by_split)) or 'none'}; "
-                f"give train, and if there are any also {' and '.join(SPLITS[1:])}"
-            )
+            fault = f"samples() gives the splits {', '.join(map(str, by_split)) or 'none'}"
+            raise InputError(f"{plugin}: {fault}; give train, and if there are any also {' and '.join(SPLITS[1:])}")
         names: set[str] = set()
         splits = {name: _gather(plugin, by_split[name], len(class_names), names) for name in SPLITS if name in by_split}
         content = str(getattr(source, "content", ""))
@@ -98,10 +73,8 @@ def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[s
         if not isinstance(name, str) or not name or name in seen:
             raise InputError(f"{plugin}: samples() gives the name {name!r:.100}; give each sample a text of its own")
         if not isinstance(label, int | np.integer) or not 0 <= label < num_classes:
-            raise InputError(
-                f"{plugin}: sample {name} has the label {label!r:.100}; give whole numbers from 0 to "
-                f"{num_classes - 1}, the places of its {num_classes} class_names"
-            )
+            fix = f"give whole numbers from 0 to {num_classes - 1}, the places of its {num_classes} class_names"
+            raise InputError(f"{plugin}: sample {name} has the label {label!r:.100}; {fix}")
         if stamp and not isinstance(stamp[0], str):
             raise InputError(f"{plugin}: sample {name} has the stamp {stamp[0]!r:.100}; give a text")
         seen.add(name)

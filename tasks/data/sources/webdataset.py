@@ -69,10 +69,7 @@ def list_samples(data: Data) -> SampleListing:
 
 
 def read_index(root: str, base: str, file: Sample) -> Shard:
-    """The samples of one archive, from this host's cache where its size and stamp are the same.
-
-    InputError if it is damaged, lacks labels, or has a sample twice.
-    """
+    """Samples of an archive, cached on this host; InputError if it is damaged, lacks labels, or has a sample twice."""
     filesystem, path = folder.open_root(base)
     where, place = f"data.root={root}: {file.path}", folder.below(path, file.path)
     key = cache.key_of("webdataset", INDEX_VERSION, place, file.size, file.stamp)

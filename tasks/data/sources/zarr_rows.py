@@ -30,25 +30,16 @@ from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore
 
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.sources import array_rows, folder
-from paceline.tasks.data.sources.array_rows import CLASS_NAMES, IMAGES, LABELS, ZARR, Row, Table
+from paceline.tasks.data.sources import arrays, folder
+from paceline.tasks.data.sources.arrays import CLASS_NAMES, IMAGES, LABELS, ZARR, Row, Table
 from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
 
 MAX_CHUNK_BYTES = 2**28  # limit of a chunk, which is decoded completely, and of the rows that are read at a time
 SLACK_BYTES = 2**16  # of checksums, and of the index of a shard
 CODECS = (
-    "blosc",
-    "bytes",
-    "bz2",
-    "crc32c",
-    "gzip",
-    "lz4",
-    "sharding_indexed",
-    "transpose",
-    "vlen-utf8",
-    "zlib",
-    "zstd",
+    *("blosc", "bytes", "bz2", "crc32c", "gzip", "lz4"),
+    *("sharding_indexed", "transpose", "vlen-utf8", "zlib", "zstd"),
 )
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -104,7 +95,7 @@ def _check_sizes(codec: str, contents: Sequence[Buffer | None], specs: Sequence[
         item_bytes = getattr(spec.dtype, "item_size", None)
         if content is None or codec not in SIZES:
             continue
-        declared = array_rows.MAX_LABEL_BYTES if item_bytes is None else int(np.prod(spec.shape)) * item_bytes
+        declared = arrays.MAX_LABEL_BYTES if item_bytes is None else int(np.prod(spec.shape)) * item_bytes
         limit = 2 * declared + SLACK_BYTES
         with suppress(OSError, EOFError, zlib.error):  # damaged: the codec says how
             if SIZES[codec](content.to_bytes(), limit) > limit:
@@ -130,18 +121,16 @@ def table(root: str, path: str) -> Table:
     with warnings.catch_warnings():  # not where rows are read: it holds for all threads of a process
         warnings.simplefilter("ignore")  # of fixed-length words, which other libraries than this one may not read
         labels = _array(group, LABELS)
-    channels = array_rows.channels_of(images.shape, images.dtype)
+    channels = arrays.channels_of(images.shape, images.dtype)
     chunk_bytes = int(np.prod(images.chunks)) * images.dtype.itemsize
     if chunk_bytes > MAX_CHUNK_BYTES:
-        raise InputError(
-            f"{IMAGES} has chunks {images.chunks} of {chunk_bytes} bytes, each decoded as a whole; up to "
-            f"{MAX_CHUNK_BYTES} are understood; write it with fewer images a chunk"
-        )
+        fault = f"{IMAGES} has chunks {images.chunks} of {chunk_bytes} bytes, each decoded as a whole"
+        raise InputError(f"{fault}; up to {MAX_CHUNK_BYTES} are understood; write it with fewer images a chunk")
     if labels.shape != images.shape[:1]:
         raise InputError(f"has {images.shape[0]} images and labels {labels.shape}; give one label for each image")
-    if labels.nbytes > array_rows.MAX_LABEL_BYTES:
-        raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {array_rows.MAX_LABEL_BYTES} are understood")
-    if int(np.prod(labels.chunks)) * labels.dtype.itemsize > array_rows.MAX_LABEL_BYTES:
+    if labels.nbytes > arrays.MAX_LABEL_BYTES:
+        raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {arrays.MAX_LABEL_BYTES} are understood")
+    if int(np.prod(labels.chunks)) * labels.dtype.itemsize > arrays.MAX_LABEL_BYTES:
         raise InputError(f"{LABELS} has chunks {labels.chunks}; write it with chunks of its own size")
     outer = path.rpartition("/")[0]
     names: Any = group.attrs.get(CLASS_NAMES) or ()
@@ -158,7 +147,7 @@ def table(root: str, path: str) -> Table:
 def rows(root: str, path: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
     """Images of rows, in their order."""
     images = _array(_group(root, path), IMAGES)
-    channels = array_rows.channels_of(images.shape, images.dtype)
+    channels = arrays.channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]
     # Whatever part of an image a chunk holds, all of the image is read.
     row_bytes = int(np.prod(images.shape[1:])) * images.dtype.itemsize
@@ -181,7 +170,7 @@ def rows(root: str, path: str, chosen: Sequence[int]) -> Iterator[Row | DecodeEr
             if (image == images.fill_value).all():  # as which Zarr reads missing chunks
                 yield DecodeError(f"every pixel is the fill value {images.fill_value}, as where nothing was written")
             else:
-                yield array_rows.in_eight_bits(image.reshape(*image.shape[:2], channels))
+                yield arrays.in_eight_bits(image.reshape(*image.shape[:2], channels))
 
 
 def _group(root: str, place: str) -> zarr.Group:

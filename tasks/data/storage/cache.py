@@ -107,10 +107,7 @@ class DamagedError(Exception):
 
 
 def of_this_host() -> Cache | None:
-    """The cache that the environment of this process names; None where its size is 0.
-
-    InputError if its size is not a number; RunError if its directory is not this user's alone, or cannot be made.
-    """
+    """This host's cache; None for size 0. InputError if that is not a number, RunError if others can write to it."""
     site = Environment()
     limit = limit_of(site.cache_gib_given)
     return _open_cache(site.cache_directory, limit) if limit else None

@@ -1,6 +1,8 @@
-"""Networks of plain convolutions, for images and for clips, and the blocks that several networks have.
+"""Networks of plain convolutions, for images, clips and pixels, and the blocks that several networks have.
 
 A clip is an image whose channels are the colours of its frames, one frame after the other (infra/decisions/0021).
+Networks with an output for every pixel have `stride`, of which height and width are multiples, and `reach`, their
+receptive field, both in pixels: so images of any size can be cut into tiles for them.
 Shapes: N samples, T frames, M = N * T, C channels, H height, W width, D features, K classes.
 """
 
@@ -14,8 +16,7 @@ from paceline.conf.data import NUM_COLOURS
 from paceline.conf.model import Model
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
-GRID = 4
-"""Features of clips are averaged over so many fields each way, and not over the frame: what moves is somewhere."""
+GRID = 4  # features of clips are averaged over so many fields each way, not over the frame: what moves is somewhere
 
 
 def convolutions(*widths: int) -> list[nn.Module]:
@@ -151,3 +152,60 @@ class Recurrent(nn.Module):
             proposed_ND = torch.tanh(new_ND + torch.sigmoid(reset_ND + from_reset_ND) * from_new_ND)
             state_ND = torch.lerp(proposed_ND, state_ND, torch.sigmoid(keep_ND + from_keep_ND))
         return state_ND
+
+
+class UNet(nn.Module):
+    """Halves the image `depth` times and doubles it again, with the features of each size handed across.
+
+    Source: Ronneberger, Fischer and Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation" (2015);
+    with batch norm, padding in place of cropping, and resizing before a convolution in place of a transposed one, which
+    leaves checkerboards (Odena, Dumoulin and Olah, "Deconvolution and Checkerboard Artifacts", 2016).
+    """
+
+    unordered = ("up",)  # parts whose layers do not run in the order in which they are listed
+
+    def __init__(self, channels: int, num_classes: int, width: int, depth: int) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(depth + 1)]
+        inputs = [channels, *widths]
+        self.down = nn.ModuleList(_double(before, after) for before, after in zip(inputs, widths, strict=False))
+        self.halve = nn.MaxPool2d(2)
+        self.enlarge = nn.Upsample(scale_factor=2, mode="nearest")
+        self.up = nn.ModuleList(_double(widths[level] + widths[level + 1], widths[level]) for level in range(depth))
+        self.classify = nn.Conv2d(width, num_classes, 1)
+        self.stride = 2**depth
+        # Of 4 convolutions at each size but the smallest, which has 2, of halving and of doubling: less than this.
+        self.reach = 8 * self.stride
+
+    def forward(self, images_NCHW: torch.Tensor) -> Outputs:
+        """Return `(logits_NKHW, None)`."""
+        features = images_NCHW
+        across = []
+        for level, block in enumerate(self.down):
+            features = block(features if level == 0 else self.halve(features))
+            across.append(features)
+        for level in reversed(range(len(self.up))):
+            features = self.up[level](torch.cat([across[level], self.enlarge(features)], dim=1))
+        return self.classify(features), None
+
+
+def _double(before: int, after: int) -> nn.Sequential:
+    return nn.Sequential(*convolutions(before, after, after))
+
+
+class DnCnn(nn.Module):
+    """Predicts the noise of an image, and takes it off.
+
+    Source: Zhang et al., "Beyond a Gaussian Denoiser: Residual Learning of Deep CNN for Image Denoising" (2017), whose
+    network has depth 17 and width 64.
+    """
+
+    def __init__(self, channels: int, width: int, depth: int) -> None:
+        super().__init__()
+        first, inner = nn.Conv2d(channels, width, 3, padding=1), convolutions(*[width] * (depth - 1))
+        self.noise = nn.Sequential(first, nn.ReLU(), *inner, nn.Conv2d(width, channels, 3, padding=1))
+        self.stride, self.reach = 1, depth
+
+    def forward(self, images_NCHW: torch.Tensor) -> Outputs:
+        """Return `(images_NCHW without noise, None)`."""
+        return images_NCHW - self.noise(images_NCHW), None

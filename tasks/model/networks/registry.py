@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from paceline.conf.model import Model
 from paceline.tasks.model.networks import user_network as own
-from paceline.tasks.model.networks.convolutional import ConvBlocks, Outputs, SequenceNet, TwoHead
-from paceline.tasks.model.networks.pixel_networks import DnCnn, UNet
+from paceline.tasks.model.networks.convolutional import ConvBlocks, DnCnn, Outputs, SequenceNet, TwoHead, UNet
 from paceline.tasks.model.networks.resnet import ResNet, basic, bottleneck
 from paceline.tasks.model.networks.whitened import Whitened
 

@@ -38,7 +38,7 @@ def test_a_tree_in_partitions_is_the_tree(tmp_path, layout, is_remote):
     try:
         whole = folder._read_below(root, folder.IMAGE_SUFFIXES, "")
         parts = folder._read_partitions(root, folder.IMAGE_SUFFIXES)
-        assert parts.files.with_labels(whole.files.labels) == whole.files
+        assert list(parts.files.with_labels(whole.files.labels)) == list(whole.files)
         assert set(parts.folders) == set(whole.folders)
         assert [parts.folders[label] for label in parts.files.labels] == [
             whole.folders[label] for label in whole.files.labels

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from paceline.conf.model import Model
-from paceline.tasks.model.activations import Activations, layer_sizes
 from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.transfer import Activations, layer_sizes
 
 SHAPE = (12, 12, 3)
 MODEL = Model(width=4, depth=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import threading
 from pathlib import Path
 from typing import Any, get_args
@@ -296,7 +297,7 @@ def test_streaming_holds_two_windows_and_not_the_set(large: Split, in_background
         return sum(each.rss for each in psutil.Process().memory_maps() if each.path.endswith(".npy")) / 2**20
 
     for start in range(0, large.num_samples, 16_384):
-        large.done_with(start, start + 16_384)
+        large.advise(start, start + 16_384, mmap.MADV_DONTNEED)
     loader = loader_of(large, "streaming", batch=256, shuffle_mib=8, in_background=in_background)
     most, seen = 0.0, 0
     for batch in loader:

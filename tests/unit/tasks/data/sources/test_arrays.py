@@ -26,7 +26,7 @@ from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.prepare.chunks import deal
 from paceline.tasks.data.samples import Sample, Samples
-from paceline.tasks.data.sources import array_rows, arrays, zarr_rows
+from paceline.tasks.data.sources import arrays, zarr_rows
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError
 from tests.support.refusals import refused
@@ -193,7 +193,7 @@ def test_of_zarr_one_chunk_is_decoded_at_a_time(tmp_path, monkeypatch):
     save_zarr(tmp_path / "a.zarr", chunks=10)
     read = watched_reads(monkeypatch)
     rows = Samples.of(Sample("a.zarr", 0, row=row) for row in (11, 13, 55, 89))
-    found = list(array_rows.read_rows(str(tmp_path), rows))
+    found = list(arrays.read_rows(str(tmp_path), rows))
     assert [int(image[0, 0, 0]) for image in found] == [11, 13, 55, 89]
     assert read == [slice(11, 14), slice(55, 56), slice(89, 90)]
 
@@ -206,7 +206,7 @@ def test_of_zarr_in_many_chunks_an_image_few_rows_are_read_at_a_time(tmp_path, m
     monkeypatch.setattr(zarr_rows, "MAX_CHUNK_BYTES", 4 * IMAGES[0].nbytes)
     read = watched_reads(monkeypatch)
     rows = Samples.of(Sample("a.zarr", 0, row=row) for row in range(8, 30))
-    found = list(array_rows.read_rows(str(tmp_path), rows))
+    found = list(arrays.read_rows(str(tmp_path), rows))
     assert np.array_equal(np.stack(found)[..., 0], IMAGES[8:30])
     assert [one.start for one in read] == [8, 10, 14, 18, 20, 24, 28]
     assert [one.stop for one in read] == [10, 14, 18, 20, 24, 28, 30]
@@ -218,7 +218,7 @@ def test_a_chunk_that_is_gone_is_not_taken_for_black_images(tmp_path):
     (tmp_path / "a.zarr" / "images" / "c" / "3" / "0" / "0").unlink()
     assert describe(data_of(tmp_path)).key != before
     rows = Samples.of(Sample("a.zarr", 0, row=row) for row in range(NUM))
-    found = list(array_rows.read_rows(str(tmp_path), rows))
+    found = list(arrays.read_rows(str(tmp_path), rows))
     assert [row for row in range(NUM) if isinstance(found[row], DecodeError)] == list(range(30, 40))
     assert "fill value 0" in str(found[30])
 
@@ -229,7 +229,7 @@ def test_a_chunk_that_is_damaged_is_told_by_its_store(tmp_path):
     chunk = tmp_path / "a.zarr" / "images" / "c" / "3" / "0" / "0"
     chunk.write_bytes(b"no chunk")
     with refused(None, "a.zarr", "images"):
-        list(source.read_items(listing.origin, listing.train, 8))
+        list(source.spec_of(listing.origin).read(listing.origin, listing.train, 8))
 
 
 class Planted:
@@ -295,7 +295,7 @@ def test_a_bomb_in_a_chunk_is_refused_and_never_in_memory(tmp_path, kind, array)
         "labels", data=LABELS, compressors=compressor(), chunks=(NUM,), **({"shards": (NUM,)} if shards else {})
     )
     listing = source.list_samples(data_of(tmp_path))
-    sound = [image.copy() for image in array_rows.read_rows(str(tmp_path), listing.train)]
+    sound = [image.copy() for image in arrays.read_rows(str(tmp_path), listing.train)]
     assert len(sound) == len(listing.train)
     first = {"images": "0.0.0", "labels": "0"}[array]
     chunk = tmp_path / "a.zarr" / array / (first if zarr_format == 2 else f"c/{first.replace('.', '/')}")
@@ -308,7 +308,7 @@ def test_a_bomb_in_a_chunk_is_refused_and_never_in_memory(tmp_path, kind, array)
     try:
         with refused("data.root" if array == "labels" else None, "a.zarr"):
             source.list_samples(data_of(tmp_path))
-            list(array_rows.read_rows(str(tmp_path), listing.train))
+            list(arrays.read_rows(str(tmp_path), listing.train))
         assert tracemalloc.get_traced_memory()[1] < len(BOMB) / 2
     finally:
         tracemalloc.stop()
@@ -368,7 +368,7 @@ def test_of_parquet_only_the_groups_are_read_that_hold_the_rows(tmp_path, monkey
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
     rows = Samples.of(Sample("a.parquet", 0, row=row) for row in (11, 13, 55))
-    found = list(array_rows.read_rows(str(tmp_path), rows))
+    found = list(arrays.read_rows(str(tmp_path), rows))
     assert [int(image[0, 0, 0]) for image in found] == [11, 13, 55]
     assert read == [[1], [5]]
 
@@ -381,7 +381,7 @@ def test_of_a_group_as_large_as_the_file_little_is_in_memory(tmp_path):
     pool = pa.default_memory_pool()
     before, most = pool.bytes_allocated(), 0
     rows = Samples.of(Sample("a.parquet", 0, row=row) for row in (5, 15_000, 15_001, 19_999))
-    for found, row in zip(array_rows.read_rows(str(tmp_path), rows), rows, strict=True):
+    for found, row in zip(arrays.read_rows(str(tmp_path), rows), rows, strict=True):
         assert found == blob[row.row * 1_000 : (row.row + 1) * 1_000]
         most = max(most, pool.bytes_allocated() - before)
     assert most < 8_000_000, "a few pages of the 20 MB"
@@ -394,7 +394,7 @@ def test_of_an_npz_only_the_rows_are_read(tmp_path):
     content[at] = 201  # what the archive's checksum would find, if all of it were read
     (tmp_path / "a.npz").write_bytes(content)
     rows = Samples.of(Sample("a.npz", 0, row=row) for row in (0, 49, 50, 89))
-    assert [int(image[0, 0, 0]) for image in array_rows.read_rows(str(tmp_path), rows)] == [0, 49, 201, 89]
+    assert [int(image[0, 0, 0]) for image in arrays.read_rows(str(tmp_path), rows)] == [0, 49, 201, 89]
 
 
 @pytest.mark.parametrize(("num", "chunks", "run"), [(1_000, 1, 256), (1_000, 7, 256), (100_000, 13, 256), (30, 10, 9)])
@@ -517,7 +517,7 @@ def test_a_file_that_is_cut_off_later_is_told_by_its_name(tmp_path):
         content[100:1_000] = bytes(900)
         (tmp_path / name).write_bytes(content)
         with pytest.raises((InputError, OSError), match=name):
-            list(source.read_items(listing.origin, listing.train, 8))
+            list(source.spec_of(listing.origin).read(listing.origin, listing.train, 8))
 
 
 def test_what_the_store_says_is_not_taken_for_a_damaged_file(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ def listing(*classes):
 
 
 def drawings(listing):
-    return source.read_items(listing.origin, listing.test, 8)
+    return source.spec_of(listing.origin).read(listing.origin, listing.test, 8)
 
 
 def test_the_samples_of_some_classes_are_those_that_they_are_among_all():

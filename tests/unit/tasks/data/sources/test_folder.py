@@ -132,11 +132,11 @@ def test_every_url_works(tmp_path: Path) -> None:
     memory.pipe({f"/listing/{name}/{n}.png": b"x" * n for name in "ab" for n in (1, 2)})
     listing = source.list_samples(folder("memory://listing", test_fraction=0.0))
     assert [(sample.path, sample.size) for sample in listing.train][:2] == [("a/1.png", 1), ("a/2.png", 2)]
-    found = source.read_items(listing.origin, listing.train, 8)
+    found = source.spec_of(listing.origin).read(listing.origin, listing.train, 8)
     assert [item.picture for item in found] == [b"x", b"xx", b"x", b"xx"]
     fill(tmp_path, "a/1.png", "b/1.png")
     by_url = source.list_samples(folder(f"file://{tmp_path}", test_fraction=0.0))
-    assert by_url.train == source.list_samples(folder(tmp_path, test_fraction=0.0)).train
+    assert list(by_url.train) == list(source.list_samples(folder(tmp_path, test_fraction=0.0)).train)
 
 
 def test_the_key_follows_the_files_and_the_parameters(tmp_path: Path) -> None:
@@ -223,7 +223,9 @@ def test_files_are_read_by_their_names_as_they_are(tmp_path: Path, lay: Callable
     """Also where they lie in no folder below the root of their file system, or are called like patterns."""
     listing = source.list_samples(folder(lay(tmp_path), test_fraction=0.0))
     assert [sample.path for sample in listing.train] == sorted(ODD)
-    found = source.read_items(listing.origin, Samples.of([*listing.train, Sample("a/gone.png", 0)]), 8)
+    found = source.spec_of(listing.origin).read(
+        listing.origin, Samples.of([*listing.train, Sample("a/gone.png", 0)]), 8
+    )
     *there, gone = [item.picture for item in found]
     assert there == [ODD[sample.path] for sample in listing.train]
     assert isinstance(gone, FileNotFoundError)

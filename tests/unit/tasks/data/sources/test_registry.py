@@ -35,5 +35,5 @@ def test_two_entries_make_a_source(monkeypatch):
     assert key.describe(data).num_train == len(listing.train)
     assert key.preparation_key(listing, data) != key.describe(Data(source="textures", image_size=16)).key
     assert chunks.chunks_of(listing.train, listing.origin, 256) == 1
-    (item,) = registry.read_items(listing.origin, listing.train[:1], 16)
+    (item,) = registry.spec_of(listing.origin).read(listing.origin, listing.train[:1], 16)
     assert item.picture.shape == (16, 16, 1)
