@@ -14,10 +14,7 @@ FORMAT_VERSION = 2  # version of the files and the manifest of a prepared set
 
 
 def preparation_key(listing: SampleListing, data: Data) -> str:
-    """Hash of the listing, the transform and its parameters, and the libraries that turn them into pixels.
-
-    `max_rejected_fraction` is not part of it: it decides whether a set may be used, not what it holds.
-    """
+    """Hash of listing, transform, libraries; `max_rejected_fraction` decides on the use of a set, not its content."""
     origin = listing.origin
     spec = registry.spec_of(origin)
     libraries = ("pillow", "simplejpeg", "numpy", *spec.libraries(listing))

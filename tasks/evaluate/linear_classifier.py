@@ -128,11 +128,7 @@ class Fit(NamedTuple):
 
 
 def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike, seed: int) -> Fit:
-    """Fit a classifier.
-
-    Values are brought to mean 0 and variance 1 over the samples that it is fitted on. The seed is that of the order in
-    which a support vector machine goes through the samples.
-    """
+    """Fit a classifier to values brought to mean 0 and variance 1; the seed orders the samples for a vector machine."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

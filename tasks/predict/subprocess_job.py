@@ -1,6 +1,7 @@
 """A fresh process for one measurement, in the environment of a rank, so that its times are comparable.
 
-A worker starts it and waits for it. It reads `spec.json`, writes `result.json`, and prints to `log.txt`.
+A worker starts it and waits for it; it ends with the worker. It reads `spec.json`, writes `result.json`, and prints to
+`log.txt`.
 """
 
 import os
@@ -37,10 +38,7 @@ class SubprocessJob(Record):
 
 
 def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
-    """Run a job on this worker for at most `seconds`, and return its result as JSON. The process ends with the worker.
-
-    RunError with its last line if it fails; TimeoutError if it takes longer.
-    """
+    """Run a job on this worker; return its result (JSON). RunError with its last line; TimeoutError after `seconds`."""
     place = Path(job.directory)
     place.mkdir(parents=True, exist_ok=True)
     (place / RESULT).unlink(missing_ok=True)

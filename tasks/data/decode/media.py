@@ -39,10 +39,7 @@ def _open(content: bytes, kind: Literal["audio", "video"]) -> Iterator[tuple[Any
 
 
 def decode_audio(content: bytes, max_samples: int) -> tuple[npt.NDArray[np.generic], Fraction]:
-    """Samples (T, channels) in the file's own numbers, and how many there are in a second.
-
-    DecodeError if it holds no sound, is damaged, cut off, or has more than `max_samples` values.
-    """
+    """Samples (T, channels) in the file's numbers, and their rate; DecodeError if damaged, cut off or too long."""
     with _open(content, "audio") as (container, stream):
         from av import AudioResampler
 

@@ -39,10 +39,7 @@ def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: in
 
 
 def cut(samples_T: Floats, rate: int | Fraction, signal: Signal) -> Floats:
-    """The middle of a signal at the sample rate of the settings, with silence around what is shorter than a clip.
-
-    DecodeError if the ratio of the two rates has too large numbers.
-    """
+    """A signal's middle, resampled, in silence if it is short; DecodeError if the rates' ratio has large numbers."""
     ratio = Fraction(signal.sample_rate) / rate
     if max(ratio.numerator, ratio.denominator) > _MAX_RATIO:
         rates = f"{float(rate):.10g} samples per second, and data.signal.sample_rate={signal.sample_rate}"

@@ -96,10 +96,7 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
 
 
 def _may_need_rotation(content: bytes) -> bool:
-    """Whether a JPEG has a segment with an orientation before its pixels, or has no sound segments.
-
-    A search of all its bytes would take 3 % of the preparation of a photograph.
-    """
+    """Whether a JPEG may have an orientation before its pixels; a search of all bytes would add 3 % to a photograph."""
     place = 2
     while place + 4 <= len(content) and content[place] == _MARKER and content[place + 1] != _APP1:
         if content[place + 1] == _SCAN:
@@ -196,10 +193,7 @@ def resize(image: UInt8s, image_size: int, fit: Extent = "scale") -> UInt8s:
 
 
 def scale_bytes(pixels_HWC: UInt8s, size: tuple[int, int], mode: Literal["bilinear", "bicubic"]) -> UInt8s:
-    """Scale pixels to a height and width; those of the size stay.
-
-    By torch's vectorised kernels for bytes, antialiased, on one thread: a fifth of Pillow's time.
-    """
+    """Scale pixels to (height, width), antialiased, by torch's kernels for bytes: a fifth of Pillow's time."""
     if pixels_HWC.shape[:2] == size:
         return pixels_HWC
     import torch  # a second or two, which workers that scale nothing by it need not wait for

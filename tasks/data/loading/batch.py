@@ -55,10 +55,7 @@ class Normalise:
 
 
 def set_layout(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
-    """Images in a memory format, by their strides too.
-
-    Of one channel both formats are the same memory, and convolutions go by the strides.
-    """
+    """Images in a memory format, by their strides too: convolutions go by these where one channel fits both formats."""
     if not channels_last:
         return images_NCHW.contiguous()
     num, channels, height, width = images_NCHW.shape
@@ -79,10 +76,7 @@ def pad(images: UInt8s, width: int, fill_C: UInt8s) -> UInt8s:
 
 
 def windows(padded_NHWC: Tensor, height: int, width: int) -> Tensor:
-    """All windows of padded images as one view (M, height, width * C), by the numbers of `window_numbers`.
-
-    Windows that straddle two images are never used.
-    """
+    """Windows of padded images, a view (M, height, width * C) by `window_numbers`; none across two images is used."""
     num, tall, wide, channels = padded_NHWC.shape
     last = (height - 1) * wide + width
     shape = (max(0, num * tall * wide - last + 1), height, width * channels)

@@ -81,15 +81,12 @@ def _items(request: BatchRequest) -> Iterator[Draw]:
 
 
 def make_loader(loading: Loading, config: LoaderConfig) -> TrainLoader:
-    """Make a training loader; all kinds deliver the same batches in the same order, bit for bit on one device.
-
-    Photographs that are cropped stay in the memory of the host where they are resident.
-    """
+    """Make a training loader; all kinds deliver the same batches in the same order, bit for bit on one device."""
     if loading == "foreground":
         return ForegroundLoader(config)
     if loading == "streaming":
         return StreamingLoader(config)
-    if config.photographs is not None:
+    if config.photographs is not None:  # resident in the memory of the host
         return StreamingLoader(replace(config, split=config.photographs.in_memory))
     return ResidentLoader(config)
 

@@ -80,8 +80,7 @@ def _load(
 class PhotoSplit(Split):
     """One split of photographs; `images` has for each shard its encoded images, or their pixels, end to end.
 
-    A gathered image is a box of the stored one, scaled to `image_shape`: without a box, the largest square in its
-    middle.
+    A gathered image is a box of the stored one, scaled to `image_shape`; without a box, its largest middle square.
     """
 
     shapes: list[Int64s]  # (N, 3) for each shard

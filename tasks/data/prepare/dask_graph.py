@@ -107,10 +107,7 @@ def _make(
 def _run_chunks(
     cutter: ChunkPlanner, address: str, spool: store.RejectedSpool, records: list[ShardRecord], on_progress: OnProgress
 ) -> None:
-    """Have every chunk that is not finished written by some worker, and add its record; rejected samples are spooled.
-
-    A portion of the work exists as an object only while it is at the scheduler.
-    """
+    """Have some worker write every chunk that is not finished, and add its record; rejected samples are spooled."""
     done = sum(record.num_samples for record in records) + spool.num_rejected
     with connect_to_workers(address, "preparation") as client:
         readers = workers(client)

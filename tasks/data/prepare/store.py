@@ -40,10 +40,9 @@ def directory_of(home: Path, key: str) -> Path:
 
 
 def find(home: Path, key: str, *, check_content: bool = False) -> PreparedSet | None:
-    """The set with a key, which this process then holds, if its files have their recorded sizes.
+    """The set with a key, which this process then holds; None without one, or if it is damaged: then it is set aside.
 
-    A damaged set is set aside.
-    With `check_content` the files must have their recorded sha256 sums too, for which all of them are read.
+    Files must have their recorded sizes; with `check_content` also their sha256 sums, for which all of them are read.
     """
     started = time.perf_counter()
     path = directory_of(home, key)

@@ -288,10 +288,7 @@ def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool
 
 
 def _read_partitions(root: str, suffixes: frozenset[str], trust_times: bool = False) -> Tree | None:
-    """The tree by its class folders, which workers read; None where there are less than two, or images next to them.
-
-    Samples come in the same order as from one process.
-    """
+    """The tree by class folders, which workers read, in one process's order; None for one, or images next to them."""
     filesystem, path = open_root(root)
     tops, ignored, partitions = [""], Counter[str](), list[str]()
     for top in tops:

@@ -83,11 +83,7 @@ def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[s
 
 
 def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
-    """Read samples of a user's source and check them.
-
-    InputError if it is not installed here; RunError if it fails or yields something else, as `OutsideError` if it
-    raises an OSError.
-    """
+    """Read and check samples; InputError if the source is missing, RunError if it fails, OutsideError for OSError."""
     plugin, facts = load_plugin("source", origin.name)[0], source_facts(origin.name)
     place, names, number = (origin.name, origin.root), list(samples.paths), 0
     opened: dict[Any, tuple[str, Source]] = _opened.__dict__

@@ -35,10 +35,9 @@ def key_of(*facts: object) -> str:
 
 @dataclass(frozen=True)
 class Cache:
-    """Contents by their keys.
+    """Contents by their keys, at most so many bytes (`_limit`) of all processes together.
 
-    The bytes in use are recorded in a file, and changes happen under a lock. So several processes
-    together stay under the limit (bytes), and the directory is looked through only when it is full.
+    The bytes in use are recorded in a file under a lock, so that the directory is looked through only when it is full.
     """
 
     _directory: Path
