@@ -14,8 +14,7 @@ from paceline.conf.config import Config
 from paceline.conf.recipe import Recipe
 from paceline.tasks.errors import InputError
 from paceline.tasks.model.muon import RATE_FACTOR
-from paceline.tasks.model.networks.registry import ViewMean
-from paceline.tasks.model.networks.user_network import OwnNetwork
+from paceline.tasks.model.networks.registry import OwnNetwork, ViewMean
 
 HEADS = ("classify", "regress", "fc", "head", "classifier")
 """Names of the parts that are heads, in networks which do not name their own in `heads`, a tuple."""

@@ -16,8 +16,7 @@ from paceline.conf.recipe import Recipe
 from paceline.tasks.data.loading.sampling import BatchPlan, StepSchedule
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
-from paceline.tasks.model.networks.registry import ViewMean, build_network
-from paceline.tasks.model.networks.user_network import OwnNetwork
+from paceline.tasks.model.networks.registry import OwnNetwork, ViewMean, build_network
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.optimization import build_optimizer, prepare_optimizer_state
 from paceline.tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
