@@ -54,8 +54,7 @@ class File(NamedTuple):
 
 # Shape suffixes: H height, W width, C channels, T targets.
 
-Picture = bytes | npt.NDArray[np.uint8]
-"""The content of a file, or pixels (H, W, C), or (H, W) for one channel or a mask."""
+Picture = bytes | npt.NDArray[np.uint8]  # a file's content, or pixels (H, W, C), or (H, W) for one channel or a mask
 Fit = Literal["scale", "crop"]
 """`scale`: scale the shorter side to the size and crop the middle. `crop`: crop the middle without scaling."""
 Extent = Fit | Literal["side", "whole"]

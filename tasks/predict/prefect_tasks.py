@@ -25,13 +25,12 @@ from paceline.tasks.redact import redact_errors
 
 MIN_AGREEMENT = 0.99
 NUM_PARITY = 256
-SAME = {
+SAME = {  # what agrees, by the unit of a parity
     "samples": "{} samples get the same class",
     "pixels": "the pixels of {} images get the same class",
     "values": "the values of {} images are the same",
     "features": "the features of {} images point the same way",
 }
-"""What agrees, by the unit of a parity."""
 
 
 class Predicted(Record):

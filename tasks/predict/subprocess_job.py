@@ -19,8 +19,7 @@ from paceline.tasks.train.launch.layout import rank_environment
 from paceline.tasks.train.launch.rank_process import end_group
 from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
 
-SPAWNED_AT = "PACELINE_SPAWNED_AT"
-"""Variable that holds when it was started, by the clock that all processes of a host share."""
+SPAWNED_AT = "PACELINE_SPAWNED_AT"  # when it was started, by the clock that all processes of a host share
 SPEC, RESULT, LOG = "spec.json", "result.json", "log.txt"
 
 Spec = TypeVar("Spec", bound=Record)

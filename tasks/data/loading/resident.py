@@ -16,8 +16,7 @@ from paceline.tasks.data.split import Split
 from paceline.tasks.model.batch import Batch
 
 _PAD_AT_ONCE = 4_096
-_MIRROR_SHARE = 0.25
-"""Share of the free memory that a second, flipped copy may take; above it, batches are flipped one by one."""
+_MIRROR_SHARE = 0.25  # of the free memory, for a second, flipped copy; above it, batches are flipped one by one
 _SHARED: WeakKeyDictionary[Split, WeakValueDictionary[tuple[object, ...], Tensor]] = WeakKeyDictionary()
 """The sets that live on a device; loaders of the arms of a probe share one."""
 

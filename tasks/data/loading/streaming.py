@@ -38,8 +38,7 @@ from paceline.tasks.model.batch import Batch
 T = TypeVar("T")
 QUEUE_SIZE = 3
 _COPIES_UNDER_WAY = 2
-_NUM_BUFFERS = QUEUE_SIZE + 1 + _COPIES_UNDER_WAY
-"""Those in the queue, one being filled, and those whose copies to the device may be under way."""
+_NUM_BUFFERS = QUEUE_SIZE + 1 + _COPIES_UNDER_WAY  # in the queue, being filled, and being copied to the device
 _POLL_SECONDS = 0.1
 
 

@@ -32,8 +32,7 @@ IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"
 BLOCK_BYTES = 2**20
 MAX_LABEL_BYTES = 2**30
 COLOURS = 3
-RUN = 256
-"""Neighbouring rows that a shard of the training split gets together: they were written, and are read, together."""
+RUN = 256  # neighbouring rows that a training shard gets together: they were written, and are read, together
 Row = bytes | npt.NDArray[np.uint8]  # an encoded image, or its pixels (H, W, C)
 
 

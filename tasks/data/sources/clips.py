@@ -25,8 +25,7 @@ VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".3gp", ".avi", ".webm", ".m
 VIDEO_SUFFIXES |= {".flv", ".wmv", ".ogv"}
 FRAME_SUFFIXES = folder.IMAGE_SUFFIXES - VIDEO_SUFFIXES
 CLIPS = folder.Kind("clip", VIDEO_SUFFIXES | FRAME_SUFFIXES, "clips", NUM_COLOURS)
-CLIP_VERSION = 1
-"""Grows with every change of a clip's pixel (`paceline.tasks.data.decode.media`), or of which frames are taken."""
+CLIP_VERSION = 1  # grows with every change of a clip's pixel (`decode/media.py`), or of which frames are taken
 
 
 def list_samples(data: Data) -> SampleListing:

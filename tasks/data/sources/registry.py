@@ -94,7 +94,7 @@ def _drawing_key(origin: Origin) -> dict[str, Any]:
 _of_rows = partial(SourceSpec, has_rows=True)
 _of_digits = partial(_of_rows, libraries=lambda _: ("scikit-learn",))
 _of_signals = partial(SourceSpec, libraries=signals.libraries, key=signals.key)
-SOURCES: dict[str, SourceSpec] = {
+SOURCES: dict[str, SourceSpec] = {  # by the name in `data.source`
     "digits": _of_digits("digits", digits.list_digits, digits.read_digits),
     "rotated_digits": _of_digits("rotated_digits", digits.list_rotated_digits, digits.read_rotated_digits),
     "folder": SourceSpec("files", folder.list_samples, _read_files),
@@ -115,6 +115,5 @@ SOURCES: dict[str, SourceSpec] = {
     "webdataset": SourceSpec("webdataset", webdataset.list_samples, webdataset.read),
     "imagefolder": SourceSpec("files", imagefolder.list_samples, _read_files),
 }
-"""Specs by the name in `data.source`."""
 USER_SOURCE = SourceSpec("own", user_source.list_samples, user_source.read)  # spec of all other names
 _BY_KIND = {spec.kind: spec for spec in (*SOURCES.values(), USER_SOURCE)}

@@ -20,8 +20,7 @@ from paceline.tasks.data.storage.read_files import files_of, read_files
 
 AUDIO_SUFFIXES = (".flac", ".mp3", ".ogg", ".oga", ".opus")
 SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet", *AUDIO_SUFFIXES}), "signals", 1)
-SPECTROGRAM_VERSION = 2
-"""Grows with every change of a spectrogram's pixels (`tasks/data/decode/{spectrogram,waveform}.py`)."""
+SPECTROGRAM_VERSION = 2  # grows with every change of a spectrogram's pixels (`decode/{spectrogram,waveform}.py`)
 
 
 def list_samples(data: Data) -> SampleListing:

@@ -20,8 +20,7 @@ from paceline.tasks.data.samples import Item, Picture, Samples, SamplesBuilder
 from paceline.tasks.errors import InputError, OutsideError, RunError, SourceError
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
 
-Listed = tuple[str, int] | tuple[str, int, str]
-"""A sample: its name, its class, and a stamp that changes when its content does, such as a file's time."""
+Listed = tuple[str, int] | tuple[str, int, str]  # name, class, and a stamp that changes when the content does
 
 
 class Source(Protocol):

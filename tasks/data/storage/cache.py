@@ -21,8 +21,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.files import TEMPORARY_SUFFIX, private_directory, write_pieces
 
 DIGEST_BYTES = 32
-KEPT_FRACTION = 0.9
-"""Share of the limit in use after eviction. Eviction scans the complete directory, so it should be rare."""
+KEPT_FRACTION = 0.9  # of the limit, after eviction, which scans the complete directory and should be rare
 FORGOTTEN_SECONDS = 3600.0  # age at which a temporary file is abandoned
 DEFAULT_GIB, MAX_GIB = 8.0, 1_000_000
 USED, LOCK = "used", "lock"

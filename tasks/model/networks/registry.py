@@ -106,7 +106,7 @@ def build_user_network(
     return network
 
 
-BUILDERS: dict[str, Callable[[Model, tuple[int, int, int], int, int], nn.Module]] = {
+BUILDERS: dict[str, Callable[[Model, tuple[int, int, int], int, int], nn.Module]] = {  # all others are the user's
     "convblocks": lambda model, shape, classes, _: ConvBlocks(shape[2], classes, model.width, model.depth),
     "twohead": lambda model, shape, classes, targets: TwoHead(shape, classes, targets, model.width),
     "whitened": lambda model, shape, classes, _: Whitened(shape, classes, model.width),
@@ -116,4 +116,3 @@ BUILDERS: dict[str, Callable[[Model, tuple[int, int, int], int, int], nn.Module]
     "resnet50": lambda model, shape, classes, _: ResNet(shape[2], classes, bottleneck, (3, 4, 6, 3)),
     "sequence": lambda model, shape, classes, _: SequenceNet(shape, classes, model),
 }
-"""By name; all others are the user's."""
