@@ -223,11 +223,6 @@ class StepSchedule:
     epoch: int = 0
     first_sample: int = 0
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of a complete epoch."""
-        return self.plan.steps_per_epoch
-
     @cached_property
     def _rest(self) -> BatchPlan:
         return replace(self.plan, first_sample=self.first_sample)
@@ -263,7 +258,7 @@ class StepSchedule:
 
     def num_steps(self, num_epochs: int) -> int:
         """Steps of a training of so many epochs, steps of earlier groups included."""
-        return self.first_step + self._rest.steps_per_epoch + (num_epochs - self.epoch - 1) * self.steps_per_epoch
+        return self.first_step + self._rest.steps_per_epoch + (num_epochs - self.epoch - 1) * self.plan.steps_per_epoch
 
     def largest_part(self, rank: int) -> int:
         """Samples of a rank's largest part of any batch."""
@@ -273,10 +268,10 @@ class StepSchedule:
     def even_step(self, step: int) -> float:
         """Fractional step for learning-rate schedules: as if all steps had this group's batch size."""
         epoch, position = self.position(step)
-        local = min(position / self.plan.global_batch_size, self.steps_per_epoch - 1)
-        return epoch * self.steps_per_epoch + local
+        local = min(position / self.plan.global_batch_size, self.plan.steps_per_epoch - 1)
+        return epoch * self.plan.steps_per_epoch + local
 
     @property
     def num_past_steps(self) -> int:
         """Steps of the current epoch that were done when this group started; all of them at the end of an epoch."""
-        return self.steps_per_epoch - (self._rest.steps_per_epoch if self.first_sample else 0)
+        return self.plan.steps_per_epoch - (self._rest.steps_per_epoch if self.first_sample else 0)

@@ -122,7 +122,7 @@ class ProgressCallback(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a window every `log_steps` steps and at an epoch's end; the same steps on all ranks."""
         step, course = trainer.global_step, pl_module.course
-        if step % log_steps(course.steps_per_epoch) == 0 or course.ends_epoch(step):
+        if step % log_steps(course.plan.steps_per_epoch) == 0 or course.ends_epoch(step):
             with self.stopwatch.during("logging"):
                 self.close_window(trainer, pl_module)
 
@@ -232,7 +232,7 @@ class CheckpointCallback(Callback):
         if self.every_steps != "auto":
             return
         course, step = pl_module.course, trainer.global_step
-        clock = (log_steps(course.steps_per_epoch), step, time.monotonic())
+        clock = (log_steps(course.plan.steps_per_epoch), step, time.monotonic())
         self._interval = CheckpointInterval(course, *clock, self.read_failures, trainer.world_size)
         self._next_step = step + 1
 

@@ -193,7 +193,7 @@ def training_facts(
         "samples_per_epoch": context.train_split.num_samples,
         "samples_per_second": num_samples / seconds if num_samples else None,
         "window_samples": window_samples,
-        "steps_per_epoch": schedule.steps_per_epoch,
+        "steps_per_epoch": schedule.plan.steps_per_epoch,
         "final_loss": float(np.mean(learner.losses[last_epoch:])),
         "resumed_from": spec.resume_from,
         "losses": learner.losses,

@@ -50,7 +50,7 @@ class Learner(LightningModule):
         Not by a scheduler of torch's: its state would bring a former group's rate along into a resume.
         """
         step = self.course.even_step(self.global_step)
-        rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
+        rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.plan.steps_per_epoch)
         for group in optimizer.param_groups:
             group_rate = rate * group.get(RATE_FACTOR, 1.0)
             if isinstance(group["lr"], torch.Tensor):  # in a CUDA graph, which reads it there

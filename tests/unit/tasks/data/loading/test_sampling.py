@@ -232,7 +232,7 @@ def test_a_group_that_takes_up_its_own_work_has_the_same_steps(num: int, batch: 
     step = min(step, whole.num_steps(NUM_EPOCHS) - 1)
     resumed = StepSchedule(whole.plan, step, *whole.position(step))
     assert resumed.num_steps(NUM_EPOCHS) == whole.num_steps(NUM_EPOCHS)
-    assert resumed.num_past_steps in (step % whole.steps_per_epoch, whole.steps_per_epoch)
+    assert resumed.num_past_steps in (step % whole.plan.steps_per_epoch, whole.plan.steps_per_epoch)
     for later in range(step, whole.num_steps(NUM_EPOCHS)):
         epoch, plan, local = whole.locate(later)
         other_epoch, other_plan, other_local = resumed.locate(later)
@@ -245,11 +245,11 @@ def test_schedules_stay_in_their_epoch_and_never_go_back(num: int, first: int, s
     before = StepSchedule(BatchPlan(num, first))
     step = min(step, before.num_steps(NUM_EPOCHS) - 1)
     after = StepSchedule(BatchPlan(num, second), step, *before.position(step))
-    assert 0 <= after.num_past_steps <= after.steps_per_epoch
+    assert 0 <= after.num_past_steps <= after.plan.steps_per_epoch
     steps = range(step, after.num_steps(NUM_EPOCHS))
     even = [after.even_step(later) for later in steps]
     assert even == sorted(even)
-    assert [value // after.steps_per_epoch for value in even] == [after.position(later)[0] for later in steps]
+    assert [value // after.plan.steps_per_epoch for value in even] == [after.position(later)[0] for later in steps]
 
 
 def test_a_step_of_another_group_is_refused() -> None:
