@@ -529,6 +529,6 @@ def test_what_the_store_says_is_not_taken_for_a_damaged_file(tmp_path, monkeypat
     def unreachable(base, path):
         raise said
 
-    monkeypatch.setattr(arrays, "open_table", unreachable)
+    monkeypatch.setattr(arrays, "_npz_table", unreachable)
     with pytest.raises(exceptions.EndpointConnectionError):
         arrays._open("s3://bucket/set", str(tmp_path), "all.npz")
