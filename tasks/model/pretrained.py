@@ -42,7 +42,7 @@ def blank_network(model: Model, image_shape: tuple[int, int, int], num_classes: 
 
 
 def read_weights(path: Path) -> tuple[Tensors, str]:
-    """A file's tensors by names without wrappers', and the sha256 of its bytes; InputError if it cannot be read so."""
+    """A file's tensors by names without wrappers', and the sha256 of its bytes; InputError if it holds more or none."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -112,6 +112,7 @@ def _run_chunks(
     with connect_to_workers(address, "preparation") as client:
         readers = workers(client)
         threads: dict[str, int] = client.nthreads()
+        # Lazily: a portion exists as an object only while it is at the scheduler.
         portions = cutter.portions(len(readers), -(-sum(threads.values()) // len(readers)))
         hosts = Counter[str]()
         for worker, number in threads.items():

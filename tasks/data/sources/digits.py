@@ -41,7 +41,10 @@ def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
 
 @functools.lru_cache(maxsize=1)
 def _rotations() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Source digit and angle (radians) of 2 x 5,000 images; the halves draw on disjoint digits, each equally often."""
+    """Source digit and angle in radians of each of the 2 x 5,000 rotated images.
+
+    The halves draw on disjoint source digits, each used equally often (to within one): the classes stay balanced.
+    """
     _, labels = _digits()
     upright = [Sample("digits", int(label), row=row) for row, label in enumerate(labels)]
     halves = [np.array([sample.row for sample in half]) for half in hold_out(upright, 0.5)]

@@ -186,7 +186,7 @@ def suffix_of(path: str) -> str:
 
 
 def splits_in_names(root: str, paths: Sequence[str]) -> list[SplitName]:
-    """The split that starts a file's name, or a folder's around it; all `train`, or InputError, where it is missing."""
+    """The split that starts each name, or a folder's around it; `train` if none has one, InputError if only some do."""
 
     def split_of(path: str) -> SplitName | None:
         named = (_SPLIT_PREFIX.match(part) for part in path.lower().split("/"))

@@ -108,7 +108,10 @@ def read_textures(origin: Origin, samples: Samples, image_size: int) -> Iterator
 
 
 def read_motions(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
-    """Draw clips (S, S, T * C) of a patch that drifts over noise and borders, so no single frame shows the class."""
+    """Draw clips (S, S, T * C) of a textured patch that drifts over noise.
+
+    What leaves on one side comes back on the other, and a patch starts anywhere: no single frame shows the class.
+    """
     for sample in samples:
         rng = np.random.default_rng((_MOTIONS_SEED, sample.row))
         (start_y, start_x), speed = rng.uniform(0, 1, 2), rng.uniform(SLOWEST, FASTEST)

@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List a user's source; InputError if it is not installed, fails or lists nonsense, SourceError for OSError."""
+    """List a user's source; InputError if it is not installed, fails or is wrong, SourceError if it raises OSError."""
     plugin, facts = load_plugin("source", data.source)[0], source_facts(data.source)
     root = data.root or ""
     if os.path.exists(root):  # noqa: PTH110  which takes any text
