@@ -122,7 +122,7 @@ def decibels(power: Floats) -> Floats:
 
 
 def quantise(level: Floats, signal: Signal) -> npt.NDArray[np.uint8]:
-    """Decibels as greys; what is below the dynamic range is black, and so is silence, whatever is white."""
+    """Decibels as greys, in 1/255 of the dynamic range; what is below is black, and so is silence, for any white."""
     top = signal.top_db
     if top is None:
         top = float(level.max()) if level.max() > decibels(np.zeros(1))[0] else np.inf

@@ -103,7 +103,7 @@ class EvaluationLoader:
     draws: bool = False  # whether batches have random numbers, the same whenever the split is evaluated
 
     def batches(self, batch_size: int, rank: int = 0, world_size: int = 1) -> Iterator[tuple[Int64s, Batch]]:
-        """Yield (sample numbers (N,), batch) over a rank's contiguous share, without a repeat; it may be empty."""
+        """Yield (sample numbers (N,), batch) over a rank's contiguous share, maybe none; ranks lose and repeat none."""
         first, last = share(0, self.split.num_samples, rank, world_size)
         bounds = ((start, min(start + batch_size, last)) for start in range(first, last, batch_size))
         return self._load(np.arange(start, stop, dtype=np.int64) for start, stop in bounds)
