@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -91,8 +91,11 @@ def _make(
         if spool.num_rejected > data.max_rejected_fraction * listing.num_samples:
             list_path = store.write_rejected_list(home, key, spool.pieces())
             raise _rejection_error(data, listing, spool.num_rejected, list_path)
-        if not listing.num_planes:  # masks need not hold every class
-            _check_training(data, listing, records)
+        counts = manifest.class_counts(records, "train", len(listing.class_names))
+        empty = [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]
+        if empty and not listing.num_planes:  # masks need not hold every class
+            fault = f"no training sample of class {', '.join(empty)} can be decoded; every class needs at least one"
+            raise InputError(f"data.root={data.root}: {fault}; fix its images or remove the class")
         for name in (file.name for record in records for file in record.files):
             if not (directory / name).is_file():
                 raise RunError(
@@ -144,10 +147,3 @@ def _rejection_error(data: Data, listing: SampleListing, num_rejected: int, list
         f"data.max_rejected_fraction={data.max_rejected_fraction}; fix or remove them "
         f"(list: {list_path}) or set data.max_rejected_fraction={math.ceil(100 * num_rejected / total) / 100:g}"
     )
-
-
-def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardRecord]) -> None:
-    counts = manifest.class_counts(records, "train", len(listing.class_names))
-    if empty := [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]:
-        fault = f"no training sample of class {', '.join(empty)} can be decoded; every class needs at least one"
-        raise InputError(f"data.root={data.root}: {fault}; fix its images or remove the class")
