@@ -128,7 +128,7 @@ class Fit(NamedTuple):
 
 
 def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike, seed: int) -> Fit:
-    """Fit a classifier to values brought to mean 0 and variance 1; the seed orders the samples for a vector machine."""
+    """Fit a classifier to values brought to mean 0, variance 1; the seed orders the samples of a vector machine."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
