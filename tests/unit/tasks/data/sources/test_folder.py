@@ -50,7 +50,7 @@ def test_holding_out_is_stratified_and_nearly_stable() -> None:
     kept, held = hold_out(samples, 0.2)
     assert Counter(sample.label for sample in held) == {0: 20, 1: 20, 2: 20}
     assert sorted([*kept, *held]) == sorted(samples)
-    assert kept == tuple(sample for sample in samples if sample in set(kept))
+    assert list(kept) == [sample for sample in samples if sample in set(kept)]
     _, more = hold_out([*samples, Sample("0/new", 0)], 0.2)
     assert len(set(held) ^ set(more)) <= 2
 
