@@ -31,8 +31,11 @@ def _remove(item: Item) -> str | None:
     path = Path(item.path)
     try:
         with exclusive(Path(item.lock)) if item.lock else nullcontext():
-            if path.match("services/logs/*.log"):
-                _cut(path)
+            if path.match("services/logs/*.log"):  # its end goes to a second file: a service that runs appends to it
+                with path.open("rb") as log:
+                    log.seek(-LOG_END, os.SEEK_END)
+                    write_pieces(path.with_suffix(".log.1"), (log.read(),), durably=False)
+                os.truncate(path, 0)
                 return None
             if path.is_symlink() or not path.is_dir():
                 path.unlink()
@@ -48,14 +51,6 @@ def _remove(item: Item) -> str | None:
     except OSError as error:
         return FULL if is_full(error) else f"it cannot be removed ({error.strerror})"
     return None
-
-
-def _cut(log: Path) -> None:
-    """Leave the end of a log, in a second file: a service that runs appends to the first one."""
-    with log.open("rb") as stream:
-        stream.seek(-LOG_END, os.SEEK_END)
-        write_pieces(log.with_suffix(".log.1"), (stream.read(),), durably=False)
-    os.truncate(log, 0)
 
 
 class CleanUp(Record):

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from glob import iglob
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -34,10 +33,8 @@ class Item(Record):
     kind: Kind
     path: str
     num_bytes: int
-    lock: str | None = None
-    """File whose lock the removal needs; None without."""
-    stays: str | None = None
-    """Why it is not removed; None if it is."""
+    lock: str | None = None  # file whose lock the removal needs; None without
+    stays: str | None = None  # why it is not removed; None if it is
 
 
 class _Group(NamedTuple):
@@ -45,57 +42,47 @@ class _Group(NamedTuple):
 
     directories: tuple[Path, ...]
     lock: Path | None
-    needed_by: str | None
-    """What needs all of it."""
-    is_recent: bool
-    """Whether it is one of the newest trainings, of which only checkpoints are removed."""
+    needed_by: str | None  # what needs all of it
+    is_recent: bool  # whether it is one of the newest trainings, of which only checkpoints are removed
 
 
 def survey(home: Path, inventory: Inventory, keep: int, older_than: float) -> list[Item]:
-    """Everything that may be removed: not what the `keep` newest trainings use, or what changed in `older_than` days.
-
-    What needs no lock comes first, because its removal needs no space.
-    """
+    """All that may be removed: not what the `keep` newest trainings use, or what changed in `older_than` days."""
     groups, recent = _groups(home, inventory, keep), f"one of the {keep} newest runs"
     busy = next((PROCESS for group in groups if group.needed_by == PROCESS), None)
     used = {name: group.needed_by or recent for group in groups for name in _names_used_by(group)}
     digests = {run.tags.get(Tag.MODEL_DIGEST): inventory.models.get(run.run_id) for run in inventory.runs}
     sources = {run.params.get("model.pretrained", "") for run in inventory.runs if _is_unfinished(run)}
     folders = {part for source in sources if ":/" not in source for part in Path(source).parts[:-1]}
-    size = _Sizer(older_than)
-    items = [*_damaged(size, home), *_logs(size, home, busy)]
+    # What needs no lock comes first, because its removal needs no space.
+    items = [*_damaged(home, older_than), *_logs(home, older_than, busy)]
     compiled = (path for path in _entries(home / "compiled") if path != compiled_directory(home))
-    items += [size.item("compiled code", path, busy) for path in compiled]
-    items += [item for group in groups for item in _of_group(size, group, recent, folders)]
+    items += [_item("compiled code", path, older_than, busy) for path in compiled]
+    items += [item for group in groups for item in _of_group(group, older_than, recent, folders)]
     for path in _entries(home / "models"):
         needed_by = used.get(path.name) or digests.get(path.name)
-        items.append(size.item("weights", path, needed_by, path / FACTS))
-    items += [size.item("weights", path, used.get(path.name), path) for path in _entries(home / "pretrained")]
+        items.append(_item("weights", path, older_than, needed_by, path / FACTS))
+    pretrained = _entries(home / "pretrained")
+    items += [_item("weights", path, older_than, used.get(path.name), path) for path in pretrained]
     sets = _entries(home / "prepared")
-    return items + [size.item("prepared sets", path, used.get(path.name), path / MANIFEST) for path in sets]
+    return items + [_item("prepared sets", path, older_than, used.get(path.name), path / MANIFEST) for path in sets]
 
 
-@dataclass(frozen=True)
-class _Sizer:
-    """Makes items, with their sizes and ages."""
-
-    older_than: float
-
-    def item(
-        self, kind: Kind, path: Path, needed_by: str | None = None, lock: Path | None = None, num_apart: int = 0
-    ) -> Item:
-        """The item of a path, without the `num_apart` bytes that other items have."""
-        num_bytes, newest = -num_apart, 0.0
-        for file in _files(path):
-            with suppress(OSError):  # it was removed meanwhile
-                status = file.lstat()
-                num_bytes += status.st_blocks * 512
-                newest = max(newest, status.st_mtime)
-        stays = f"{needed_by} needs it" if needed_by else None
-        if stays is None and newest > time.time() - self.older_than * DAY_SECONDS:
-            stays = f"it changed in the last {self.older_than:g} days"
-        name = str(lock) if lock is not None and lock.exists() else None
-        return Item(kind=kind, path=str(path), num_bytes=max(0, num_bytes), lock=name, stays=stays)
+def _item(
+    kind: Kind, path: Path, days: float, needed_by: str | None = None, lock: Path | None = None, num_apart: int = 0
+) -> Item:
+    """The item of a path, with its size and age, without the `num_apart` bytes that other items have."""
+    num_bytes, newest = -num_apart, 0.0
+    for file in _files(path):
+        with suppress(OSError):  # it was removed meanwhile
+            status = file.lstat()
+            num_bytes += status.st_blocks * 512
+            newest = max(newest, status.st_mtime)
+    stays = f"{needed_by} needs it" if needed_by else None
+    if stays is None and newest > time.time() - days * DAY_SECONDS:
+        stays = f"it changed in the last {days:g} days"
+    name = str(lock) if lock is not None and lock.exists() else None
+    return Item(kind=kind, path=str(path), num_bytes=max(0, num_bytes), lock=name, stays=stays)
 
 
 def _files(path: Path) -> list[Path]:
@@ -148,35 +135,35 @@ def _names_used_by(group: _Group) -> Iterator[str]:
                 yield place.parent.name if place.name == WEIGHTS else place.name
 
 
-def _of_group(size: _Sizer, group: _Group, recent: str, sources: set[str]) -> Iterator[Item]:
+def _of_group(group: _Group, older_than: float, recent: str, sources: set[str]) -> Iterator[Item]:
     for directory in group.directories:
         needed_by = group.needed_by or (UNFINISHED if directory.name in sources else None)
         folders = (path for path in (directory / "checkpoints", directory / "measured") if path.is_dir())
-        inside = [size.item("checkpoints", path, needed_by, group.lock) for path in folders]
+        inside = [_item("checkpoints", path, older_than, needed_by, group.lock) for path in folders]
         needed_by = needed_by or (recent if group.is_recent else None)
         weights = (path for path in _files(directory) if path.name == WEIGHTS)
-        inside += [size.item("weights", path, needed_by, group.lock) for path in weights]
+        inside += [_item("weights", path, older_than, needed_by, group.lock) for path in weights]
         num_apart = sum(item.num_bytes for item in inside)
-        yield from [*inside, size.item("logs", directory, needed_by, group.lock, num_apart)]
+        yield from [*inside, _item("logs", directory, older_than, needed_by, group.lock, num_apart)]
 
 
-def _damaged(size: _Sizer, home: Path) -> Iterator[Item]:
+def _damaged(home: Path, older_than: float) -> Iterator[Item]:
     """What failed its check, and what crashed processes left."""
     for place in (f"*/{ASIDE}*", f"runs/*/{ASIDE}*", "prepared/.damaged-*", "*.unfinished", "runs/*/*/*.damaged"):
         for name in iglob(place, root_dir=home):  # noqa: PTH207  Path.glob fails where a directory vanishes
-            yield size.item("damaged files", home / name)
+            yield _item("damaged files", home / name, older_than)
     for path in (home / "models").glob(".*"):  # of a process that was killed while it fetched a model
         if not path.name.startswith(ASIDE):
-            yield _Sizer(1.0).item("damaged files", path)
+            yield _item("damaged files", path, 1.0)
     for path in store.find_stale(home):
-        yield size.item("prepared sets", path)
+        yield _item("prepared sets", path, older_than)
 
 
-def _logs(size: _Sizer, home: Path, busy: str | None) -> Iterator[Item]:
+def _logs(home: Path, older_than: float, busy: str | None) -> Iterator[Item]:
     for path in _entries(home / "slurm"):
-        yield size.item("logs", path, busy)
+        yield _item("logs", path, older_than, busy)
     for path in (home / "services" / "logs").glob("*.log*"):
         if path.suffix != ".log":
-            yield size.item("logs", path)
+            yield _item("logs", path, older_than)
         elif path.stat().st_size > LONG_LOG:
             yield Item(kind="logs", path=str(path), num_bytes=path.stat().st_size - LOG_END)
