@@ -85,11 +85,12 @@ def _line(finding: "Finding") -> str:
 )
 def metrics(options: Namespace) -> None:
     """Print runs by state, speedups, regressions, recoveries and free disk for Prometheus."""
-    from prometheus_client import generate_latest, start_http_server
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
-    from paceline.tasks.track.exporter import site_registry
+    from paceline.tasks.track.exporter import SiteCollector
 
-    registry = site_registry(Environment())
+    registry = CollectorRegistry()
+    registry.register(SiteCollector(Environment()))
     if options.listen is None:
         sys.stdout.write(generate_latest(registry).decode())
         return

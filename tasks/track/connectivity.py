@@ -11,9 +11,8 @@ from paceline.tasks.redact import redact
 def check_address(variable: str, address: str, remedy: str) -> None:
     """Refuse, by an InputError, an address with a password: every record with the address of a run would contain it."""
     if holds_credential(address):
-        raise InputError(
-            f"{variable}={redact(address)} holds a credential, and every run records the address; {remedy}"
-        )
+        fault = f"{variable}={redact(address)} holds a credential, and every run records the address"
+        raise InputError(f"{fault}; {remedy}")
 
 
 def check_tracking_uri(tracking_uri: str) -> None:
@@ -29,17 +28,13 @@ def check_reachable(tracking_uri: str) -> None:
     check_tracking_uri(tracking_uri)
     scheme = urlparse(tracking_uri).scheme
     if scheme in ("", "file"):
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={tracking_uri} is a file store, which MLflow no longer writes; "
-            "use sqlite:////path/mlflow.db or a server's http address"
-        )
+        fault = f"MLFLOW_TRACKING_URI={tracking_uri} is a file store, which MLflow no longer writes"
+        raise InputError(f"{fault}; use sqlite:////path/mlflow.db or a server's http address")
     if scheme not in ("http", "https"):
         return
     # MLflow's client retries for minutes; any HTTP answer at all within seconds shows that the server is there.
     try:
         status(f"{tracking_uri.rstrip('/')}/health")
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={tracking_uri} does not answer within {ANSWER_SECONDS:g} s ({error}); "
-            "start the server (mlflow server) or unset the variable"
-        ) from error
+        fault = f"MLFLOW_TRACKING_URI={tracking_uri} does not answer within {ANSWER_SECONDS:g} s ({error})"
+        raise InputError(f"{fault}; start the server (mlflow server) or unset the variable") from error

@@ -4,6 +4,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -43,10 +44,9 @@ def package_versions() -> dict[str, str | None]:
 @cache
 def installed_version(package: str) -> str | None:
     """The version of a package; None if it is not there."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _own(*arguments: str) -> str | None:
@@ -56,10 +56,7 @@ def _own(*arguments: str) -> str | None:
 
 def git(place: Path, *arguments: str) -> str | None:
     """Output of a git command in a folder; None where it fails."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(place), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    command = ["git", "-C", str(place), *arguments]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None

@@ -5,7 +5,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -60,10 +59,3 @@ def run_metrics(runs: Mapping[str, Sequence[FoundRun]]) -> Iterator[GaugeMetricF
             for label, value in newest.items():
                 families[name].add_metric([experiment, label], value)
     yield from (states, regressions, *families.values())
-
-
-def site_registry(site: Environment) -> CollectorRegistry:
-    """The registry of prometheus_client with the metrics of a site."""
-    registry = CollectorRegistry()
-    registry.register(SiteCollector(site))
-    return registry

@@ -46,10 +46,8 @@ def upload_rest(directory: Path, tracking_uri: str, run_id: str) -> None:
 
 
 def upload_left(tracking_uri: str, run_id: str) -> None:
-    """Deliver the metrics that the store did not accept during the training of a run: the last try.
-
-    By a client of its own, for the one before may be asleep between two tries.
-    """
+    """Deliver the metrics that the store did not accept during the training of a run: the last try."""
+    # By a client of its own, for the one before may be asleep between two tries.
     directory = _left.pop(run_id, None)
     if directory is not None and not _Delivery(directory, tracking_uri, run_id).close(LAST_SECONDS):
         files = f"{directory}/attempt-*/rank-0/{FILE}"

@@ -28,19 +28,16 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
     A reference is `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory. What
     reads as a name is never a directory, or one that lies in the right place could pass for a recorded model.
 
-    Raises:
-        InputError: the model does not exist, or it differs from the record of its run.
+    Raises InputError: the model does not exist, or it differs from the record of its run.
     """
     uri = f"runs:/{reference}/model" if _RUN_ID.fullmatch(reference) else reference
     if not uri.startswith(RECORDED):
         directory = Path(reference).absolute()
         if (directory / FACTS).is_file():
             return directory, read_facts(directory)
-        raise InputError(
-            f"{reference} is not a model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, "
-            f"models:/NAME/VERSION or a directory that holds {FACTS} and {WEIGHTS}",
-            setting="MODEL",
-        )
+        names = "a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, models:/NAME/VERSION"
+        remedy = f"give {names} or a directory that holds {FACTS} and {WEIGHTS}"
+        raise InputError(f"{reference} is not a model; {remedy}", setting="MODEL")
     client, models = existing_client(tracking_uri), home / "models"
     models.mkdir(parents=True, exist_ok=True)
     try:
@@ -64,10 +61,8 @@ def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelF
         facts = read_facts(downloaded)
         digest = digest_of(facts)
         if recorded != digest:
-            raise InputError(
-                f"{place}: the model's digest is {digest[:12]}..., and its run recorded {recorded[:12]}...; "
-                "it was changed after the training"
-            )
+            fault = f"{place}: the model's digest is {digest[:12]}..., and its run recorded {recorded[:12]}..."
+            raise InputError(f"{fault}; it was changed after the training")
         target = models / digest
         hold(target / FACTS)
         if _load_cached(target, digest) is None:
@@ -80,19 +75,16 @@ def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelF
 
 
 def _load_cached(directory: Path, digest: str) -> ModelFacts | None:
-    try:
+    with suppress(InputError):
         facts = read_facts(directory)
-    except InputError:
-        return None
-    return facts if digest_of(facts) == digest else None
+        return facts if digest_of(facts) == digest else None
+    return None
 
 
 def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
-    """Location of a model's files, and the digest that its run recorded.
-
-    The registry is asked here: MLflow's own download looks for models:/ in another store than the one it is given
-    (3.18), unless the environment names it.
-    """
+    """Location of a model's files, and the digest that its run recorded."""
+    # The registry is asked here: MLflow's own download looks for models:/ in another store than the one it is given
+    # (3.18), unless the environment names it.
     if uri.startswith("runs:/"):
         place, run_id = uri, uri.removeprefix("runs:/").partition("/")[0]
     else:
@@ -106,8 +98,7 @@ def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
         run_id = model_version.run_id or ""
     digest = client.get_run(run_id).data.tags.get(Tag.MODEL_DIGEST, "") if run_id else ""
     if not _DIGEST.fullmatch(digest):
-        raise InputError(
-            f"{uri}: no run has recorded what this model is, so a change would go unnoticed; "
-            "predict with a model that paceline has trained, or fetch it and give its directory, if you trust it"
-        )
+        fault = f"{uri}: no run has recorded what this model is, so a change would go unnoticed"
+        remedy = "predict with a model that paceline has trained, or fetch it and give its directory, if you trust it"
+        raise InputError(f"{fault}; {remedy}")
     return place, digest

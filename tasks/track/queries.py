@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.entities.paged_list import PagedList
 from mlflow.tracking import MlflowClient
+from mlflow.utils import get_results_from_paginated_fn
 from pydantic import Field
 
 from paceline.tasks.errors import InputError, one_line
@@ -46,9 +48,8 @@ def get_runs(tracking_uri: str, run_ids: Sequence[str], *, is_patient: bool = Fa
         try:
             runs.append(_plain(client.get_run(run_id)))
         except MlflowException as error:
-            raise InputError(
-                f"run {run_id}: there is none in {redact(tracking_uri)}; see paceline ui for the ids"
-            ) from error
+            fault = f"run {run_id}: there is none in {redact(tracking_uri)}"
+            raise InputError(f"{fault}; see paceline ui for the ids") from error
     return runs
 
 
@@ -57,9 +58,8 @@ def run_page(tracking_uri: str, run_id: str) -> str:
     try:
         run = existing_client(tracking_uri).get_run(run_id)
     except MlflowException as error:
-        raise InputError(
-            f"{redact(tracking_uri)} has no run {run_id}", hint="list the runs with: paceline ui", setting="RUN_ID"
-        ) from error
+        fault = f"{redact(tracking_uri)} has no run {run_id}"
+        raise InputError(fault, hint="list the runs with: paceline ui", setting="RUN_ID") from error
     return f"experiments/{run.info.experiment_id}/runs/{run_id}"
 
 
@@ -81,33 +81,19 @@ def find_runs(
 
 
 def _search(
-    client: MlflowClient,
-    experiment_ids: list[str],
-    condition: str = "",
-    limit: int | None = None,
-    view: int = ViewType.ACTIVE_ONLY,
+    client: MlflowClient, experiment_ids: list[str], condition: str, limit: int | None, view: int = ViewType.ACTIVE_ONLY
 ) -> list[FoundRun]:
     if not experiment_ids:
         return []
-    runs: list[FoundRun] = []
-    token = None
-    while limit is None or len(runs) < limit:
-        size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(runs))
-        page = client.search_runs(experiment_ids, condition, view, size, NEWEST_FIRST, token)
-        runs += map(_plain, page)
-        token = page.token
-        if not token:
-            break
-    return runs
+    search = partial(client.search_runs, experiment_ids, condition, view, order_by=NEWEST_FIRST)
+    return [_plain(run) for run in _pages(search, limit)]
 
 
 class Inventory(Record):
     """All runs of a store, and the registered models, for a clean-up."""
 
-    runs: tuple[FoundRun, ...] = ()
-    """Newest first."""
-    deleted: frozenset[str] = frozenset()
-    """Ids of runs that are deleted, and not yet removed for ever."""
+    runs: tuple[FoundRun, ...] = ()  # newest first
+    deleted: frozenset[str] = frozenset()  # ids of runs that are deleted, and not yet removed for ever
     models: dict[str, str] = Field(default_factory=dict)
     """Registered model, such as `models:/digits@champion` or `models:/digits/3` without an alias, by its run's id."""
 
@@ -126,41 +112,36 @@ def take_inventory(tracking_uri: str) -> Inventory:
             for alias, number in model.aliases.items():
                 owner = client.get_model_version(model.name, str(number)).run_id or ""
                 models[owner] = f"models:/{model.name}@{alias}"
-        deleted = frozenset(run.run_id for run in _search(client, ids, view=ViewType.DELETED_ONLY))
-        return Inventory(runs=tuple(_search(client, ids)), deleted=deleted, models=models)
+        deleted = frozenset(run.run_id for run in _search(client, ids, "", None, ViewType.DELETED_ONLY))
+        return Inventory(runs=tuple(_search(client, ids, "", None)), deleted=deleted, models=models)
     except MlflowException as error:
         raise InputError(f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be read ({one_line(error)})") from error
 
 
-def _pages(search: Callable[..., PagedList[T]]) -> list[T]:
-    """All pages of a search."""
-    found: list[T] = []
-    token = None
-    while True:
-        page = search(page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+def _pages(search: Callable[..., PagedList[T]], limit: int | None = None) -> list[T]:
+    """All pages of a search, or the first results up to a limit."""
+
+    def read(size: int, token: str | None) -> PagedList[T]:
+        return search(max_results=size, page_token=token)
+
+    results: list[T] = get_results_from_paginated_fn(read, MAX_RUNS, limit)  # type: ignore[no-untyped-call]
+    return results
 
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:
     """A JSON artifact of a run; None when it has none of that name."""
     content = read_artifact(tracking_uri, run_id, name)
-    try:
+    with suppress(ValueError):
         return json.loads(content or b"null")
-    except ValueError:
-        return None
+    return None
 
 
 def read_artifact(tracking_uri: str, run_id: str, name: str) -> bytes | None:
     """An artifact of a run; None when it has none of that name."""
     client = MlflowClient(tracking_uri)
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            return Path(client.download_artifacts(run_id, name, directory)).read_bytes()
-        except (MlflowException, OSError):
-            return None
+    with tempfile.TemporaryDirectory() as directory, suppress(MlflowException, OSError):
+        return Path(client.download_artifacts(run_id, name, directory)).read_bytes()
+    return None
 
 
 def _plain(run: Run) -> FoundRun:

@@ -40,10 +40,7 @@ def package_commits(packages: Sequence[Plugin]) -> dict[str, str | None]:
 
 
 def rebuild(record: Mapping[str, Any], packages: Sequence[Plugin], folder: Path) -> Rebuilt:
-    """Install what differs from the `environment.json` of an earlier run; raise TimeLimitError if time is over.
-
-    A rank checks the identities of the user's packages when it starts.
-    """
+    """Install what differs from the `environment.json` of an earlier run; raise TimeLimitError if time is over."""
     recorded = record.get("packages") or ()
     if len(recorded) != len(packages):
         recorded = [f"{package.package} (unknown)" for package in packages]
@@ -54,6 +51,7 @@ def rebuild(record: Mapping[str, Any], packages: Sequence[Plugin], folder: Path)
         else:
             missing.append(f"{label} ({fault})")
     pairs = zip(recorded, packages, strict=True)
+    # A rank checks the identities of the user's packages when it starts.
     identities = tuple(before if before in rebuilt else package.identity for before, package in pairs)
     return Rebuilt(str(folder) if rebuilt else "", identities, tuple(rebuilt), tuple(missing))
 

@@ -6,13 +6,6 @@ A model of Paceline holds no code; its signature, which the registry needs, is w
 import numpy as np
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
-from mlflow.protos.databricks_pb2 import (
-    INVALID_PARAMETER_VALUE,
-    PERMISSION_DENIED,
-    RESOURCE_ALREADY_EXISTS,
-    RESOURCE_DOES_NOT_EXIST,
-    ErrorCode,
-)
 from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, Schema, TensorSpec
 
@@ -29,8 +22,7 @@ from paceline.tasks.track.run import RunHandle
 CHAMPION = "champion"
 SCORE_TAGS = ((Tag.SCORE, Tag.ACCURACY), (Tag.BEST_SCORE, Tag.BEST_ACCURACY))  # each with its older name
 # Error codes for a missing model and alias, and for a missing model where users log in and are not administrators.
-ABSENT = tuple(map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)))
-DENIED = ErrorCode.Name(PERMISSION_DENIED)
+ABSENT, DENIED = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"), "PERMISSION_DENIED"
 
 
 class Champion(Record):
@@ -91,7 +83,7 @@ def register(handle: RunHandle, name: str, tags: dict[str, str]) -> str:
     try:
         client.create_registered_model(name)
     except MlflowException as error:
-        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     versions = client.search_model_versions(f"name = '{name}' and run_id = '{handle.run_id}'")
     version = next(iter(versions), None) or client.create_model_version(  # a resumed run registers once

@@ -85,16 +85,14 @@ def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
         with tempfile.TemporaryDirectory() as directory:
             path = client.download_artifacts(run_id, Artifact.CONFIG, directory)
             tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        experiment = client.get_experiment(run.info.experiment_id).name
+        experiment_id = run.info.experiment_id
+        experiment = client.get_experiment(experiment_id).name
     except (MlflowException, OSError) as error:
-        raise InputError(
-            f"--resume {run_id}: no such run of paceline in {redact(tracking_uri)}; see paceline ui for the ids"
-        ) from error
+        fault = f"--resume {run_id}: no such run of paceline in {redact(tracking_uri)}"
+        raise InputError(f"{fault}; see paceline ui for the ids") from error
     if run.info.status == "FINISHED":
         raise InputError(f"--resume {run_id}: the run is FINISHED; start a new one with paceline run")
-    handle = RunHandle(
-        tracking_uri=tracking_uri, experiment=experiment, experiment_id=run.info.experiment_id, run_id=run_id
-    )
+    handle = RunHandle(tracking_uri=tracking_uri, experiment=experiment, experiment_id=experiment_id, run_id=run_id)
     return handle, tree
 
 
@@ -118,10 +116,10 @@ def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
         handle.client.log_inputs(handle.run_id, datasets=[entity])
 
 
-def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[str, str], step: int = 0) -> None:
+def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[str, str]) -> None:
     """Log final metrics and tags; unknown metrics are left out."""
     now = int(time.time() * 1000)  # of two values of a step MLflow keeps the later one, and of one time the larger
-    logged = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
+    logged = [Metric(key, float(value), now, 0) for key, value in metrics.items() if value is not None]
     noted = [RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
     handle.client.log_batch(handle.run_id, metrics=logged, tags=noted)
 

@@ -55,9 +55,8 @@ def main() -> None:
 def _with_guard(build: Callable[..., list[str]]) -> Callable[..., list[str]]:
     def build_guarded(options: str | None, host: str, port: int, workers: int, app: str, *rest: Any) -> list[str]:
         if app == WITHOUT_USERS and not os.environ.get(TOKEN):
-            raise InputError(
-                f"a server without users needs a token; set {TOKEN}, or add --app-name basic-auth", setting=TOKEN
-            )
+            remedy = f"set {TOKEN}, or add --app-name basic-auth"
+            raise InputError(f"a server without users needs a token; {remedy}", setting=TOKEN)
         options = f"{options or ''} --app-dir {shlex.quote(str(PACKAGES))}"
         return build(options, host, port, workers, APPLICATIONS[app], *rest[:1], is_factory=True)
 

@@ -5,7 +5,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlparse
 from urllib.request import url2pathname
@@ -44,10 +44,9 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
         return str(entity.experiment_id)
     except (MlflowException, SQLAlchemyError, ArgumentError, OSError) as error:
         first = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be used ({redact(first)}); "
-            + (LOG_IN if is_refusal(error) else "give a store that exists and can be written")
-        ) from error
+        fault = f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be used ({redact(first)})"
+        remedy = LOG_IN if is_refusal(error) else "give a store that exists and can be written"
+        raise InputError(f"{fault}; {remedy}") from error
 
 
 def is_refusal(error: Exception) -> bool:
@@ -63,10 +62,8 @@ def existing_client(tracking_uri: str) -> MlflowClient:
     check_reachable(tracking_uri)
     file = sqlite_path(tracking_uri)
     if file is not None and not file.exists():
-        raise InputError(
-            f"{redact(tracking_uri)} does not exist: there are no runs yet; run paceline run digits first",
-            setting="MLFLOW_TRACKING_URI",
-        )
+        fault = f"{redact(tracking_uri)} does not exist: there are no runs yet"
+        raise InputError(f"{fault}; run paceline run digits first", setting="MLFLOW_TRACKING_URI")
     return open_store(tracking_uri)
 
 
@@ -118,12 +115,10 @@ def _only_one(tracking_uri: str) -> Iterator[None]:
 
 def _is_unfinished(path: Path) -> bool:
     """Whether a client of MLflow alone was killed while it created this store: an experiment of MLflow's comes last."""
-    with closing(sqlite3.connect(path)) as connection:
-        try:
-            filled = "SELECT EXISTS(SELECT 1 FROM experiments) OR EXISTS(SELECT 1 FROM runs)"
-            return bool(connection.execute(filled).fetchone() == (0,))
-        except sqlite3.DatabaseError:
-            return False  # MLflow's error is the better one
+    with closing(sqlite3.connect(path)) as connection, suppress(sqlite3.DatabaseError):  # MLflow's error is better
+        filled = "SELECT EXISTS(SELECT 1 FROM experiments) OR EXISTS(SELECT 1 FROM runs)"
+        return bool(connection.execute(filled).fetchone() == (0,))
+    return False
 
 
 def _create(tracking_uri: str, path: Path) -> None:
@@ -142,9 +137,8 @@ def _create(tracking_uri: str, path: Path) -> None:
 def _experiment(client: MlflowClient, name: str, artifact_root: str | None) -> Experiment:
     experiment = client.get_experiment_by_name(name)
     if experiment is not None and experiment.lifecycle_stage == "deleted":
-        raise InputError(
-            f"track.experiment={name} is deleted in this store; restore it (mlflow experiments restore) or name another"
-        )
+        fault = f"track.experiment={name} is deleted in this store"
+        raise InputError(f"{fault}; restore it (mlflow experiments restore) or name another")
     try:
         return experiment or client.get_experiment(client.create_experiment(name, artifact_root))
     except MlflowException:
