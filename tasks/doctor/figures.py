@@ -75,9 +75,8 @@ def judge_measurements(measured: Measurements, last: Measurements | None) -> lis
     last = last or Measurements()
     before = {device.name: device for device in last.devices if not device.disturbed}
     quiet = [device for device in measured.devices if not device.disturbed]
-    findings = [
-        doubtful(f"measure {name}", f"not measured: {reason}", REPEAT) for name, reason in measured.skipped.items()
-    ]
+    skipped = measured.skipped.items()
+    findings = [doubtful(f"measure {name}", f"not measured: {reason}", REPEAT) for name, reason in skipped]
     for device in measured.devices:
         rates = ", ".join(f"{name} {_rate(name, rate)}" for name, rate in device.measured_rates.items())
         text = f"{device.model}: {rates}"

@@ -71,9 +71,8 @@ def _place(check: str, path: Path, variable: str, min_free_gib: float = 0.0) -> 
         fault = f"{path}: {free / GIB:.2f} GiB free, and limits.min_free_gib={min_free_gib:g}: runs are refused"
         return bad(check, fault, "paceline clean")
     if check == "state" and free < LITTLE_BYTES:
-        return doubtful(
-            check, f"{path}: {free / GIB:.1f} GiB free", f"call paceline clean, or set {variable} to a larger disk"
-        )
+        remedy = f"call paceline clean, or set {variable} to a larger disk"
+        return doubtful(check, f"{path}: {free / GIB:.1f} GiB free", remedy)
     return good(check, f"{path}: {free / GIB:.0f} GiB free")
 
 

@@ -44,11 +44,8 @@ def _ranges() -> Finding:
     ]
     if not wrong:
         return good("packages", f"{len(needed)} requirements met")
-    return bad(
-        "packages",
-        "; ".join(wrong),
-        "install again: infra/install, or pip install --require-hashes --no-deps -r infra/lock.txt",
-    )
+    remedy = "install again: infra/install, or pip install --require-hashes --no-deps -r infra/lock.txt"
+    return bad("packages", "; ".join(wrong), remedy)
 
 
 def _lock() -> Finding:

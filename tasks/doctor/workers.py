@@ -132,10 +132,8 @@ def look(marker: str, leases: str, asked: tuple[PackageName, ...]) -> Seen:
 
 
 async def lacks_data(root: str) -> str:
-    """Why the worker that this runs on cannot read what lies at a root; empty where it can.
-
-    A dead mount or store keeps one thread waiting, and not the worker, whom others take for lost when it is silent.
-    """
+    """Why the worker that this runs on cannot read what lies at a root; empty where it can."""
+    # A dead mount or store keeps one thread waiting, and not the worker, whom others take for lost when it is silent.
     try:
         return await asyncio.wait_for(asyncio.to_thread(_lacks, root), REACH_SECONDS)
     except TimeoutError:

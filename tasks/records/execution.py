@@ -17,10 +17,8 @@ _GPU_ARITHMETIC: dict[Precision, str] = {
 
 
 def arithmetic_of(precision: Precision, accelerator: str) -> str | None:
-    """Arithmetic of matrix products and convolutions, which `set_arithmetic` sets; None on CPUs, which have one.
-
-    Ratios depend on it as on the precision: before it was set, torch's default made convolutions of 32-true TF32.
-    """
+    """Arithmetic of matrix products and convolutions, which `set_arithmetic` sets; None on CPUs, which have one."""
+    # Ratios depend on it as on the precision: before it was set, torch's default made convolutions of 32-true TF32.
     return f"{_GPU_ARITHMETIC[precision]}, cudnn benchmark" if accelerator == "gpu" else None
 
 
@@ -39,9 +37,8 @@ class Plan(Record):
     gradient_compression: Compression = "off"
     micro_batch: int | None = None  # samples that a rank computes on at once; None for its whole share of a batch
     activation_checkpointing: bool = False  # the backward pass computes activations again
-    failed_capture: str | None = (
-        None  # why an earlier attempt could not record the step as a CUDA graph; None: none failed
-    )
+    failed_capture: str | None = None
+    """Why an earlier attempt could not record the step as a CUDA graph; None: none failed."""
     reasons: dict[str, Choice]  # for each field that was `auto`: what was chosen and why
 
     @property

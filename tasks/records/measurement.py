@@ -99,9 +99,8 @@ class ProbeResult(Record):
 
     def seconds_per_sample(self, role: str) -> float:
         """Median over the blocks of an arm, which has at least one."""
-        return statistics.median(
-            block.seconds_per_sample for blocks in self.rounds for block in blocks if block.arm == role
-        )
+        blocks = (block for blocks in self.rounds for block in blocks)
+        return statistics.median(block.seconds_per_sample for block in blocks if block.arm == role)
 
 
 class SlowArm(Record):
