@@ -8,8 +8,8 @@ from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.hints import fault_and_hint
 from paceline.flows.lifecycle import prefect_api
+from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
-from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.tls import WARN_DAYS, choose_tls, days_left, find_certificates
 from paceline.tasks.data.sources.folder import absolute
 from paceline.tasks.doctor.devices import measure_devices

@@ -16,8 +16,8 @@ from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.mlflow_views import log_report
 from paceline.flows.lifecycle.outage import guard_flow, publish, with_retries
 from paceline.flows.run.history import execution_of, past_checks
+from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
-from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import workload_fingerprint

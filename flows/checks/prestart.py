@@ -16,8 +16,8 @@ from paceline.conf.environment import Environment
 from paceline.flows.checks.origin import FLOW_RUN
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
+from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import Opening, open_cluster
-from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.train.launch.placement import prepare_seats

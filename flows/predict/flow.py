@@ -23,8 +23,8 @@ from paceline.flows.checks.pretrained import check_layer, check_own_size
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import kind_of, open_cluster
-from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.errors import InputError

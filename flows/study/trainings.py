@@ -21,8 +21,8 @@ from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
 from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.record import run_comparison_facts, stage_metrics
+from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
-from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.evaluate.prefect_tasks import evaluate

@@ -24,9 +24,7 @@ T = TypeVar("T")
 def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
     """A client of a cluster that has a worker, for a body that gives it tasks.
 
-    Raises:
-        RunError: none answered; names the purpose.
-        OutsideError: a task failed by an error that is not ours.
+    Raises RunError: none answered, with the purpose; OutsideError: a task failed by an error that is not ours.
     """
     try:
         with ExitStack() as stack:
@@ -34,17 +32,14 @@ def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
                 client = stack.enter_context(connect(address))
                 client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS_SECONDS)
             except (InputError, TimeoutError) as error:
-                raise RunError(
-                    f"cluster address {address}: no Dask worker answered ({error}); {purpose} needs one; "
-                    "start workers or correct cluster.address"
-                ) from error
+                fault = f"cluster address {address}: no Dask worker answered ({error}); {purpose} needs one"
+                raise RunError(f"{fault}; start workers or correct cluster.address") from error
             yield client
     except (PacelineError, OSError):
         raise
     except Exception as error:
-        raise OutsideError(
-            f"{purpose} failed on the workers at {address}: {one_line(error)}; see the workers' logs"
-        ) from error
+        fault = f"{purpose} failed on the workers at {address}: {one_line(error)}"
+        raise OutsideError(f"{fault}; see the workers' logs") from error
 
 
 def iter_results(client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]) -> Generator[Any, None, None]:

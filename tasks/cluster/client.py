@@ -1,19 +1,21 @@
-"""Joins a running Dask scheduler, and asks it which workers and hosts there are."""
+"""Joins a running Dask scheduler, and asks it which workers and hosts there are; those that a run needs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from paceline.conf.environment import Environment
-from paceline.tasks.cluster.resources import ClusterResources
+from paceline.conf.execution import Execution
 from paceline.tasks.cluster.tls import SCHEME, security_of
 from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.records.record import Record
 
 if TYPE_CHECKING:
     from distributed import Client, Future, Security
@@ -23,6 +25,34 @@ T = TypeVar("T")
 CONNECT_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 10, 5, 0.2
 MAX_MESSAGES = 64  # at once: Dask opens a connection for each, and a message takes 1 to 2 ms of a core
 MARGIN_SECONDS = 1.0  # between the limit of a connection, which is retried that long, and that of the answer
+
+
+class ClusterResources(Record):
+    """Hosts, and on each of them workers: one worker is one device and one thread."""
+
+    num_hosts: int
+    workers_per_host: int
+    gpus: bool  # a worker holds a GPU, else an equal share of its host's cores
+
+    @property
+    def num_workers(self) -> int:
+        """Workers on all hosts."""
+        return self.num_hosts * self.workers_per_host
+
+    def is_met(self, workers_by_host: Mapping[str, int]) -> bool:
+        """Whether so many workers by host can seat the run."""
+        enough = [host for host, number in workers_by_host.items() if number >= self.workers_per_host]
+        return len(enough) >= self.num_hosts
+
+
+def demand_of(executions: Iterable[Execution], accelerator: Literal["cpu", "gpu"]) -> ClusterResources:
+    """Resources that suffice for each of the executions, one after the other."""
+    listed = list(executions)
+    return ClusterResources(
+        num_hosts=max(execution.num_nodes for execution in listed),
+        workers_per_host=max(execution.num_devices for execution in listed),
+        gpus=accelerator == "gpu",
+    )
 
 
 @contextmanager
@@ -40,10 +70,9 @@ def connect(address: str) -> Iterator[Client]:
         remedy = f"have its certificates of the authority in PACELINE_TLS={site.tls_directory}"
 
     def refusal(why: str) -> InputError:
-        return InputError(
-            f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s{why}; start it, or "
-            f"correct host and port, which `dask scheduler` prints at its start, and {remedy}"
-        )
+        refused = f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s{why}"
+        port = "host and port, which `dask scheduler` prints at its start"
+        return InputError(f"{refused}; start it, or correct {port}, and {remedy}")
 
     fault, cause = _find_fault(address, security)
     if fault:
@@ -59,12 +88,10 @@ def connect(address: str) -> Iterator[Client]:
 
 
 def _find_fault(address: str, security: Security | None) -> tuple[str, Exception | None]:
-    """Why no Dask scheduler speaks at an address, asked in bounded time, and the error behind it; empty if one does.
-
-    Dask's client does not limit the time of its handshake, and takes the first bytes of any other server for a length.
-    """
+    """Why no Dask scheduler speaks at an address, asked in bounded time, and the error behind it; empty if one does."""
     from distributed.comm.core import CommClosedError
 
+    # Dask's client does not limit the time of its handshake, and takes the first bytes of any server for a length.
     try:
         part = asyncio.run(_ask_part(address, security))
     except TimeoutError as error:
@@ -122,10 +149,9 @@ def wait_for_workers(address: str, demand: ClusterResources, seconds: float, che
             status = check()
             if time.monotonic() > deadline:
                 arrived = ", ".join(f"{host}: {number}" for host, number in num_by_host.items()) or "none"
-                raise RunError(
-                    f"{demand.num_hosts} hosts with {demand.workers_per_host} workers each are needed, and after "
-                    f"cluster.wait_seconds={seconds:g} these have joined: {arrived}; {status}"
-                )
+                needed = f"{demand.num_hosts} hosts with {demand.workers_per_host} workers each are needed"
+                fault = f"{needed}, and after cluster.wait_seconds={seconds:g} these have joined: {arrived}"
+                raise RunError(f"{fault}; {status}")
             time.sleep(POLL_SECONDS)
 
 
@@ -165,13 +191,9 @@ def call_workers(client: Client, requests: Sequence[Request], seconds: float, *,
 
 def fetch(client: Client, futures: Sequence[Future[T]], seconds: float) -> list[T]:
     """Results of finished tasks, all at the same time. Raises TimeoutError, OSError and others: one of them is gone."""
-
-    async def every() -> list[T]:
-        results: list[T] = await asyncio.wait_for(client.gather(futures, asynchronous=True), seconds)
-        return results
-
-    fetched: list[T] = client.sync(every)
-    return fetched
+    gather = partial(client.gather, futures, asynchronous=True)
+    results: list[T] = client.sync(gather, callback_timeout=seconds)
+    return results
 
 
 async def _run_own(calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]], dask_worker: Any) -> Any:

@@ -22,14 +22,13 @@ def low_overhead_config() -> dict[str, Any]:
 
 def exports() -> list[str]:
     """The same as lines of a shell, for a worker that a batch system starts."""
-    return [f"export {_variable(name)}={shlex.quote(str(value))}" for name, value in low_overhead_config().items()]
-
-
-def _variable(name: str) -> str:
-    """Environment variable of a setting; a nanny keeps its value."""
-    if name.startswith(ENVIRON):
-        return name.removeprefix(ENVIRON)
-    return "DASK_" + name.replace(".", "__").replace("-", "_").upper()
+    lines = []
+    for name, value in low_overhead_config().items():
+        variable = name.removeprefix(ENVIRON)  # a nanny keeps the value of such a variable
+        if variable == name:
+            variable = "DASK_" + name.replace(".", "__").replace("-", "_").upper()
+        lines.append(f"export {variable}={shlex.quote(str(value))}")
+    return lines
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -80,10 +80,9 @@ def visible(boards: Sequence[Sequence[Gpu]], setting: str | None) -> tuple[Gpu, 
         return tuple(gpu for _, gpu in numbered)
     names = [name.strip() for name in setting.split(",") if name.strip()]
     if any(name.startswith("MIG-GPU-") for name in names):
-        raise InputError(
-            f"CUDA_VISIBLE_DEVICES={setting}: slices of a divided GPU (MIG) are named by their instances; use their "
-            "UUIDs, MIG-..., which `nvidia-smi -L` prints, or an empty value to train on the CPU"
-        )
+        fault = f"CUDA_VISIBLE_DEVICES={setting}: slices of a divided GPU (MIG) are named by their instances"
+        remedy = "use their UUIDs, MIG-..., which `nvidia-smi -L` prints, or an empty value to train on the CPU"
+        raise InputError(f"{fault}; {remedy}")
     uuids = {uuid for _, gpu in numbered for uuid in (gpu.uuid, gpu.board) if uuid is not None}
     # CUDA takes the beginning of a UUID for it, too.
     beginnings = tuple(name for name in names if name.startswith(("GPU-", "MIG-")) and name not in uuids)
@@ -106,10 +105,9 @@ def _describe_board(index: int) -> list[Gpu]:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    try:
+    is_divided = False
+    with contextlib.suppress(pynvml.NVMLError):  # of a board that cannot be divided
         is_divided = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-    except pynvml.NVMLError:  # of a board that cannot be divided
-        is_divided = False
     if not is_divided:
         return [_describe_gpu(handle, handle)]
     slices = []

@@ -12,8 +12,8 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster import hardware, local, slurm, ssh
+from paceline.tasks.cluster.client import ClusterResources, demand_of
 from paceline.tasks.cluster.dask_config import low_overhead_config
-from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.tls import certificate_paths, certificates, choose_tls, local_security
 from paceline.tasks.errors import InputError
 from paceline.tasks.host import has_compiler
@@ -30,10 +30,8 @@ class ClusterKind:
     def check(self) -> None:
         """Check that its module is installed. Raises InputError: it is not."""
         if self.module and importlib.util.find_spec(self.module) is None:
-            raise InputError(
-                f"cluster.kind needs the module {self.module}, which is not installed; "
-                f"pip install 'paceline[{self.extra}]'"
-            )
+            fault = f"cluster.kind needs the module {self.module}, which is not installed"
+            raise InputError(f"{fault}; pip install 'paceline[{self.extra}]'")
 
     def first_host(self, config: Config, site: Environment) -> Hardware:
         """Hardware of the first host that will train. Starts nothing.
@@ -63,20 +61,15 @@ class Local(ClusterKind):
     def first_host(self, config: Config, site: Environment) -> Hardware:
         execution, workers = config.execution, config.cluster.num_workers
         if execution.num_nodes > 1:
-            raise InputError(
-                f"execution.num_nodes={execution.num_nodes} and cluster.kind={config.cluster.kind}, which is "
-                "this host alone; use num_nodes=1 or cluster.kind=ssh, slurm or address"
-            )
+            fault = f"execution.num_nodes={execution.num_nodes} and cluster.kind={config.cluster.kind}"
+            remedy = "use num_nodes=1 or cluster.kind=ssh, slurm or address"
+            raise InputError(f"{fault}, which is this host alone; {remedy}")
         if workers != "auto" and workers < execution.num_devices:
-            raise InputError(
-                f"cluster.num_workers={workers} is below execution.num_devices={execution.num_devices}; "
-                "each rank needs a worker of its own: raise num_workers or leave it auto"
-            )
+            fault = f"cluster.num_workers={workers} is below execution.num_devices={execution.num_devices}"
+            raise InputError(f"{fault}; each rank needs a worker of its own: raise num_workers or leave it auto")
         if execution.compile == "step" and not has_compiler():
-            raise InputError(
-                "execution.compile=step needs a C++ compiler on CPUs, and this host has none; "
-                "install one (apt-get install g++) or use execution.compile=off"
-            )
+            fault = "execution.compile=step needs a C++ compiler on CPUs, and this host has none"
+            raise InputError(f"{fault}; install one (apt-get install g++) or use execution.compile=off")
         return hardware.describe()
 
     def open(self, settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
@@ -90,10 +83,8 @@ class LocalCuda(Local):
 
     def check(self) -> None:
         if not hardware.describe().gpus:
-            raise InputError(
-                "cluster.kind=local_cuda, and this host has no GPU that NVML sees and torch is built for; "
-                "use cluster.kind=local"
-            )
+            fault = "cluster.kind=local_cuda, and this host has no GPU that NVML sees and torch is built for"
+            raise InputError(f"{fault}; use cluster.kind=local")
 
 
 class Ssh(ClusterKind):
@@ -106,10 +97,8 @@ class Ssh(ClusterKind):
         needed = config.execution.num_devices if config.execution.accelerator != "cpu" and hosts[0].gpus else 0
         for name, host in zip(config.cluster.hosts, hosts, strict=True):
             if len(host.gpus) < needed:
-                raise InputError(
-                    f"execution.num_devices={needed} exceeds the {len(host.gpus)} GPUs of {name}; every host "
-                    "of cluster.hosts needs as many"
-                )
+                fault = f"execution.num_devices={needed} exceeds the {len(host.gpus)} GPUs of {name}"
+                raise InputError(f"{fault}; every host of cluster.hosts needs as many")
         return hosts[0]
 
     def open(self, settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
@@ -167,9 +156,7 @@ def kind_of(settings: Cluster) -> ClusterKind:
 def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment | None = None) -> Iterator[str]:
     """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
 
-    Raises:
-        InputError: there are no certificates, and the cluster needs them.
-        RunError: the workers did not come.
+    Raises InputError: there are no certificates, and the cluster needs them; RunError: the workers did not come.
     """
     if settings.address is not None:
         yield settings.address  # somebody else's cluster: joined, never ended

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster.client import ClusterResources
 from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.hardware import describe, usable_cores
-from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import register_security
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.hardware import Gpu
@@ -45,10 +45,9 @@ def local_arguments(num_workers: int, security: Security | None) -> dict[str, An
 def local_cuda_arguments(gpus: Sequence[Gpu], demand: ClusterResources, security: Security | None) -> dict[str, Any]:
     """Arguments of Dask's `LocalCluster`: a worker for each of the first GPUs. Raises InputError: there are too few."""
     if len(gpus) < demand.workers_per_host:
-        raise InputError(
-            f"execution.num_devices={demand.workers_per_host} and cluster.kind=local_cuda, and this host has "
-            f"{len(gpus)} GPUs that NVML sees and torch is built for; use fewer devices or another kind"
-        )
+        setting = f"execution.num_devices={demand.workers_per_host} and cluster.kind=local_cuda"
+        fault = f"{setting}, and this host has {len(gpus)} GPUs that NVML sees and torch is built for"
+        raise InputError(f"{fault}; use fewer devices or another kind")
     return local_arguments(demand.workers_per_host, security) | PRELOAD
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.conf.cluster import Cluster
-from paceline.tasks.cluster.client import wait_for_workers
+from paceline.tasks.cluster.client import ClusterResources, wait_for_workers
 from paceline.tasks.cluster.dask_config import exports
 from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.local import QUIET_HTTP
-from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.records.hardware import Gpu, Hardware
@@ -39,10 +38,13 @@ def slurm_arguments(
     paths = {"PACELINE_HOME": str(logs)} | ({"PACELINE_TLS": certificates.authority} if certificates else {})
     for variable, path in paths.items():
         if shlex.quote(path) != path:
-            raise InputError(
-                f"{variable}: {path!r} enters the job script of Slurm; use a path of letters, digits and "
-                "_ @ % + = : , . / - alone"
-            )
+            fault = f"{variable}: {path!r} enters the job script of Slurm"
+            raise InputError(f"{fault}; use a path of letters, digits and _ @ % + = : , . / - alone")
+    directives = ["--nodes=1", f"--output={logs}/%j.log"]
+    if demand.gpus:
+        directives.append(f"--gres=gpu:{demand.workers_per_host}")
+    if demand.num_hosts > 1:
+        directives.append("--exclusive")  # or Slurm may put two jobs on one host, and ranks would share its cores
     preloads = ["--preload-nanny", *PRELOAD["preload_nanny"]] if demand.gpus else []
     return {
         "queue": settings.partition and shlex.quote(settings.partition),
@@ -53,7 +55,7 @@ def slurm_arguments(
         "job_cpu": settings.cores_per_host,
         "job_mem": settings.memory_per_host,
         "job_name": "paceline",
-        "job_extra_directives": _directives(settings, demand, logs),
+        "job_extra_directives": [*directives, *settings.sbatch],
         "job_script_prologue": [*_lines_of_the_site(), *exports()],
         "python": shlex.quote(sys.executable),
         "worker_command": "distributed.cli.dask_worker",
@@ -76,15 +78,6 @@ def _lines_of_the_site() -> list[str]:
 
     names = ("jobqueue.slurm.job-script-prologue", "jobqueue.slurm.env-extra")
     return next((list(lines) for name in names if (lines := dask.config.get(name, None))), [])
-
-
-def _directives(settings: Cluster, demand: ClusterResources, logs: Path) -> list[str]:
-    directives = ["--nodes=1", f"--output={logs}/%j.log"]
-    if demand.gpus:
-        directives.append(f"--gres=gpu:{demand.workers_per_host}")
-    if demand.num_hosts > 1:
-        directives.append("--exclusive")  # or Slurm may put two jobs on one host, and ranks would share its cores
-    return [*directives, *settings.sbatch]
 
 
 def memory_bytes(settings: Cluster) -> int:
@@ -121,9 +114,8 @@ def open_slurm(
         def check() -> str:
             submitted = [job.job_id for job in cluster.workers.values() if job.job_id]
             if not submitted and time.monotonic() > started + SUBMIT_SECONDS:
-                raise RunError(
-                    "sbatch took no job; print it with --show and submit it by hand to see why: sbatch --test-only"
-                )
+                remedy = "print it with --show and submit it by hand to see why: sbatch --test-only"
+                raise RunError(f"sbatch took no job; {remedy}")
             return _job_states(submitted, logs)
 
         wait_for_workers(cluster.scheduler_address, demand, settings.wait_seconds, check)
@@ -152,18 +144,14 @@ def _log_tail(log: Path) -> str:
 def check_slurm(settings: Cluster, script: str) -> None:
     """Have Slurm judge the job script without submitting it. Raises InputError: it is not here, or refuses the job."""
     if shutil.which("sbatch") is None:
-        raise InputError(
-            "cluster.kind=slurm needs sbatch, and there is no sbatch on this host's PATH",
-            hint="run paceline on a host that submits jobs to Slurm",
-            setting="cluster.kind",
-        )
+        fault = "cluster.kind=slurm needs sbatch, and there is no sbatch on this host's PATH"
+        raise InputError(fault, hint="run paceline on a host that submits jobs to Slurm", setting="cluster.kind")
     answer = _ask(["sbatch", "--test-only"], script)
     if answer.returncode != 0:
         reason = answer.stderr.strip().splitlines() or ["no reason given"]
-        raise InputError(
-            f"cluster.partition={settings.partition}: Slurm does not take the job "
-            f"({reason[-1].removeprefix('allocation failure: ')}); see it with --show, and what there is with sinfo"
-        )
+        refusal = reason[-1].removeprefix("allocation failure: ")
+        fault = f"cluster.partition={settings.partition}: Slurm does not take the job ({refusal})"
+        raise InputError(f"{fault}; see it with --show, and what there is with sinfo")
 
 
 def _ask(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:

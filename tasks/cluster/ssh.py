@@ -15,11 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.conf.cluster import Cluster
-from paceline.tasks.cluster.client import wait_for_workers
+from paceline.tasks.cluster.client import ClusterResources, wait_for_workers
 from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.host_report import HostFacts
 from paceline.tasks.cluster.local import QUIET_HTTP
-from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.fingerprint import code_fingerprint
@@ -32,10 +31,7 @@ IDLE_TIMEOUT = "1 hour"  # ends the cluster of a run that was killed so hard tha
 
 
 def ssh_arguments(settings: Cluster, demand: ClusterResources, certificates: Certificates | None) -> dict[str, Any]:
-    """Arguments of Dask's `SSHCluster`: the scheduler on the first host, workers on all.
-
-    All of it is plain data, and goes to the hosts as JSON.
-    """
+    """Arguments of Dask's `SSHCluster`, which go to the hosts as JSON: scheduler on the first host, workers on all."""
     scheme = "tls://" if certificates else "tcp://"
     shared: dict[str, Any] = dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {})
     scheduler = {"port": 0, "protocol": scheme, "idle_timeout": IDLE_TIMEOUT, **shared}
@@ -114,16 +110,13 @@ async def _ask(host: str, command: str) -> str:
         async with asyncio.timeout(ANSWER_SECONDS), asyncssh.connect(host, **CONNECT_OPTIONS) as connection:
             answer = await connection.run(command, check=False)
     except (OSError, ValueError, asyncssh.Error) as error:  # a ValueError: of keys that cannot be read
-        raise InputError(
-            f"cluster.hosts: {host} cannot be reached by SSH ({one_line(error)}); "
-            f"it must let this user in without a password: try  ssh -o BatchMode=yes {host} true"
-        ) from error
+        fault = f"cluster.hosts: {host} cannot be reached by SSH ({one_line(error)})"
+        remedy = f"it must let this user in without a password: try  ssh -o BatchMode=yes {host} true"
+        raise InputError(f"{fault}; {remedy}") from error
     if answer.exit_status != 0:
         lines = str(answer.stderr).strip().splitlines() or [f"exit status {answer.exit_status}"]
-        raise InputError(
-            f"cluster.hosts: {host} cannot run {command} ({lines[-1]}); "
-            "every host needs this interpreter and this package at the same path"
-        )
+        fault = f"cluster.hosts: {host} cannot run {command} ({lines[-1]})"
+        raise InputError(f"{fault}; every host needs this interpreter and this package at the same path")
     return str(answer.stdout)
 
 
@@ -132,17 +125,13 @@ def _parse_answer(host: str, answer: str) -> HostFacts:
     try:
         facts = HostFacts.model_validate_json(last)
     except ValidationError as error:
-        raise InputError(
-            f"cluster.hosts: {host} answered {last[:80]!r} instead of its facts; install the same version there"
-        ) from error
+        fault = f"cluster.hosts: {host} answered {last[:80]!r} instead of its facts"
+        raise InputError(f"{fault}; install the same version there") from error
     if facts.code != code_fingerprint():
-        raise InputError(
-            f"cluster.hosts: {host} has other code ({facts.code}) than this host ({code_fingerprint()}); "
-            "install the same version on every host"
-        )
+        fault = f"cluster.hosts: {host} has other code ({facts.code}) than this host ({code_fingerprint()})"
+        raise InputError(f"{fault}; install the same version on every host")
     if facts.missing:
-        raise InputError(
-            f"cluster.hosts: {host} cannot read {', '.join(facts.missing)}; "
-            "copy the directory of PACELINE_TLS to the same path there, or set cluster.tls=off"
-        )
+        fault = f"cluster.hosts: {host} cannot read {', '.join(facts.missing)}"
+        remedy = "copy the directory of PACELINE_TLS to the same path there, or set cluster.tls=off"
+        raise InputError(f"{fault}; {remedy}")
     return facts

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 SCHEME, OTHERS = "tls://", 0o077
 OWN = "own"  # TLS with a certificate that is made for one cluster, and is gone with this process
-OWN_DAYS = 366
 WARN_DAYS = 30  # before certificates expire
 LOOPBACK = ("localhost", "::1")
 FILES = ("ca.pem", "cert.pem", "key.pem")
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Certificates(Record):
-    """Paths of the three files, the same on every host; or, of a cluster's own, what would be in them."""
+    """Paths of the three files, the same on every host."""
 
     authority: str
     certificate: str
@@ -85,9 +84,8 @@ def days_left(found: Certificates) -> float:
 
     authority, certificate = (Path(path).read_bytes() for path in (found.authority, found.certificate))
     own = x509.load_pem_x509_certificate(certificate)
-    ends = [
-        each.not_valid_after_utc for each in x509.load_pem_x509_certificates(authority) if each.subject == own.issuer
-    ]
+    authorities = x509.load_pem_x509_certificates(authority)
+    ends = [each.not_valid_after_utc for each in authorities if each.subject == own.issuer]
     return (min([own.not_valid_after_utc, *ends]) - datetime.now(UTC)) / timedelta(days=1)
 
 
@@ -98,10 +96,7 @@ def is_loopback(address: str) -> bool:
 
 
 def certificates(settings: Cluster, site: Environment) -> Certificates | None:
-    """The certificates for a cluster, with a warning before they expire; None where it goes without TLS.
-
-    Raises as `find_certificates`.
-    """
+    """The certificates for a cluster, warning before they expire; None without TLS. Raises as `find_certificates`."""
     if choose_tls(settings).value != "on":
         return None
     files = find_certificates(site)
@@ -112,39 +107,18 @@ def certificates(settings: Cluster, site: Environment) -> Certificates | None:
 
 @cache
 def _warn(place: Path, days: int) -> None:  # each run asks several times
-    logger.warning(
-        "the certificate in %s expires in %d days; renew it: infra/certificates --renew %s", place, days, place
-    )
+    renewal = f"infra/certificates --renew {place}"
+    logger.warning("the certificate in %s expires in %d days; renew it: %s", place, days, renewal)
 
 
 def local_security(settings: Cluster, site: Environment) -> Security | None:
     """TLS settings of a cluster of this host, None for a cluster without TLS; raises as `find_certificates`."""
     if choose_tls(settings).value == OWN:
-        return _own_security()
+        from distributed import Security
+
+        return Security.temporary()  # type: ignore[no-any-return]
     files = certificates(settings, site)
     return files.security() if files else None
-
-
-def _own_security() -> Security:
-    """One certificate that vouches for itself, with its key, in memory."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "paceline")])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=OWN_DAYS))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
-    public = certificate.public_bytes(pem).decode()
-    # Where a text has lines, Dask takes it for the certificate instead of its path.
-    return Certificates(authority=public, certificate=public, key=secret).security()
 
 
 _clusters: dict[str, Security] = {}
@@ -162,10 +136,7 @@ def register_security(address: str, security: Security | None) -> Iterator[None]
 
 
 def security_of(address: str, site: Environment) -> Security | None:
-    """TLS settings of a scheduler: of a cluster of this process, else of this site; None for tcp.
-
-    Raises InputError as `find_certificates` does.
-    """
+    """TLS settings of a scheduler of this process or of this site; None for tcp. Raises as `find_certificates`."""
     if not address.startswith(SCHEME):
         return None
     return _clusters.get(address) or find_certificates(site).security()
@@ -196,13 +167,9 @@ def find_certificates(site: Environment) -> Certificates:
             + f" ca.pem, cert.pem and key.pem; make them with infra/certificates {place}, or set cluster.tls=off"
         ) from error
     if mode & OTHERS:
-        raise InputError(
-            f"{files.key} can be read by others (mode {mode & 0o777:o}); chmod 600 it", setting="PACELINE_TLS"
-        )
+        fault = f"{files.key} can be read by others (mode {mode & 0o777:o})"
+        raise InputError(f"{fault}; chmod 600 it", setting="PACELINE_TLS")
     if (days := days_left(files)) < 0:
-        raise InputError(
-            f"PACELINE_TLS={place}: its certificate expired {-days:.1f} days ago, and no part of Dask accepts it",
-            hint=f"infra/certificates --renew {place}",
-            setting="PACELINE_TLS",
-        )
+        fault = f"PACELINE_TLS={place}: its certificate expired {-days:.1f} days ago, and no part of Dask accepts it"
+        raise InputError(fault, hint=f"infra/certificates --renew {place}", setting="PACELINE_TLS")
     return files

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.conf.config import Config
+from paceline.tasks.cluster.client import ClusterResources
 from paceline.tasks.cluster.kinds import kind_of
-from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.errors import InputError
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.measure.records import Measurement

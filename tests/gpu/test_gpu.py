@@ -74,8 +74,8 @@ def test_fp32_is_ieee_and_tf32_is_another_precision(operation):
 
 def test_a_cluster_of_gpu_workers_trains_alone_on_its_gpu():
     from paceline.conf.load import load
+    from paceline.tasks.cluster.client import demand_of
     from paceline.tasks.cluster.kinds import open_cluster
-    from paceline.tasks.cluster.resources import demand_of
     from paceline.tasks.train.launch.coordinator import train_group
     from tests.support.jobs import new_job
 

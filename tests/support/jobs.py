@@ -8,9 +8,8 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.tasks.cluster import hardware
-from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.client import ClusterResources, connect
 from paceline.tasks.cluster.kinds import open_cluster
-from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.track import run as tracking

@@ -20,10 +20,9 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.checks.preflight import check, confirm_on_cluster, training_host
 from paceline.tasks.cluster import gpu_workers
-from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.client import ClusterResources, connect, demand_of
 from paceline.tasks.cluster.dask_config import low_overhead_config
 from paceline.tasks.cluster.kinds import open_cluster
-from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.ssh import ask_hosts
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.train.launch import placement as seats

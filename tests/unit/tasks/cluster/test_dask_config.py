@@ -6,10 +6,9 @@ from dask.config import collect_env
 from dask.config import get as setting
 
 from paceline.conf.cluster import Cluster
-from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.client import ClusterResources, connect
 from paceline.tasks.cluster.dask_config import ENVIRON, exports, low_overhead_config
 from paceline.tasks.cluster.kinds import open_cluster
-from paceline.tasks.cluster.resources import ClusterResources
 
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 

@@ -2,8 +2,7 @@ import pytest
 
 from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster import gpu_workers, local
-from paceline.tasks.cluster.client import call_workers, connect, workers
-from paceline.tasks.cluster.resources import ClusterResources
+from paceline.tasks.cluster.client import ClusterResources, call_workers, connect, workers
 from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.train.launch.layout import gpus_of_workers
 

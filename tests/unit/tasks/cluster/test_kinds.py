@@ -6,8 +6,8 @@ import psutil
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
+from paceline.tasks.cluster.client import ClusterResources
 from paceline.tasks.cluster.kinds import Opening
-from paceline.tasks.cluster.resources import ClusterResources
 from tests.support.refusals import refused
 
 ONE = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)

@@ -3,11 +3,10 @@ from distributed import Client
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
-from paceline.tasks.cluster.client import connect, workers
+from paceline.tasks.cluster.client import ClusterResources, connect, workers
 from paceline.tasks.cluster.hardware import usable_cores
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
-from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import local_security
 from paceline.tasks.records.hardware import Gpu
 from tests.support.refusals import refused

@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.conf.execution import Execution
-from paceline.tasks.cluster.resources import ClusterResources, demand_of
+from paceline.tasks.cluster.client import ClusterResources, demand_of
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4])

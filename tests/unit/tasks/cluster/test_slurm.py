@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from paceline.conf.cluster import Cluster
 from paceline.flows.cli import main
+from paceline.tasks.cluster.client import ClusterResources
 from paceline.tasks.cluster.dask_config import exports
-from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.slurm import job_script, requested_host, slurm_arguments
 from paceline.tasks.cluster.tls import Certificates
 from tests.support.refusals import refused

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.conf.cluster import Cluster
-from paceline.tasks.cluster.resources import ClusterResources
+from paceline.tasks.cluster.client import ClusterResources
 from paceline.tasks.cluster.ssh import ssh_arguments
 from paceline.tasks.cluster.tls import Certificates
 

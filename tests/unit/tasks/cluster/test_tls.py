@@ -3,11 +3,14 @@ import os
 import ssl
 import subprocess
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from shutil import copytree, rmtree
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
@@ -206,21 +209,21 @@ def test_a_renewal_that_was_killed_is_completed_by_the_next_one(made, tmp_path, 
     assert accept(before, contexts(made, monkeypatch))
 
 
-class LongAgo(datetime):
-    """A clock by which certificates of `OWN_DAYS` have ended three days ago."""
-
-    @classmethod
-    def now(cls, tz=None):
-        return datetime.now(tz) - timedelta(days=tls.OWN_DAYS + 3)
+def issue(directory, ended):
+    """Write the files of a site whose certificate, its own authority, has ended some days ago."""
+    key, end = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC) - timedelta(days=ended)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "paceline")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, end - timedelta(days=366), end)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    certificate = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    for name, content in zip(tls.FILES, (certificate, certificate, key.private_bytes(*form)), strict=True):
+        (directory / name).write_bytes(content)
 
 
 @pytest.mark.parametrize("arguments", [["cluster.tls=on"], ["cluster.kind=ssh", "cluster.hosts=[127.0.0.1]"]])
-def test_an_expired_certificate_is_refused_with_the_command_that_renews_it(made, arguments, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(tls, "datetime", LongAgo)
-        ended = tls._own_security()
-    for name, text in zip(tls.FILES, (ended.tls_ca_file, ended.tls_client_cert, ended.tls_client_key), strict=True):
-        (made / name).write_text(text)
+def test_an_expired_certificate_is_refused_with_the_command_that_renews_it(made, arguments):
+    issue(made, ended=3)
     with refused("PACELINE_TLS", made, 3.0) as caught:
         preflight.training_host(load("digits", arguments), Environment())
     assert caught.value.hint == f"infra/certificates --renew {made}"
