@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.tasks.records.record import Choice
+from paceline.tasks.metrics_file import attempts
+from paceline.tasks.records.record import Choice, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from paceline.tasks.data.loading.sampling import StepSchedule
-    from paceline.tasks.train.failure_history import FailureHistory
+    from paceline.tasks.data.loading.sampling import StepSchedule  # imports numpy, which the flow's plan does not need
 
 MAX_SHARE = 0.02  # largest part of the time for checkpoints
 MAX_LOST_SECONDS = 300.0  # most work that a failure may lose
@@ -30,6 +31,11 @@ takes.
 """
 QUESTION_SECONDS = 30.0  # longest time between two questions: steps may become slower than their pace
 NUM_COSTS = 3  # number of checkpoints of whose costs the median counts, because a disk may be slow once
+PRIOR_HOURS = 24.0
+"""Device hours with one failure that count in addition to the record. An assumption for sites without a record; an
+expensive cluster does better (one failure in 50,000 GPU hours: "The Llama 3 Herd of Models", 2024, section 3.3.4).
+"""
+MAX_RUNS = 200  # newest runs that count: a site changes, and reading must stay quick
 
 
 class CheckpointInterval:
@@ -55,12 +61,9 @@ class CheckpointInterval:
         self._read_failures, self._num_devices = read_failures, num_devices
         self._costs: list[float] = []
         self._spent = 0.0
-        self._longest = 2 * MIN_SECONDS
-        """Longest time since the last checkpoint for which the next may be postponed."""
-        self.seconds = MIN_SECONDS
-        """Current interval."""
-        self.choice: Choice | None = None
-        """The interval in steps with its reason; None before the first checkpoint."""
+        self._longest = 2 * MIN_SECONDS  # longest time since the last checkpoint for which the next may be postponed
+        self.seconds = MIN_SECONDS  # current interval
+        self.choice: Choice | None = None  # the interval in steps with its reason; None before the first checkpoint
 
     @cached_property
     def _failures(self) -> FailureHistory:
@@ -131,3 +134,46 @@ def rule() -> Choice:
 
 def _brief(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
+
+
+class FailureHistory(Record):
+    """Failures of earlier trainings that `PACELINE_HOME` has recorded, per device hour."""
+
+    num_failures: int = 0
+    device_hours: float = 0.0
+
+    @property
+    def hours_per_failure(self) -> float:
+        """Device hours between two failures: the mean of a gamma prior of one failure after the record."""
+        return (self.device_hours + PRIOR_HOURS) / (self.num_failures + 1)
+
+    @property
+    def reason(self) -> str:
+        """The record in words."""
+        recorded = f"{self.num_failures} in {self.device_hours:.1f} recorded"
+        return f"one failure in {self.hours_per_failure:.1f} device hours ({recorded}, 1 in {PRIOR_HOURS:.0f} assumed)"
+
+
+def read_failures(home: Path) -> FailureHistory:
+    """Count the failures of the newest trainings.
+
+    An attempt that trained counts as a failure if a later attempt had to continue its training, whatever the cause.
+    The directories of a run's attempts show this even when the flow was killed.
+    """
+    num_failures, seconds = 0, 0.0
+    for run in sorted((home / "runs").glob("*"), key=_changed_at)[-MAX_RUNS:]:
+        num_trained = 0
+        for number in attempts(run):
+            first = run / f"attempt-{number}" / "rank-0"
+            with suppress(OSError):  # a measurement has no progress; a clean-up may have removed the attempt meanwhile
+                trained = (first / "progress.json").stat().st_mtime - (first / "spec.json").stat().st_mtime
+                seconds += max(0.0, trained) * len(list(first.parent.glob("rank-*")))
+                num_trained += 1
+        num_failures += max(0, num_trained - 1)
+    return FailureHistory(num_failures=num_failures, device_hours=seconds / 3600)
+
+
+def _changed_at(path: Path) -> float:
+    with suppress(OSError):  # removed meanwhile
+        return path.stat().st_mtime
+    return 0.0

@@ -113,19 +113,15 @@ def without_graph(plan: Plan, reason: str) -> Plan:
 
 def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> None:
     if accelerator == "gpu" and not hardware.gpus:
-        raise InputError(
-            f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees and torch is built for; "
-            "use cpu or auto, install a CUDA build of torch, or fix the driver"
-        )
+        fault = f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees and torch is built for"
+        raise InputError(f"{fault}; use cpu or auto, install a CUDA build of torch, or fix the driver")
     available, unit = (len(hardware.gpus), "GPUs") if accelerator == "gpu" else (hardware.num_cores, "CPU cores")
     asked = f"execution.num_devices={config.execution.num_devices}"
     if config.execution.num_devices > available:
         raise InputError(f"{asked} exceeds the {available} {unit} of {hardware.host}; use at most {available}")
     if accelerator == "gpu" and config.execution.world_size > 1 and hardware.gpus[0].board is not None:
-        raise InputError(
-            f"{asked} on {config.execution.num_nodes} hosts, and {hardware.host} has slices of divided GPUs (MIG), "
-            "which NCCL cannot connect; use one device, or whole GPUs"
-        )
+        fault = f"{asked} on {config.execution.num_nodes} hosts, and {hardware.host} has slices of divided GPUs (MIG)"
+        raise InputError(f"{fault}, which NCCL cannot connect; use one device, or whole GPUs")
 
 
 def _check_precision(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> bool:
@@ -157,10 +153,9 @@ def _strategy(config: Config, precision: Precision) -> Literal["single", "ddp", 
     if config.execution.strategy != "fsdp":
         return "ddp"
     if precision == "16-mixed":  # of `auto`: the configuration itself refuses it
-        raise InputError(
-            "execution.strategy=fsdp trains in 32-true, tf32 or bf16-mixed, and execution.precision=auto is 16-mixed "
-            "on this GPU, which has no bf16 arithmetic; use execution.precision=32-true, or ddp"
-        )
+        fault = "execution.strategy=fsdp trains in 32-true, tf32 or bf16-mixed"
+        reason = "execution.precision=auto is 16-mixed on this GPU, which has no bf16 arithmetic"
+        raise InputError(f"{fault}, and {reason}; use execution.precision=32-true, or ddp")
     return "fsdp"
 
 

@@ -14,7 +14,7 @@ from prefect.states import Completed
 from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.files import load_result, save_result
-from paceline.tasks.measure.records import MeasureResult
+from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import require_newest
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
@@ -23,7 +23,7 @@ from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import ModuleResult, TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.track.metrics_upload import upload_rest
-from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group, train_module
+from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, train_group, train_module
 from paceline.tasks.train.launch.module_data import prepare_on_hosts
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 
@@ -109,9 +109,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
 def prepare_module_data(job: TrainJob, address: str) -> None:
     """Run `prepare_data` of the user's DataModule once on each host of the cluster.
 
-    Raises:
-        RunError: It raised an error, or a worker was lost.
-        TimeLimitError: It took longer than its limit.
+    Raises RunError: it raised an error, or a worker was lost; TimeLimitError: it took longer than its limit.
     """
     with deadline.time_limit("limits.prepare_seconds", job.config.limits.prepare_seconds):
         for host in prepare_on_hosts(job, address):
@@ -163,7 +161,7 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
     logger = get_run_logger()
     assert job.measurement is not None
     logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
-    result = measure_group(job, address)
+    result = measure_group(job, address, MeasureResult)
     probe = result.probe
     logger.info("Measured %d rounds in %.1f s (%s)", len(probe.rounds), probe.seconds, probe.stopped_because)
     if probe.validity.contaminated:
@@ -175,7 +173,7 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
 @redact_errors
 def measure_layers(job: TrainJob, address: str) -> AutotuneResult:
     """Time precision, memory format and threads of a network, where they are `auto`."""
-    logger = get_run_logger()
-    result = time_layers(job, address)
-    logger.info("Timed the layers of %s in %.1f s", job.config.name, result.seconds)
+    layers = Measurement(arms={})
+    result = measure_group(job.model_copy(update={"measurement": layers}), address, AutotuneResult)
+    get_run_logger().info("Timed the layers of %s in %.1f s", job.config.name, result.seconds)
     return result

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.tasks.measure.records import Measurement
+from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.coordinator import measure_group
 from paceline.tasks.train.launch.layout import rank_environment
@@ -39,9 +39,8 @@ def make_job(cluster_address):
 
 def measure(job, address, arms, messages=()):
     """What the job's group measures instead of training."""
-    return measure_group(
-        job.model_copy(update={"measurement": Measurement(arms=arms, all_reduce_bytes=messages)}), address
-    )
+    measurement = Measurement(arms=arms, all_reduce_bytes=messages)
+    return measure_group(job.model_copy(update={"measurement": measurement}), address, MeasureResult)
 
 
 def in_a_rank(job, what, directory):

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.tasks.measure.records import Measurement
+from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.coordinator import measure_group
@@ -105,7 +105,8 @@ def measure_limit(name, make_job, address, folder: Path):
     surroundings = {"a neighbour": hog(1), "heat": heat(folder)}.get(name, nullcontext())
     more = {"HEAT": str(folder)} if name == "heat" else {}
     with surroundings, planted(address, limit.plant, **more):
-        probe = measure_group(job.model_copy(update={"measurement": Measurement(arms=arms)}), address).probe
+        measuring = job.model_copy(update={"measurement": Measurement(arms=arms)})
+        probe = measure_group(measuring, address, MeasureResult).probe
     return probe, speedup_result(probe)
 
 

@@ -25,13 +25,11 @@ SEARCHED = (*LAYER_SETTINGS, "loading", "compile")  # settings that autotuning c
 
 
 def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Plan:
-    """The plan with the fastest execution of a search, and a reason for each changed or confirmed setting.
-
-    A contaminated search decides on precision and memory format only: their arms run on the same threads in turn, so
-    that the load of other programs affects all of them equally.
-    """
+    """The plan with the fastest execution of a search, and a reason for each changed or confirmed setting."""
     contaminated = bool(search.validity.contaminated)
     best = chosen_arm(search.probes, rules, num_steps, search.compile_seconds)
+    # A contaminated search decides on precision and memory format only: their arms run on the same threads in turn, so
+    # that the load of other programs affects all of them equally.
     names = ARITHMETIC if contaminated else SEARCHED
     changes = {name: value for name, value in changes_between(rules, best).items() if name in names}
     note = " (while other programs used the machine)" if contaminated else ""
@@ -62,11 +60,7 @@ def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compil
 
 
 def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
-    """The plan of an arm that the probe timed as faster than the plan's execution; None without one.
-
-    Only settings that are `auto` change. The arithmetic changes first: the loading of the probe's baseline is used only
-    if the baseline is faster with the same arithmetic.
-    """
+    """The plan of an arm that the probe timed as faster than the plan's execution; None without one."""
     planned = "single" if "single" in probe.others else "candidate"  # compares arms of one device
     if planned == "candidate" and probe.candidate.num_devices > 1:
         return None
@@ -79,6 +73,8 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
             continue
         changes = changes_between(arms[planned], arms[role])
         changes.pop("num_threads", None)  # the baseline has those of the training
+        # Only settings that are `auto` change. The arithmetic changes first: the loading of the probe's baseline is
+        # used only if the baseline is faster with the same arithmetic.
         changes = {name: value for name, value in changes.items() if name != "loading"} or changes
         if changes and changes.keys() <= plan.reasons.keys():
             speed = f"{gain.value:.2f} x [{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[planned].label}"

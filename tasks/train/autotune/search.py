@@ -56,11 +56,9 @@ HALF_WIDTH = 0.01  # relative half-width of an interval at which a probe of a se
 
 
 def other_precisions(plan: Plan) -> tuple[Precision, ...]:
-    """Precisions that could be faster than the plan's where it is open, the likeliest first.
-
-    fp16 is none of them: its scaler skips steps and so changes what is learned, and a GPU that has bf16 computes it as
-    fast. Older GPUs, which lack bf16 and TF32, have fp16 by their rule. TF32 loses less than either.
-    """
+    """Precisions that could be faster than the plan's where it is open, the likeliest first."""
+    # fp16 is none of them: its scaler skips steps and so changes what is learned, and a GPU that has bf16 computes it
+    # as fast. Older GPUs, which lack bf16 and TF32, have fp16 by their rule. TF32 loses less than either.
     if "precision" not in plan.reasons or plan.precision == "32-true":
         return ()
     has_tf32 = plan.accelerator == "gpu" and plan.precision == "bf16-mixed"
@@ -229,10 +227,30 @@ class _AutotuneSession:
         return choice.roles_of(probe)[winner]
 
     def _start_arm(self, stack: ExitStack, arm: Arm, candidate: Arm, *, compiles: bool) -> ArmRunner | None:
-        """Run the first steps of an arm; None if they fail, or are much slower than the candidate's."""
-        if (started := self._run_first_step(stack, arm)) is None:
+        """Run the first steps of an arm; None if it does not fit, fails to compile, or is much slower than another."""
+        if left_out := self.bench.left_out({"": arm}):
+            self.failed[arm.label] = left_out[""][:MAX_REASON]
             return None
-        runner, seconds = started
+        runner, seconds, reason = None, 0.0, ""
+        try:
+            with ExitStack() as of_arm:
+                built = self.bench.runner(of_arm, arm)
+                seconds = self._first_step(built)
+                stack.push(of_arm.pop_all())
+                runner = built
+        except Exception as error:
+            # Want of memory is raised where other ranks wait for this one, or a CUDA graph was being recorded: then the
+            # group must restart without the arm.
+            is_alone = not distributed.is_initialized() and arm.compile not in CAPTURED
+            may_go_on = is_alone if is_out_of_memory(error) else arm.compile != "off"
+            if capture_error(error) is not None or not may_go_on:
+                raise
+            reason = one_line(error)[:MAX_REASON]
+        if min(group.all_gather(float(runner is not None))) == 0:
+            self.failed[arm.label] = reason or "the compiler of another rank failed"
+            return None
+        assert runner is not None
+        seconds = group.broadcast(seconds)
         if compiles:
             self.compile_seconds = seconds
         times = group.broadcast(min(runner.run(2), default=0.0)) / self.step
@@ -240,33 +258,6 @@ class _AutotuneSession:
             return runner
         self.slower.append(SlowArm(arm=arm, candidate=candidate, times=times))
         return None
-
-    def _run_first_step(self, stack: ExitStack, arm: Arm) -> tuple[ArmRunner, float] | None:
-        """The arm's runner and the seconds of its first step; None where it does not fit or its compiler fails.
-
-        Want of memory is raised where other ranks wait for this one, or a CUDA graph was being recorded: then the group
-        must restart without the arm.
-        """
-        if left_out := self.bench.left_out({"": arm}):
-            self.failed[arm.label] = left_out[""][:MAX_REASON]
-            return None
-        started, reason = None, ""
-        try:
-            with ExitStack() as of_arm:
-                runner = self.bench.runner(of_arm, arm)
-                started = runner, self._first_step(runner)
-                stack.push(of_arm.pop_all())
-        except Exception as error:
-            is_alone = not distributed.is_initialized() and arm.compile not in CAPTURED
-            may_go_on = is_alone if is_out_of_memory(error) else arm.compile != "off"
-            if capture_error(error) is not None or not may_go_on:
-                raise
-            reason = one_line(error)[:MAX_REASON]
-        if min(group.all_gather(float(started is not None))) == 0:
-            self.failed[arm.label] = reason or "the compiler of another rank failed"
-            return None
-        assert started is not None
-        return started[0], group.broadcast(started[1])
 
     def _first_step(self, runner: ArmRunner) -> float:
         """Seconds of an arm's first step; of layers on a GPU the part's budget does not count it."""

@@ -28,8 +28,7 @@ RUN_SECONDS = 120.0  # longest wait for a block
 class CompetentLoop:
     """A loop that has taken its first steps, in a process of its own on each rank; it ends with `stack`.
 
-    Raises:
-        ArmLostError: on all ranks, where one of them cannot run it.
+    Raises ArmLostError: on all ranks, where one of them cannot run it.
     """
 
     def __init__(self, context: RankContext, arm: Arm, stack: ExitStack) -> None:
@@ -61,8 +60,7 @@ def portable(network: nn.Module) -> bytes:
 
     Tracing leaves torch's own modules in the same order. What cannot be traced goes by the names of its classes.
 
-    Raises:
-        ArmLostError: it cannot be traced, and has classes of Paceline.
+    Raises ArmLostError: it cannot be traced, and has classes of Paceline.
     """
     try:
         traced = fx.symbolic_trace(network)

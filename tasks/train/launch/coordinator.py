@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from paceline.conf.config import Config
 from paceline.conf.execution import CAPTURED
 from paceline.conf.plugins import model_facts
-from paceline.tasks.cluster.client import call_workers, connect
+from paceline.tasks.cluster.client import Request, call_workers, connect
 from paceline.tasks.errors import InputError, LostError, RankError, SupersededError
 from paceline.tasks.files import TEMPORARY_SUFFIX, compiled_directory, make_directory, sync_directory
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.measure.energy import merge as merge_energy
 from paceline.tasks.measure.paired_ratio import joules_per_sample
-from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import FILE, attempts, require_newest
 from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult
 from paceline.tasks.records.record import Record
@@ -55,8 +54,7 @@ class TrainJob(Work):
 
     tracking_uri: str
     resume: bool = False
-    cold_compile: bool = False
-    """Compile with an empty cache."""
+    cold_compile: bool = False  # compile with an empty cache
 
     @property
     def directory(self) -> Path:
@@ -88,7 +86,7 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
     """
     with upload_metrics(job.directory, job.tracking_uri, job.run_id):
         outcomes, recovery = _train_attempts(job, address, on_progress)
-    return _merge(outcomes, recovery)
+    return _merge(outcomes, recovery, TrainResult)
 
 
 def train_module(job: TrainJob, address: str, on_progress: Progress | None = None) -> ModuleResult:
@@ -101,20 +99,7 @@ def train_module(job: TrainJob, address: str, on_progress: Progress | None = Non
             if not refused:
                 raise
             raise InputError(refusal) from error
-    results = [ModuleResult.model_validate(outcome.result) for outcome in outcomes]
-    first, seconds = results[0], outcomes[0].wall_seconds
-    recovered = {"recovery": recovery.lost_seconds} if recovery.restarts else {}
-    return first.model_copy(
-        update={
-            "time_budget": first.time_budget | recovered,
-            "wall_seconds": seconds + recovery.lost_seconds,
-            "clock_difference": sum(first.time_budget.values()) / seconds - 1.0,
-            "peak_memory_bytes": max(result.peak_memory_bytes or 0 for result in results),
-            "hosts": tuple(host for result in results for host in result.hosts),
-            "devices": tuple(device for result in results for device in result.devices),
-            "restarts": tuple(recovery.restarts),
-        }
-    )
+    return _merge(outcomes, recovery, ModuleResult)
 
 
 def scores_so_far(directory: Path) -> tuple[float, ...]:
@@ -126,27 +111,22 @@ def scores_so_far(directory: Path) -> tuple[float, ...]:
     return ()
 
 
-def measure_group(job: TrainJob, address: str) -> MeasureResult:
+def measure_group(job: TrainJob, address: str, kind: type[R]) -> R:
     """Measure what `job.measurement` asks for, and return rank 0's result; raises as `train_group` does."""
     assert job.measurement is not None
     outcomes, _ = _train_attempts(job, address, None)
-    return MeasureResult.model_validate(outcomes[0].result)
-
-
-def time_layers(job: TrainJob, address: str) -> AutotuneResult:
-    """Time the layers of the job's network, and return rank 0's result; raises as `train_group` does."""
-    outcomes, _ = _train_attempts(job.model_copy(update={"measurement": Measurement(arms={})}), address, None)
-    return AutotuneResult.model_validate(outcomes[0].result)
+    return kind.model_validate(outcomes[0].result)
 
 
 def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -> tuple[list[RankOutcome], Recovery]:
     recovery = Recovery(job.checkpoints, job.config.execution.max_restarts)
-    attempts = _Attempts(job, recovery, on_progress)
+    attempts, topic = _Attempts(job, recovery, on_progress), progress_topic(job.run_id)
     while True:
         try:
             with ExitStack() as stack:
                 client, placements = recovery.wait_for_cluster(partial(attempts.connect, stack, address))
-                stack.enter_context(_subscribe(client, progress_topic(job.run_id), attempts.note_progress))
+                client.subscribe_topic(topic, attempts.note_progress)
+                stack.callback(_unsubscribe, client, topic)
                 outcomes = attempts.next(client, placements)
                 attempts.require_newest()
                 return outcomes, recovery
@@ -179,16 +159,11 @@ class _Attempts:
         self._first = self._number = 1 + max(attempts(job.directory), default=-1)
         self._next_look = 0.0
         self._searches_again = False
-        self._left_out: dict[str, str] = {}
-        """Labels of arms that did not fit into memory, and why they are not timed."""
-        self._saved_epochs: int | None = None
-        """Number of epochs in a checkpoint, by rank 0's progress."""
-        self._saved_epochs_before: int | None = None
-        """The same when more workers than ranks were seen first."""
-        self.num_ranks = 0
-        """Number of ranks of the last attempt."""
-        self.steps_done = 0
-        """Step that the last attempt reached."""
+        self._left_out: dict[str, str] = {}  # labels of arms that did not fit into memory, and why they are not timed
+        self._saved_epochs: int | None = None  # number of epochs in a checkpoint, by rank 0's progress
+        self._saved_epochs_before: int | None = None  # the same when more workers than ranks were seen first
+        self.num_ranks = 0  # number of ranks of the last attempt
+        self.steps_done = 0  # step that the last attempt reached
 
     def connect(self, stack: ExitStack, address: str) -> tuple[Client, list[Placement]]:
         """Connect to the scheduler and choose devices; `stack` releases both."""
@@ -196,8 +171,9 @@ class _Attempts:
         with ExitStack() as connection:
             client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
-            find = partial(find_placements, client, self._job.config, self._job.plan.accelerator, fewest)
-            placements = connection.enter_context(reserve(find))
+            job = self._job
+            find = partial(find_placements, client, job.config, job.plan.accelerator, fewest)
+            placements = connection.enter_context(reserve(lambda reserved: find(reserved)[0]))
             stack.push(connection.pop_all())
         return client, placements
 
@@ -210,16 +186,10 @@ class _Attempts:
         group = RankGroup(client, job.run_id, placements)
         try:
             group.claim(partial(self._check_free_devices, client, placements))
-            number = self._start_attempt()
+            self._start_attempt()
             # Only now: the wait for the devices may have been long, and their holder a rank of this run.
             resume_from = newest_valid_checkpoint(job.checkpoints) if self._resume else None
-            earlier = {
-                "probe": self._read_earlier(ProbeResult, PROBE_FILE),
-                "search": self._read_earlier(AutotuneResult, SEARCH_FILE) or job.search,
-                "may_search": job.may_search and (number == self._first or self._searches_again),
-                "left_out": self._left_out,
-            }
-            specs = _specs(client, job, placements, number, resume_from, earlier)
+            specs = self._specs(client, placements, resume_from)
             self._resume = True
             metrics = Path(specs[0].directory) / FILE  # a file of another host may become visible here much later
             with suppress(OSError):  # the rank reports the error
@@ -233,10 +203,53 @@ class _Attempts:
             self.steps_done = group.steps_done
             group.end()
 
-    def _start_attempt(self) -> int:
-        """Create the directory of the next attempt; its number. Raises SupersededError: another process has it."""
-        number, self._number = self._number, self._number + 1
-        attempt = self._job.directory / f"attempt-{number}"
+    def _specs(self, client: Client, placements: list[Placement], resume_from: Path | None) -> list[RankSpec]:
+        job, attempt = self._job, self._number - 1
+        requests: list[Request] = [(placements[0].worker, free_port, ())]
+        requests += [(placement.worker, interface_of, (placement.host,)) for placement in placements]
+        port, *interfaces = call_workers(client, requests, ANSWER_SECONDS)
+        lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
+        if lost is not None:
+            raise LostError(f"a worker does not answer: {lost}")
+        directories = [job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" for placement in placements]
+        strategy = "single" if len(placements) == 1 else job.plan.strategy
+        shared: dict[str, Any] = {name: getattr(job, name) for name in Work.model_fields}
+        shared["plan"] = job.plan.model_copy(update={"world_size": len(placements), "strategy": strategy})
+        shared |= {"probe": self._read_earlier(ProbeResult, PROBE_FILE), "left_out": self._left_out}
+        shared["search"] = self._read_earlier(AutotuneResult, SEARCH_FILE) or job.search
+        shared["may_search"] = job.may_search and (attempt == self._first or self._searches_again)
+        if job.prepared is not None:
+            shared["prepared"] = job.prepared.normalised_for(model_facts(job.config.model.name))
+        shared["packages"] = job.packages or tuple(package.identity for package in job.config.packages)
+        hosts = {placement.host: placement for placement in placements}
+        devices = {host: gpus_on_host(each, placements, job.plan.accelerator) for host, each in hosts.items()}
+        return [
+            RankSpec(
+                **shared,
+                directory=str(directory),
+                checkpoint_directory=str(job.checkpoints),
+                resume_from=str(resume_from) if resume_from else None,
+                rank=placement.rank,
+                local_rank=placement.local_rank,
+                node_rank=placement.node_rank,
+                world_size=len(placements),
+                num_nodes=placements[-1].node_rank + 1,
+                num_devices=placements[-1].local_rank + 1,
+                master_address=placements[0].host,
+                master_port=port,
+                interface=interface,
+                devices=devices[placement.host],
+                coordinator=(host_identity(), os.getpid()),
+                code_fingerprint=code_fingerprint(),
+                compile_cache=str(compiled_directory(directory if job.cold_compile else Path(job.home))),
+            )
+            for placement, interface, directory in zip(placements, interfaces, directories, strict=True)
+        ]
+
+    def _start_attempt(self) -> None:
+        """Create the directory of the next attempt. Raises SupersededError: another process has it."""
+        attempt = self._job.directory / f"attempt-{self._number}"
+        self._number += 1
         try:
             make_directory(attempt.parent)
             attempt.mkdir()
@@ -250,7 +263,6 @@ class _Attempts:
             raise SupersededError(f"{fault}; check the locks in PACELINE_HOME with paceline doctor") from None
         except OSError as error:  # the rank reports it
             logger.debug("%s could not be created: %s", attempt, error)
-        return number
 
     def require_newest(self) -> None:
         """Raise SupersededError if another process has started a newer attempt than the last one of this."""
@@ -352,64 +364,12 @@ def _describe_smaller_group(config: Config, num_ranks: int) -> str:
     return f"Training with {num_ranks} of {world_size} ranks until more workers join, on {batches}"
 
 
-def _specs(
-    client: Client,
-    job: TrainJob,
-    placements: list[Placement],
-    attempt: int,
-    resume_from: Path | None,
-    earlier: dict[str, Any],
-) -> list[RankSpec]:
-    requests: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [(placements[0].worker, free_port, ())]
-    requests += [(placement.worker, interface_of, (placement.host,)) for placement in placements]
-    port, *interfaces = call_workers(client, requests, ANSWER_SECONDS)
-    lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
-    if lost is not None:
-        raise LostError(f"a worker does not answer: {lost}")
-    directories = [job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" for placement in placements]
-    strategy = "single" if len(placements) == 1 else job.plan.strategy
-    shared: dict[str, Any] = {name: getattr(job, name) for name in Work.model_fields} | earlier
-    shared["plan"] = job.plan.model_copy(update={"world_size": len(placements), "strategy": strategy})
-    if job.prepared is not None:
-        shared["prepared"] = job.prepared.normalised_for(model_facts(job.config.model.name))
-    shared["packages"] = job.packages or tuple(package.identity for package in job.config.packages)
-    hosts = {placement.host: placement for placement in placements}
-    devices = {host: gpus_on_host(each, placements, job.plan.accelerator) for host, each in hosts.items()}
-    return [
-        RankSpec(
-            **shared,
-            directory=str(directory),
-            checkpoint_directory=str(job.checkpoints),
-            resume_from=str(resume_from) if resume_from else None,
-            rank=placement.rank,
-            local_rank=placement.local_rank,
-            node_rank=placement.node_rank,
-            world_size=len(placements),
-            num_nodes=placements[-1].node_rank + 1,
-            num_devices=placements[-1].local_rank + 1,
-            master_address=placements[0].host,
-            master_port=port,
-            interface=interface,
-            devices=devices[placement.host],
-            coordinator=(host_identity(), os.getpid()),
-            code_fingerprint=code_fingerprint(),
-            compile_cache=str(compiled_directory(directory if job.cold_compile else Path(job.home))),
-        )
-        for placement, interface, directory in zip(placements, interfaces, directories, strict=True)
-    ]
+def _unsubscribe(client: Client, topic: str) -> None:
+    with suppress(Exception):  # the scheduler may be gone; the error of the group matters
+        client.unsubscribe_topic(topic)
 
 
-@contextmanager
-def _subscribe(client: Client, topic: str, listener: Callable[[tuple[float, dict[str, Any]]], None]) -> Iterator[None]:
-    client.subscribe_topic(topic, listener)
-    try:
-        yield
-    finally:
-        with suppress(Exception):  # the scheduler may be gone; the error of the body matters
-            client.unsubscribe_topic(topic)
-
-
-def _merge(outcomes: list[RankOutcome], recovery: Recovery) -> TrainResult:
+def _merge(outcomes: list[RankOutcome], recovery: Recovery, kind: type[R]) -> R:
     """Rank 0's result with the sums over all ranks, and the wall time seen from outside, lost attempts included."""
     results = [outcome.result or {} for outcome in outcomes]
     merged = results[0] | {"restarts": recovery.restarts}
@@ -418,11 +378,12 @@ def _merge(outcomes: list[RankOutcome], recovery: Recovery) -> TrainResult:
     if recovery.restarts:
         merged["time_budget"] = merged["time_budget"] | {"recovery": recovery.lost_seconds}
     merged["peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
-    first = [(result["energy"], outcome) for result, outcome in zip(results, outcomes, strict=True) if outcome.is_first]
-    hosts = [each and Energy.model_validate(each) for each, _ in first]
-    per_sample = joules_per_sample(ProbeResult.model_validate(merged["probe"]).rounds if merged["probe"] else ())
-    energy = merge_energy(hosts, [outcome.idle_watts for _, outcome in first], per_sample)
-    merged |= {"energy": energy, "energy_joules": energy and energy.joules}
-    for name in ("predictions", "hosts", "devices"):
+    if "energy" in merged:  # not measured for the user's own Lightning code
+        first = [(each["energy"], outcome) for each, outcome in zip(results, outcomes, strict=True) if outcome.is_first]
+        hosts = [energy and Energy.model_validate(energy) for energy, _ in first]
+        per_sample = joules_per_sample(ProbeResult.model_validate(merged["probe"]).rounds if merged["probe"] else ())
+        energy = merge_energy(hosts, [outcome.idle_watts for _, outcome in first], per_sample)
+        merged |= {"energy": energy, "energy_joules": energy and energy.joules}
+    for name in {"predictions", "hosts", "devices"} & merged.keys():
         merged[name] = [entry for result in results for entry in result[name]]
-    return TrainResult.model_validate(merged)
+    return kind.model_validate(merged)

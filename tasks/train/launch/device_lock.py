@@ -31,10 +31,8 @@ class LockHolder(Record):
     run_id: Name
     rank: int
     host: Name
-    pid: int
-    """Process id of the Dask worker that supervises the rank."""
-    since: float
-    """Unix time."""
+    pid: int  # process id of the Dask worker that supervises the rank
+    since: float  # Unix time
 
 
 class DeviceLock:
@@ -47,10 +45,8 @@ class DeviceLock:
             directory.chmod(0o1777)  # all users can create lock files in it, and none can remove another's
         except FileExistsError:
             if directory.is_symlink() or not directory.is_dir():
-                raise RunError(
-                    f"PACELINE_LEASES={directory} is a link or not a directory; remove it or use another path, the "
-                    "same for all users of the devices"
-                ) from None
+                remedy = "remove it or use another path, the same for all users of the devices"
+                raise RunError(f"PACELINE_LEASES={directory} is a link or not a directory; {remedy}") from None
         self._path = directory / (re.sub(r"[^\w.-]", "_", device) + ".lease")
         self._file: int | None = None
 
@@ -64,11 +60,10 @@ class DeviceLock:
             except PermissionError as error:
                 raise self._unusable(error.strerror) from error
             os.fchmod(file, 0o666)  # whatever the umask: trainings of other users must read it
-        try:
+        is_ours = False
+        with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_ours = os.fstat(file).st_nlink > 0  # else its holder has removed it since it was opened
-        except BlockingIOError:
-            is_ours = False
         if not is_ours:
             os.close(file)
             return False
@@ -83,10 +78,6 @@ class DeviceLock:
         """File descriptor of the lock, for the rank to inherit."""
         assert self._file is not None
         return self._file
-
-    def beat(self) -> None:
-        """Update the file's time, which shows people that the holder lives."""
-        os.utime(self.fileno())
 
     def release(self) -> None:
         """Release the lock after the rank has ended."""
@@ -126,6 +117,5 @@ class DeviceLock:
         return file
 
     def _unusable(self, reason: str | None) -> RunError:
-        return RunError(
-            f"{self._path} cannot be locked by this user ({reason}); ask its owner or an administrator to remove it"
-        )
+        fault = f"{self._path} cannot be locked by this user ({reason})"
+        return RunError(f"{fault}; ask its owner or an administrator to remove it")

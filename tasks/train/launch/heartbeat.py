@@ -20,8 +20,7 @@ class Heartbeat:
     """The rank's end of the pipe; sends until the process ends. Silent in a rank that is replayed by hand."""
 
     def __init__(self) -> None:
-        self.count_steps: Callable[[], int | None] = lambda: None
-        """Global step; None before training."""
+        self.count_steps: Callable[[], int | None] = lambda: None  # global step; None before training
         self._pipe = os.environ.get(VARIABLE)
         self._lock = threading.Lock()
         if self._pipe is not None:
@@ -54,11 +53,9 @@ class HeartbeatReader:
         self._reading, self.writing = os.pipe()
         os.set_blocking(self._reading, False)
         self._unfinished_line = b""
-        self.last_beat: float | None = None
-        """Monotonic time; None before the first."""
+        self.last_beat: float | None = None  # monotonic time; None before the first
         self.step: int | None = None
-        self.final_error: dict[str, Any] | None = None
-        """Facts of the rank's error."""
+        self.final_error: dict[str, Any] | None = None  # facts of the rank's error
 
     def read(self) -> None:
         """Read the messages that have arrived."""
@@ -72,10 +69,6 @@ class HeartbeatReader:
                         self.final_error = message
                     else:
                         self.step = message
-
-    def close_writing(self) -> None:
-        """Close this process's copy of the writing end, or the rank's end would not be noticed."""
-        os.close(self.writing)
 
     def close(self) -> None:
         """Close the reading end."""

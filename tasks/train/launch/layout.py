@@ -24,14 +24,10 @@ EXAMPLES_FILE = "examples.npz"  # file in rank 0's directory: example images of 
 class WorkerSlot(Record):
     """A Dask worker that could supervise a rank."""
 
-    worker: str
-    """Its address."""
-    host: str
-    """Its host's address."""
-    device: str
-    """The rank's device: a GPU's UUID, or on CPUs the worker's own name."""
-    busy: bool = False
-    """The device is in use; a rank would wait for it."""
+    worker: str  # its address
+    host: str  # its host's address
+    device: str  # the rank's device: a GPU's UUID, or on CPUs the worker's own name
+    busy: bool = False  # the device is in use; a rank would wait for it
 
 
 class Placement(WorkerSlot):
@@ -57,11 +53,9 @@ def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) 
             usable.append([slot for slot in slots if slot in chosen])
     if len(usable) < num_nodes:
         counts = ", ".join(f"{host}: {len(slots)}" for host, slots in by_host.items()) or "none"
-        raise InputError(
-            f"execution asks for {num_nodes} hosts with {num_devices} workers each, and the cluster has {counts}; "
-            "start more workers or ask for fewer devices",
-            setting="execution.num_devices",
-        )
+        fault = f"execution asks for {num_nodes} hosts with {num_devices} workers each, and the cluster has {counts}"
+        remedy = "start more workers or ask for fewer devices"
+        raise InputError(f"{fault}; {remedy}", setting="execution.num_devices")
     hosts = sorted(usable, key=lambda slots: sum(slot.busy for slot in slots))[:num_nodes]
     return [
         Placement(**dict(slot), rank=node * num_devices + local, node_rank=node, local_rank=local)
@@ -97,11 +91,9 @@ def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[
 
 
 def gpus_of_workers(workers: Sequence[tuple[Sequence[str], str | None]]) -> list[str | None]:
-    """The GPU of each Dask worker of one host, by the GPUs it sees and its CUDA_VISIBLE_DEVICES; None without one.
-
-    A dask-cuda worker's CUDA_VISIBLE_DEVICES names all GPUs, its own first. Workers started in another way may all see
-    the same list: then they get its GPUs in turn. The UUIDs that a worker sees are in the host's order.
-    """
+    """The GPU of each Dask worker of one host, by the GPUs it sees and its CUDA_VISIBLE_DEVICES; None without one."""
+    # A dask-cuda worker's CUDA_VISIBLE_DEVICES names all GPUs, its own first. Workers started in another way may all
+    # see the same list: then they get its GPUs in turn. The UUIDs that a worker sees are in the host's order.
     first_gpus = [_first_visible(gpus, setting) for gpus, setting in workers]
     if None not in first_gpus and len(set(first_gpus)) == len(first_gpus):
         return first_gpus

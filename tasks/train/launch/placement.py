@@ -35,8 +35,7 @@ class WorkerFacts(Record):
 
     code: str
     hardware: Hardware
-    visible_devices: str | None
-    """CUDA_VISIBLE_DEVICES of the worker."""
+    visible_devices: str | None  # CUDA_VISIBLE_DEVICES of the worker
 
 
 def inspect(config: Config, address: str) -> Hardware:
@@ -46,21 +45,11 @@ def inspect(config: Config, address: str) -> Hardware:
     """
     with connect(address) as client:
         fewest, seconds = config.cluster.min_workers, FIRST_ANSWER_SECONDS
-        placements, facts = _place(client, config, "cpu", fewest, seconds=seconds)
+        placements, facts = find_placements(client, config, "cpu", fewest, seconds=seconds)
         return facts[placements[0].worker].hardware
 
 
 def find_placements(
-    client: Client, config: Config, accelerator: str, fewest: int | None, reserved: Collection[Device] = ()
-) -> list[Placement]:
-    """Place the configured number of ranks, or at least `fewest`; on free and unreserved devices where possible.
-
-    Raises InputError: the cluster has too few workers, or other code runs on one of them.
-    """
-    return _place(client, config, accelerator, fewest, reserved)[0]
-
-
-def _place(
     client: Client,
     config: Config,
     accelerator: str,
@@ -68,6 +57,11 @@ def _place(
     reserved: Collection[Device] = (),
     seconds: float = ANSWER_SECONDS,
 ) -> tuple[list[Placement], dict[str, WorkerFacts]]:
+    """Place the configured number of ranks, or at least `fewest`; on free and unreserved devices where possible.
+
+    Returns the facts of the workers too. Raises InputError: the cluster has too few workers, or other code runs on one
+    of them.
+    """
     facts, silent = _facts(client, seconds)
     try:
         return choose(_candidates(client, facts, accelerator, reserved), config.execution, fewest), facts
@@ -90,18 +84,17 @@ def find_seats(client: Client, accelerator: str) -> list[tuple[WorkerSlot, Hardw
 
 def has_free_devices(client: Client, config: Config, accelerator: str, held: Collection[Device]) -> bool:
     """Whether enough devices are free for a group that waits for one; `held` are those that it has already."""
-    try:
+    with suppress(PacelineError, OSError, TimeoutError):  # a check must not stop a training that works
         candidates = _candidates(client, _facts(client)[0], accelerator, reserved_devices())
         free = [slot for slot in candidates if not slot.busy or (slot.host, slot.device) in held]
         return bool(choose(free, config.execution, None))
-    except (PacelineError, OSError, TimeoutError):  # a check must not stop a training that works
-        return False
+    return False
 
 
 def prepare_seats(address: str, config: Config, plan: Plan) -> None:
     """Start a standby process on each worker that will probably have a rank; the training reports what fails."""
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
-        placements = find_placements(client, config, plan.accelerator, None)
+        placements, _ = find_placements(client, config, plan.accelerator, None)
         before = (process.__name__,) if process.is_wanted(config.speedup) else ()
         requests = []
         for each in placements:
@@ -112,12 +105,11 @@ def prepare_seats(address: str, config: Config, plan: Plan) -> None:
 
 def can_add_ranks(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:
     """Whether free workers would allow a group more ranks than it has."""
-    try:
+    with suppress(PacelineError, OSError, TimeoutError):  # a check must not stop a training that works
         candidates = _candidates(client, _facts(client)[0], accelerator)
         more = len(choose(candidates, config.execution, num_ranks)) - num_ranks
-    except (PacelineError, OSError, TimeoutError):  # a check must not stop a training that works
-        return False
-    return 0 < more <= sum(not candidate.busy for candidate in candidates)
+        return 0 < more <= sum(not candidate.busy for candidate in candidates)
+    return False
 
 
 def _candidates(
@@ -161,18 +153,15 @@ def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> tuple[dict[str, W
         if isinstance(answer, WorkerFacts):
             facts[worker] = answer
             if answer.code != code_fingerprint():
-                raise InputError(
-                    f"worker {worker} runs other code ({answer.code}) than this process ({code_fingerprint()}); "
-                    "install the same version on every host and restart its workers"
-                )
+                fault = f"worker {worker} runs other code ({answer.code}) than this process ({code_fingerprint()})"
+                raise InputError(f"{fault}; install the same version on every host and restart its workers")
     return facts, [worker for worker in addresses if worker not in facts]
 
 
 def worker_facts() -> WorkerFacts:
     """Facts of the worker that this runs on."""
-    return WorkerFacts(
-        code=code_fingerprint(), hardware=describe(), visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES")
-    )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return WorkerFacts(code=code_fingerprint(), hardware=describe(), visible_devices=visible)
 
 
 Device = tuple[str, str]  # address of its host, and its name there

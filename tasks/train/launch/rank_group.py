@@ -41,8 +41,7 @@ ECHOES = (
 )
 
 logger = logging.getLogger(__name__)
-_numbers = count()
-"""Of claims: a claim that was withdrawn and is made again needs another key."""
+_numbers = count()  # of claims: a claim that was withdrawn and is made again needs another key
 
 
 class RankGroup:
@@ -57,8 +56,7 @@ class RankGroup:
         self._waits: set[str] = set()
         self._is_started = False
         self._outcomes: dict[int, RankOutcome] = {}
-        self.steps_done = 0
-        """Step that the furthest rank has reached."""
+        self.steps_done = 0  # step that the furthest rank has reached
 
     def claim(self, waiting: Callable[[list[Placement]], None] = lambda held: None) -> None:
         """Claim all devices, waiting for those in use. Raises LostError, TimeLimitError: as `watch`."""
@@ -121,10 +119,8 @@ class RankGroup:
     def watch(self, between: Callable[[], None] = lambda: None) -> list[RankOutcome]:
         """Wait until all ranks have ended.
 
-        Raises:
-            RankError: a rank failed; of several, the root cause.
-            LostError: a rank, worker or host is gone or silent.
-            TimeLimitError: limits.train_seconds is over.
+        Raises RankError: a rank failed, of several the root cause; LostError: a rank, worker or host is gone or silent;
+        TimeLimitError: limits.train_seconds is over.
         """
         next_ask = time.monotonic()
         while True:
@@ -186,10 +182,9 @@ class RankGroup:
             self.steps_done = max(self.steps_done, status.step or 0)
             limit = SILENT_SECONDS if status.has_heartbeat else START_SECONDS
             if status.silent_seconds is not None and status.silent_seconds > limit:
-                raise LostError(
-                    f"rank {placement.rank} on {placement.host} has given no sign of life for "
-                    f"{status.silent_seconds:.0f} s; its process is {status.process_status or 'gone'}"
-                )
+                silence = f"has given no sign of life for {status.silent_seconds:.0f} s"
+                state = f"its process is {status.process_status or 'gone'}"
+                raise LostError(f"rank {placement.rank} on {placement.host} {silence}; {state}")
 
     def _check_workers(self) -> None:
         if time.monotonic() < self._next_look:

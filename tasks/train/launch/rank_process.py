@@ -16,7 +16,7 @@ from paceline.tasks.files import private_directory
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.heartbeat import VARIABLE, HeartbeatReader
 from paceline.tasks.train.launch.layout import rank_environment
-from paceline.tasks.train.launch.standby import PARENT, Standby, standby_command, take
+from paceline.tasks.train.launch.standby import PARENT, Standby, take
 from paceline.tasks.train.rank_spec import RankSpec
 
 GRACE_SECONDS = 1.5
@@ -28,7 +28,7 @@ _ready: list[Standby] = []
 def keep_ready(num_threads: int, host: str, devices: tuple[str, ...], before: tuple[str, ...] = ()) -> None:
     """Start a standby process for a rank of this worker; runs on the worker."""
     environment = rank_environment(os.environ, num_threads, interface_of(host), devices)
-    _ready.append(Standby(standby_command(RANK_MODULE, *before), environment))
+    _ready.append(Standby(environment, RANK_MODULE, *before))
 
 
 def start_rank(
@@ -60,7 +60,7 @@ def start_rank(
                 start_new_session=True,  # one group to kill, and a terminal's Ctrl-C reaches the coordinator alone
             )
     finally:
-        heartbeat.close_writing()
+        os.close(heartbeat.writing)  # this process's copy, or the rank's end would not be noticed
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -89,11 +89,8 @@ def running_ranks(run_id: str) -> list[int]:
 
 
 def supervisors_of(ranks: Iterable[int]) -> list[int]:
-    """Process ids of the Dask workers of ranks. A worker of dask-cuda holds a CUDA context next to its rank's.
-
-    Not of their nannies: one nanny's process may start the workers of several trainings.
-    """
-    workers = []
+    """Process ids of the Dask workers of ranks. A worker of dask-cuda holds a CUDA context next to its rank's."""
+    workers = []  # not their nannies: one nanny's process may start the workers of several trainings
     for pid in ranks:
         with contextlib.suppress(psutil.Error):  # it has ended
             workers.append(psutil.Process(pid).ppid())

@@ -39,11 +39,9 @@ class Recovery:
 
     def __init__(self, checkpoints: Path, max_restarts: int) -> None:
         self._checkpoints, self._max_restarts = checkpoints, max_restarts
-        self._failure: _Failure | None = None
-        """The first failure since the last start."""
+        self._failure: _Failure | None = None  # the first failure since the last start
         self._last_end: float | None = None
-        self.restarts: list[Restart] = []
-        """All restarts, the oldest first."""
+        self.restarts: list[Restart] = []  # all restarts, the oldest first
         self._num_fruitless = 0
         self._first_step = step_of(newest) if (newest := newest_valid_checkpoint(checkpoints)) else 0
         """Step up to which there was progress."""

@@ -11,7 +11,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.tasks.host import die_with
@@ -23,14 +24,18 @@ NUM_DESCRIPTORS = 3
 
 
 class Standby:
-    """The worker's end of the socket to a standby process."""
+    """The worker's end of the socket to a standby process.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    It imports the module `run`, and calls its `main` with the path of the spec it receives. Of modules to be imported
+    `before` it calls `start_early` first.
+    """
+
+    def __init__(self, environment: Mapping[str, str], run: str, *before: str) -> None:
         self.environment = dict(environment)
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                command,
+                [sys.executable, "-m", __name__, run, *before],
                 env=self.environment | {PARENT: str(os.getpid())},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -43,12 +48,10 @@ class Standby:
     ) -> subprocess.Popen[bytes] | None:
         """Let the process run a spec; None if the process is gone."""
         order = {"spec": str(spec_path), "environment": dict(environment)}
-        with self._orders:
-            try:
-                socket.send_fds(self._orders, [json.dumps(order).encode()], [log, heartbeat, device_lock])
-            except OSError:
-                return None
-        return self._process
+        with self._orders, suppress(OSError):
+            socket.send_fds(self._orders, [json.dumps(order).encode()], [log, heartbeat, device_lock])
+            return self._process
+        return None
 
 
 def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None:
@@ -57,14 +60,6 @@ def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None
     if standby is not None:
         ready.remove(standby)
     return standby
-
-
-def standby_command(run: str, *before: str) -> list[str]:
-    """Command of a process that imports the module `run`, and calls its `main` with the path of the spec it receives.
-
-    Of modules to be imported `before` it calls `start_early` first.
-    """
-    return [sys.executable, "-m", __name__, run, *before]
 
 
 def die_with_supervisor() -> None:

@@ -41,18 +41,13 @@ class RankOutcome(Record):
     """Outcome of a rank."""
 
     rank: int
-    is_first: bool
-    """The first rank on its host, which measures for all of them."""
-    result: dict[str, Any] | None
-    """Content of result.json; None if the rank failed."""
-    error: str | None
-    """Last line of the rank's error; None if it raised none."""
+    is_first: bool  # the first rank on its host, which measures for all of them
+    result: dict[str, Any] | None  # content of result.json; None if the rank failed
+    error: str | None  # last line of the rank's error; None if it raised none
     causes: dict[str, Any] = Field(default_factory=dict)
     """What the rank knows of its error, as keyword arguments of `RankError`."""
-    traceback: str
-    """The rank's traceback, else the end of its log."""
-    failed_at: float | None
-    """Unix time of the error, to order several."""
+    traceback: str  # the rank's traceback, else the end of its log
+    failed_at: float | None  # Unix time of the error, to order several
     wall_seconds: float
     idle_watts: float | None = None
     """Power of the host's GPUs and processors before its ranks started; None after a resume or without a counter."""
@@ -63,16 +58,11 @@ class ClaimStatus(Record):
 
     state: Literal["queued", "waiting", "held", "running"]
     """`queued`: the task has not started; `waiting`: the device is in use; `held`: ready for a spec."""
-    owner: LockHolder | None = None
-    """Holder of the device, while waiting."""
-    step: int | None = None
-    """Step that the rank has reached."""
-    silent_seconds: float | None = None
-    """Since the rank's last heartbeat, or since its start before the first."""
-    process_status: str | None = None
-    """State by the operating system: running, sleeping, stopped, disk-sleep."""
-    has_heartbeat: bool = False
-    """The rank has sent a first heartbeat."""
+    owner: LockHolder | None = None  # holder of the device, while waiting
+    step: int | None = None  # step that the rank has reached
+    silent_seconds: float | None = None  # since the rank's last heartbeat, or since its start before the first
+    process_status: str | None = None  # state by the operating system: running, sleeping, stopped, disk-sleep
+    has_heartbeat: bool = False  # the rank has sent a first heartbeat
 
 
 @dataclass
@@ -121,12 +111,9 @@ _watches: dict[str, _Watch] = {}
 
 
 def claim_status(key: str, device: str) -> ClaimStatus:
-    """Status of a claim to a device; runs on its worker.
-
-    A claim queued behind another training of the same worker has no task yet: the lock names the holder.
-    """
+    """Status of a claim to a device; runs on its worker."""
     watch, owner = _watches.get(key), None
-    if watch is None:
+    if watch is None:  # queued behind another training of the worker, it has no task yet: the lock names the holder
         owner = DeviceLock(Environment().leases, device).owner()
         watch = _watches.get(key)  # the task may have started meanwhile and hold the device itself
     return watch.report() if watch is not None else ClaimStatus(state="queued", owner=owner)
@@ -142,7 +129,6 @@ def supervise(key: str, run_id: str, rank: int, device: str) -> RankOutcome:
     """Hold a device, start the rank of the spec that arrives, forward its progress, and return its outcome.
 
     Stops the rank when this task is cancelled or the coordinator is gone; the rank stops itself when this worker dies.
-
     Raises LostError: the task was cancelled, or the coordinator is gone.
     """
     watch = _watches[key] = _Watch(rank)
@@ -204,7 +190,7 @@ def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock:
                 get_worker().log_event(progress_topic(spec.run_id), json.loads(text))
             if time.monotonic() > next_beat:
                 next_beat = time.monotonic() + LOCK_UPDATE_SECONDS
-                device_lock.beat()
+                os.utime(device_lock.fileno())  # shows people that the holder lives
     finally:
         os.close(ended)
 

@@ -5,7 +5,6 @@ None of them makes the host wait for the device between log points. Their order 
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -17,12 +16,12 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from paceline.tasks.errors import RunError
+from paceline.tasks.files import write_pieces
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.names import Metric
 from paceline.tasks.records.record import Choice
-from paceline.tasks.train.checkpoint_interval import CheckpointInterval
-from paceline.tasks.train.failure_history import FailureHistory
+from paceline.tasks.train.checkpoint_interval import CheckpointInterval, FailureHistory
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.process_group import all_reduce, average_buffers, broadcast
@@ -33,18 +32,15 @@ from paceline.tasks.train.step.learner import Learner
 
 MAX_LOG_STEPS = 50
 LogMetrics = Callable[[dict[str, float], int], None]
-Window = tuple[int, int, float]
-"""First step, number of steps, and seconds between two reads of the loss."""
+Window = tuple[int, int, float]  # first step, number of steps, and seconds between two reads of the loss
 
 
 class StepLoader:
-    """The training loader for Lightning: starts at any step, and accounts waiting for input to the stopwatch.
-
-    Lightning neither rewinds a sampler inside an epoch nor reads an iterator past its last batch, so this object holds
-    the position.
-    """
+    """The training loader for Lightning: starts at any step, and accounts waiting for input to the stopwatch."""
 
     def __init__(self, loader: BatchSource, stopwatch: Stopwatch, first_step: int) -> None:
+        # Lightning neither rewinds a sampler inside an epoch nor reads an iterator past its last batch, so this object
+        # holds the position.
         self._loader, self._stopwatch, self.next_step = loader, stopwatch, first_step
 
     def __len__(self) -> int:
@@ -72,8 +68,7 @@ class BudgetCallback(Callback):
 
     stopwatch: Stopwatch
     fit_seconds: float = 0.0
-    startup_seconds: float = 0.0
-    """Process start to the first step, probe excluded."""
+    startup_seconds: float = 0.0  # process start to the first step, probe excluded
     communication_fraction: float | None = None
     """Share of the steps in which ranks exchanged gradients without computing."""
     _started: float = 0.0
@@ -98,12 +93,9 @@ class ProgressCallback(Callback):
     stopwatch: Stopwatch
     log_metrics: LogMetrics | None
     progress_path: Path | None
-    choices: dict[str, Choice]
-    """The values of `auto` with reasons, including the checkpoint interval once it is known."""
-    windows: list[Window] = field(default_factory=list)
-    """Without those in which a CUDA graph was warmed up or captured."""
-    num_saved_epochs: int = 0
-    """Number of epochs in a checkpoint."""
+    choices: dict[str, Choice]  # the values of `auto` with reasons, including the checkpoint interval once it is known
+    windows: list[Window] = field(default_factory=list)  # without those in which a CUDA graph was warmed up or captured
+    num_saved_epochs: int = 0  # number of epochs in a checkpoint
     _newest: dict[str, float] = field(default_factory=dict)
     _num_warm_up_steps: int = 0
     _window_started: float = field(default_factory=time.monotonic)
@@ -136,10 +128,9 @@ class ProgressCallback(Callback):
         bad = next((index for index, loss in enumerate(window) if not math.isfinite(loss)), None)
         if bad is not None:
             step = trainer.global_step - len(window) + bad + 1
-            raise RunError(
-                f"train/loss is {window[bad]} at step {step} (learning rate {_learning_rate(trainer):g}): "
-                "training diverged; use a lower recipe.learning_rate, more recipe.warmup_epochs or bf16 instead of fp16"
-            )
+            fault = f"train/loss is {window[bad]} at step {step} (learning rate {_learning_rate(trainer):g})"
+            remedy = "use a lower recipe.learning_rate, more recipe.warmup_epochs or bf16 instead of fp16"
+            raise RunError(f"{fault}: training diverged; {remedy}")
         learner.losses.extend(window)
         self._report(trainer, learner, window)
 
@@ -213,19 +204,15 @@ class CheckpointCallback(Callback):
 
     stopwatch: Stopwatch
     directory: Path
-    every_steps: int | Literal["auto"] | None
-    """None for the end of epochs only; `auto` for a `CheckpointInterval`."""
-    progress: ProgressCallback
-    """Closes the loss window before a checkpoint, so that the saved curve is complete."""
+    every_steps: int | Literal["auto"] | None  # None for the end of epochs only; `auto` for a `CheckpointInterval`
+    progress: ProgressCallback  # closes the loss window before a checkpoint, so that the saved curve is complete
     read_failures: Callable[[], FailureHistory]
     last: Path | None = None
     epoch_ends: list[float] = field(default_factory=list)
     """Seconds from process start to the end of each epoch, probe excluded."""
     _interval: CheckpointInterval | None = None
-    _next_step: int = 0
-    """Next step at which a checkpoint may be due; the same on all ranks."""
-    _num_epochs: int = 0
-    """Number of epochs in the newest checkpoint, which may not be written yet."""
+    _next_step: int = 0  # next step at which a checkpoint may be due; the same on all ranks
+    _num_epochs: int = 0  # number of epochs in the newest checkpoint, which may not be written yet
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._num_epochs = len(pl_module.epoch_ends)
@@ -312,9 +299,7 @@ def wait_for_device(stopwatch: Stopwatch, device: torch.device) -> AbstractConte
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small text file; a reader sees the old text or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_pieces(path, (text.encode(),), durably=False)
 
 
 def _learning_rate(trainer: Trainer) -> float:

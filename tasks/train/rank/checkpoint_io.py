@@ -30,8 +30,7 @@ from paceline.tasks.files import make_directory, write_durably
 from paceline.tasks.metrics_file import FILE, require_newest
 from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS, digest_path, part_path, parts_of
 
-Place = tuple[Any, ...]
-"""Keys that lead to a value inside a checkpoint."""
+Place = tuple[Any, ...]  # keys that lead to a value inside a checkpoint
 Rows = dict[Place, tuple[int, int, torch.Tensor]]
 """For each sharded tensor: first row in the tensor, number of all rows, and a part's rows."""
 
@@ -42,10 +41,8 @@ def load(path: Path) -> dict[str, Any]:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError, KeyError, ValueError):
         # Torch's own message advises to load it anyway.
-        raise RunError(
-            f"{path} is not a checkpoint of tensors and plain types; nothing of it was executed; remove it, and "
-            "training resumes from the one before"
-        ) from None
+        fault = f"{path} is not a checkpoint of tensors and plain types; nothing of it was executed"
+        raise RunError(f"{fault}; remove it, and training resumes from the one before") from None
     return checkpoint
 
 
@@ -82,17 +79,14 @@ def load_rest(path: Path) -> dict[str, Any]:
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory.
+    """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory."""
 
-    `AsyncCheckpointIO` of Lightning 2.6 copies on the GPU, queues checkpoints, and reports errors one checkpoint later.
-    """
-
+    # Lightning's `AsyncCheckpointIO` (2.6) copies on the GPU, queues checkpoints, reports errors a checkpoint later.
     def __init__(self, attempt: Path) -> None:
         self._attempt = attempt
         self._executor = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
-        self.write_seconds = 0.0
-        """Seconds of the last write in the thread."""
+        self.write_seconds = 0.0  # seconds of the last write in the thread
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""

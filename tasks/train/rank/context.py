@@ -47,30 +47,24 @@ class RankContext:
 
     network: nn.Module
     task: Task
-    no_probe: str | None = None
-    """Why the configured probe is not possible."""
+    no_probe: str | None = None  # why the configured probe is not possible
 
     def __init__(self, spec: RankSpec) -> None:
         if spec.code_fingerprint != code_fingerprint():
-            raise RunError(
-                f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}; "
-                "install the same version on every host"
-            )
+            fault = f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}"
+            raise RunError(f"{fault}; install the same version on every host")
         with require_plugin():
             packages = tuple(package.identity for package in spec.config.packages)
         if spec.packages != packages:
-            raise RunError(
-                f"this rank has {' and '.join(packages)}, the coordinator {' and '.join(spec.packages)}; "
-                "install the same on every host"
-            )
+            fault = f"this rank has {' and '.join(packages)}, the coordinator {' and '.join(spec.packages)}"
+            raise RunError(f"{fault}; install the same on every host")
         assert spec.prepared is not None
         self.spec, self.config, self.prepared = spec, spec.config, spec.prepared
         self.directory = Path(spec.directory)
         self.writes = spec.rank == 0
         gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
         bind(spec.local_rank, spec.num_devices, gpu)
-        self.num_threads = spec.plan.num_threads
-        """CPU threads per rank by the rules or the configuration."""
+        self.num_threads = spec.plan.num_threads  # CPU threads per rank by the rules or the configuration
         torch.set_num_threads(self.num_threads)
         self.device = group.pick_device(spec)
         group.join(spec, self.device)
@@ -209,11 +203,9 @@ def own_processes(spec: RankSpec) -> list[int]:
 
 
 def bind(local_rank: int, num_ranks: int, gpu: str | None) -> None:
-    """Bind this process, before it starts threads, to cores near its memory or its GPU, of which `gpu` is the UUID.
-
-    Ranks of one host are spread over its memory (NUMA) nodes, because reading another node's memory takes twice as
-    long. With one node nothing is bound: two ranks bound to one core each were not faster there (infra/LOG.md).
-    """
+    """Bind this process, before it starts threads, to cores near its memory or its GPU, of which `gpu` is the UUID."""
+    # Ranks of one host are spread over its memory (NUMA) nodes, because reading another node's memory takes twice as
+    # long. With one node nothing is bound: two ranks bound to one core each were not faster there (infra/LOG.md).
     if not hasattr(os, "sched_setaffinity"):
         return
     nodes = memory_nodes(os.sched_getaffinity(0))

@@ -64,9 +64,8 @@ def bytes_per_sample(cost: Cost, plan: Plan, recipe: Recipe, num_samples: int) -
     parameter and each value of the optimizer's state, and writes and reads each value that is stored for the backward
     pass.
 
-    Returns:
-        None for a step so small that its tensors may stay in a cache, and where the stored values or the place of the
-        state are not known: compiled networks and sharded ones.
+    Returns None for a step so small that its tensors may stay in a cache, and where the stored values or the place of
+    the state are not known: compiled networks and sharded ones.
     """
     if plan.compile == "step" or plan.strategy == "fsdp":
         return None

@@ -22,7 +22,7 @@ from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.measurement import ProbeResult
-from paceline.tasks.train.failure_history import FailureHistory, read_failures
+from paceline.tasks.train.checkpoint_interval import FailureHistory, read_failures
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank import callbacks
 from paceline.tasks.train.rank import process_group as group
@@ -173,12 +173,10 @@ def training_facts(
     windows: Sequence[callbacks.Window],
     probe: ProbeResult | None,
 ) -> dict[str, Any]:
-    """Fields of the result that follow from the losses, the schedule, the time budget and the windows.
-
-    The throughput is taken over windows, at whose ends the device has finished: the host's items would give the rate of
-    launches on a GPU.
-    """
+    """Fields of the result that follow from the losses, the schedule, the time budget and the windows."""
     spec, budget = context.spec, stopwatch.budget()
+    # The throughput is taken over windows, at whose ends the device has finished: the host's items would give the rate
+    # of launches on a GPU.
     seconds = sum(duration for _, _, duration in windows)
     window_samples = [schedule.samples(first + number) - schedule.samples(first) for first, number, _ in windows]
     num_samples = sum(window_samples)

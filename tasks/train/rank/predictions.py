@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from paceline.conf.execution import Precision
 from paceline.tasks.data.loading.split_reader import open_split
@@ -20,7 +21,6 @@ from paceline.tasks.model.objectives import PixelTask, Task
 from paceline.tasks.train.launch.layout import EXAMPLES_FILE
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.context import RankContext
-from paceline.tasks.train.step.distributed import gather_full_weights
 from paceline.tasks.train.step.learner import Learner
 from paceline.tasks.train.step.precision import forward_context, prepare_network, set_arithmetic
 
@@ -37,7 +37,8 @@ def gather_network(context: RankContext, learner: Learner) -> nn.Module:
     if plan.strategy == "fsdp":
         channels_last = plan.memory_format == "channels_last"
         replica = prepare_network(context.network, "32-true", channels_last, context.device)
-        network = gather_full_weights(network, replica)
+        replica.load_state_dict(get_model_state_dict(network, options=StateDictOptions(full_state_dict=True)))
+        network = replica
     elif average is not None:
         network = copy.deepcopy(network)
     if average is not None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed, nn
 
 from paceline.tasks.errors import RunError
@@ -19,12 +19,14 @@ GROUP_SECONDS = 120
 ALONE_SECONDS = 1800
 
 
-class RankEnvironment(ClusterEnvironment):
+class RankEnvironment(LightningEnvironment):
     """Gives Lightning the rank's position from its spec, because environment variables may be stale."""
 
     def __init__(self, spec: RankSpec) -> None:
         super().__init__()
         self._spec = spec
+        self.set_world_size(spec.world_size)
+        self.set_global_rank(spec.rank)
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -37,22 +39,6 @@ class RankEnvironment(ClusterEnvironment):
     @property
     def main_port(self) -> int:
         return self._spec.master_port
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return self._spec.world_size
-
-    def set_world_size(self, size: int) -> None:
-        """Do nothing: the spec is final."""
-
-    def global_rank(self) -> int:
-        return self._spec.rank
-
-    def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the spec is final."""
 
     def local_rank(self) -> int:
         return self._spec.local_rank
@@ -123,10 +109,8 @@ def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...]
     wrong += [name for name in unique if len({str(row[name]) for row in table}) < len(table)]
     if wrong:
         rows = "; ".join(f"rank {rank}: {row}" for rank, row in enumerate(table))
-        raise RunError(
-            f"the ranks do not agree on {', '.join(wrong)}: {rows}",
-            hint="install the same code on all hosts, and check each host with paceline doctor",
-        )
+        fault = f"the ranks do not agree on {', '.join(wrong)}: {rows}"
+        raise RunError(fault, hint="install the same code on all hosts, and check each host with paceline doctor")
 
 
 def broadcast(value: float) -> float:
@@ -158,10 +142,8 @@ def all_reduce(values: torch.Tensor, operation: str) -> torch.Tensor:
 
 
 def average_buffers(network: nn.Module, others: Iterable[torch.Tensor] = ()) -> None:
-    """Average the running statistics of batch norm, and `others`, over the ranks, so that all evaluate one network.
-
-    DistributedDataParallel would broadcast rank 0's in every step instead; once before an evaluation is enough.
-    """
+    """Average the running statistics of batch norm, and `others`, over the ranks, so that all evaluate one network."""
+    # DistributedDataParallel would broadcast rank 0's in every step instead; once before an evaluation is enough.
     if not distributed.is_initialized():
         return
     buffers = [*(buffer for buffer in network.buffers() if buffer.is_floating_point()), *others]

@@ -71,7 +71,5 @@ def checkpoint_activations(network: nn.Module) -> None:
             part.__class__ = CheckpointedSequential
             names.append(name)
     if not names:
-        raise InputError(
-            "execution.activation_checkpointing=on needs a network with parts of the type torch.nn.Sequential, and "
-            "this one has none; use execution.activation_checkpointing=off"
-        )
+        fault = "execution.activation_checkpointing=on needs a network with parts of the type torch.nn.Sequential"
+        raise InputError(f"{fault}, and this one has none; use execution.activation_checkpointing=off")

@@ -96,12 +96,9 @@ class BareStep:
         return wrapped
 
     def run(self, num_steps: int) -> list[float]:
-        """Seconds of each of `num_steps` steps: batch, forward, backward, update.
-
-        On a GPU each is the mean of all: waiting for the device in every step would slow the faster arm most.
-        """
+        """Seconds of each of `num_steps` steps: batch, forward, backward, update; on a GPU each is the mean of all."""
         set_arithmetic(self._arm.precision, self._inputs.device)
-        if self._inputs.device.type == "cuda":
+        if self._inputs.device.type == "cuda":  # waiting for the device in every step would slow the faster arm most
             return [self._time_steps(num_steps) / num_steps] * num_steps
         return [self._time_steps(1) for _ in range(num_steps)]
 

@@ -9,24 +9,20 @@ from paceline.tasks.records.training import CompileStats
 
 
 def compile_network(network: nn.Module) -> None:
-    """Compile in place; copies of the network are eager.
-
-    The inner module, not Lightning's: `self.log` in a compiled LightningModule crashes.
-    """
+    """Compile in place; copies of the network are eager."""
     # Inductor chooses between two ways to sum at 4,096 summands. That would be a guard on the batch size, and a small
     # last batch a second graph (torch 2.13). Sums of batch norm do not change.
     fx_config.backed_size_oblivious = True
     # On CPUs, small networks spend as much time between kernels as in them: compile what calls them too.
     is_on_cpu = all(parameter.device.type == "cpu" for parameter in network.parameters())
+    # The inner module, not Lightning's: `self.log` in a compiled LightningModule crashes.
     network.compile(options={"cpp_wrapper": True} if is_on_cpu else None)
 
 
 def any_batch_size(images_NCHW: torch.Tensor) -> None:
-    """Let the graph of this batch accept batches of all sizes, so that a ragged last one needs no second graph.
-
-    Images of another size, as of `recipe.progressive_size`, have a graph of their own: torch would else make the graph
-    of the second size one for all sizes, whose kernels are slower.
-    """
+    """Let the graph of this batch accept batches of all sizes, so that a ragged last one needs no second graph."""
+    # Images of another size, as of `recipe.progressive_size`, have a graph of their own: torch would else make the
+    # graph of the second size one for all sizes, whose kernels are slower.
     torch._dynamo.maybe_mark_dynamic(images_NCHW, 0)
     torch._dynamo.mark_static(images_NCHW, [2, 3])
 

@@ -40,19 +40,16 @@ class CapturedStep:
         """The graph, its inputs by the fields of a batch, and its loss."""
         self._largest = 0.0
         self._image_shape: torch.Size | None = None
-        self._num_alike = 0
-        """Number of eager steps on batches of the largest size."""
-        self.num_warm_up_steps = 0
-        """Number of steps up to a recording, and of those that were recorded."""
+        self._num_alike = 0  # number of eager steps on batches of the largest size
+        self.num_warm_up_steps = 0  # number of steps up to a recording, and of those that were recorded
         self._num_graphs = self._num_calls = self._num_replays = 0
         self._seconds = 0.0
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Take the step; return its loss on the device.
 
-        Raises:
-            MemoryLimitError: as `TrainStep` does.
-            CaptureError: the step cannot be recorded. CUDA may refuse all further work of this process.
+        Raises MemoryLimitError as `TrainStep` does; CaptureError: the step cannot be recorded. CUDA may refuse all
+        further work of this process.
         """
         self._num_calls += 1
         image_shape = batch.images_NCHW.shape[1:]
@@ -84,12 +81,10 @@ class CapturedStep:
         )
 
     def _eager(self, batch: Batch, *, is_ragged: bool) -> torch.Tensor:
-        """Run the step on the recording's stream, to which its gradients and optimizer state belong.
-
-        A compiled network has static shapes; for a ragged batch it is eager, because compiling takes longer.
-        """
+        """Run the step on the recording's stream, to which its gradients and optimizer state belong."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
+        # A compiled network has static shapes; for a ragged batch it is eager, because compiling takes longer.
         stance = torch.compiler.set_stance("force_eager") if is_ragged else nullcontext()
         with torch.cuda.stream(self._stream), stance:
             loss = self._step(batch)

@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.conv import _ConvNd
@@ -35,8 +34,7 @@ def communication_fraction(model: nn.Module | None, passes_per_step: float = 1.0
     bucket's all-reduce to the end of the last one; what overlaps with the backward pass is subtracted. Of several
     passes it times the last, in which gradients are exchanged.
 
-    Returns:
-        A share between 0 and 1; 0 for a model that is not distributed; None when nothing was timed, as of sharded ones.
+    Returns a share from 0 to 1; 0 for a model that is not distributed; None if nothing was timed, as of sharded ones.
     """
     if model is not None and any(isinstance(module, FSDPModule) for module in model.modules()):
         return None
@@ -85,12 +83,6 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> No
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")  # gloo has no mean (torch 2.13)
-
-
-def gather_full_weights(network: nn.Module, replica: nn.Module) -> nn.Module:
-    """Load the weights of a sharded network into an unsharded replica; collective."""
-    replica.load_state_dict(get_model_state_dict(network, options=StateDictOptions(full_state_dict=True)))
-    return replica
 
 
 class ExchangeStrategy(DDPStrategy):

@@ -38,8 +38,7 @@ class StepLoop(_TrainingEpochLoop):
         super().__init__(trainer)
         self._plan, self._stopwatch, self._draws = plan, stopwatch, draws
         self._step: TrainStep | CapturedStep | None = None
-        self._passes: TrainStep | None = None
-        """The eager step, also inside a captured one."""
+        self._passes: TrainStep | None = None  # the eager step, also inside a captured one
 
     def capture_stats(self) -> CompileStats | None:
         """Statistics of a captured step; None for others."""

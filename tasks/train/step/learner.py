@@ -27,10 +27,8 @@ class Learner(LightningModule):
         self.recipe, self.peak_learning_rate = recipe, peak_learning_rate
         self.losses: list[float] = []
         """Loss of every step whose value has been read from the device; filled by the progress callback."""
-        self.validation_scores: list[float] = []
-        """Of the task, after each epoch."""
-        self.epoch_ends: list[int] = []
-        """Steps done at the end of each epoch that is over."""
+        self.validation_scores: list[float] = []  # of the task, after each epoch
+        self.epoch_ends: list[int] = []  # steps done at the end of each epoch that is over
         self.pending: list[torch.Tensor] = []
         """Losses still on the device: reading each would make the host wait in every step."""
         self._average: WeightAverage | None = None
@@ -45,10 +43,8 @@ class Learner(LightningModule):
         return self._average
 
     def set_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
-        """Set the rate of the step that comes.
-
-        Not by a scheduler of torch's: its state would bring a former group's rate along into a resume.
-        """
+        """Set the rate of the step that comes."""
+        # Not by a scheduler of torch's: its state would bring a former group's rate along into a resume.
         step = self.course.even_step(self.global_step)
         rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.plan.steps_per_epoch)
         for group in optimizer.param_groups:

@@ -55,11 +55,9 @@ def lightning_precision(precision: Precision) -> Literal["32-true", "64-true", "
 def forward_context(
     precision: Precision, device: torch.device, *, is_captured: bool = False
 ) -> AbstractContextManager[object]:
-    """The autocast region of a forward pass, or nothing for the true precisions.
-
-    A CUDA graph must not cache the rounded weights: they change with the next step.
-    """
+    """The autocast region of a forward pass, or nothing for the true precisions."""
     dtype = AUTOCAST_DTYPES.get(precision)
+    # A CUDA graph must not cache the rounded weights: they change with the next step.
     return torch.autocast(device.type, dtype=dtype, cache_enabled=not is_captured) if dtype else nullcontext()
 
 

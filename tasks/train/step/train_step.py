@@ -49,16 +49,14 @@ class TrainStep:
         self._micro_batch = execution.micro_batch
         self._updates = not (isinstance(execution, Arm) and execution.variant == "no_update")
         self._alone: Callable[[], AbstractContextManager[object]] = getattr(loss_of, "no_sync", nullcontext)
-        self.num_passes = 0
-        """Number of passes through the network."""
+        self.num_passes = 0  # number of passes through the network
         self.num_steps = 0
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Take the step; return its loss on the device.
 
-        Raises:
-            MemoryLimitError: a pass or the update needs more memory than the device has. A failed update may have
-                changed some of the weights: the training must resume from a checkpoint.
+        Raises MemoryLimitError: a pass or the update needs more memory than the device has. A failed update may have
+        changed some of the weights: the training must resume from a checkpoint.
         """
         self.num_steps += 1
         self._optimizer.zero_grad()
@@ -102,14 +100,12 @@ class TrainStep:
 
 
 def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
-    """Split a batch into the fewest parts of at most `largest` samples; sizes differ by one at most.
-
-    Even parts, because batch norms take their statistics over each: those of a small last part would be poor.
-    """
+    """Split a batch into the fewest parts of at most `largest` samples; sizes differ by one at most."""
     num = len(batch.labels_N)
     number = 1 if largest is None else max(1, -(-num // largest))
     if number == 1:
         return [batch]
+    # Even parts, because batch norms take their statistics over each: those of a small last part would be poor.
     bounds = [num * part // number for part in range(number + 1)]
     return [take_samples(batch, start, stop) for start, stop in pairwise(bounds)]
 
@@ -117,9 +113,8 @@ def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
 def raise_if_out_of_memory(error: Exception, what: str, num_samples: int, device: torch.device) -> None:
     """Raise MemoryLimitError for an error of `what`, a part of a step over so many samples, that is want of memory."""
     if is_out_of_memory(error):
-        raise MemoryLimitError(
-            f"{what} over {num_samples} samples needs more memory than {device} has: {error}", num_samples
-        ) from error
+        fault = f"{what} over {num_samples} samples needs more memory than {device} has"
+        raise MemoryLimitError(f"{fault}: {error}", num_samples) from error
 
 
 def oom_sample_count(error: BaseException | None) -> int | None:

@@ -160,10 +160,9 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_SECONDS" in os.environ:
     from paceline.tasks.train import checkpoint_interval as interval
-    from paceline.tasks.train import failure_history
 
     interval.MIN_SECONDS = float(os.environ["SAVE_SECONDS"])
-    failure_history.PRIOR_HOURS = 0.0
+    interval.PRIOR_HOURS = 0.0
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_COST" in os.environ:
     from paceline.tasks.train.rank import checkpoint_io

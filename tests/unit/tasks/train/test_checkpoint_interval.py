@@ -5,8 +5,15 @@ import os
 import pytest
 
 from paceline.tasks.data.loading.sampling import BatchPlan, StepSchedule
-from paceline.tasks.train.checkpoint_interval import MAX_LOST_SECONDS, MAX_SHARE, MIN_SECONDS, CheckpointInterval, rule
-from paceline.tasks.train.failure_history import FailureHistory, read_failures
+from paceline.tasks.train.checkpoint_interval import (
+    MAX_LOST_SECONDS,
+    MAX_SHARE,
+    MIN_SECONDS,
+    CheckpointInterval,
+    FailureHistory,
+    read_failures,
+    rule,
+)
 
 FREQUENT = FailureHistory(num_failures=999, device_hours=976)
 """One failure in a device hour."""

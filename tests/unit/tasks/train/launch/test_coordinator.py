@@ -111,7 +111,7 @@ def test_an_item_of_the_budget_that_lies_is_found_by_the_clock_of_the_supervisor
         failed_at=None,
         wall_seconds=10.0,
     )
-    merged = _merge([outcome], Recovery(tmp_path, 3))
+    merged = _merge([outcome], Recovery(tmp_path, 3), type(result))
     assert merged.wall_seconds == 10.0
     assert merged.clock_difference == pytest.approx(difference)
     assert clock_text(merged.clock_difference) == words

@@ -12,7 +12,7 @@ def test_a_rank_tells_its_steps_until_it_is_stopped():
     reader = HeartbeatReader()
     environment = os.environ | {VARIABLE: str(reader.writing)}
     rank = subprocess.Popen([sys.executable, "-c", RANK], env=environment, pass_fds=(reader.writing,))
-    reader.close_writing()
+    os.close(reader.writing)
     try:
         while reader.step is None:
             reader.read()
@@ -38,7 +38,7 @@ def test_last_words_need_no_disk():
     program = "from paceline.tasks.train.launch.heartbeat import Heartbeat; Heartbeat().final_error({'message': 'full', 'traceback': 'x' * 100_000})"  # noqa: E501
     environment = os.environ | {VARIABLE: str(reader.writing)}
     rank = subprocess.Popen([sys.executable, "-c", program], env=environment, pass_fds=(reader.writing,))
-    reader.close_writing()
+    os.close(reader.writing)
     while rank.poll() is None:
         reader.read()
         time.sleep(0.01)

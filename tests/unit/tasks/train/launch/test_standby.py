@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from paceline.tasks.train.launch.heartbeat import VARIABLE
-from paceline.tasks.train.launch.standby import Standby, standby_command, take
+from paceline.tasks.train.launch.standby import Standby, take
 
 RANK = """
 import os, sys
@@ -23,8 +23,8 @@ def main(spec_path):
 """
 WORKER = """
 import os, sys, time
-from paceline.tasks.train.launch.standby import Standby, standby_command
-standby = Standby(standby_command("rank"), os.environ)
+from paceline.tasks.train.launch.standby import Standby
+standby = Standby(os.environ, "rank")
 print(standby._process.pid, flush=True)
 time.sleep(60)
 """
@@ -33,11 +33,12 @@ time.sleep(60)
 @pytest.fixture
 def environment(tmp_path):
     (tmp_path / "rank.py").write_text(RANK)
-    return os.environ | {"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "FROM_THE_START": "started"}
+    paths = (str(tmp_path), str(Path.cwd()), os.environ.get("PYTHONPATH"))
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FROM_THE_START": "started"}
 
 
 def test_it_becomes_the_rank_of_its_spec(environment, tmp_path):
-    standby = Standby(standby_command("rank"), environment)
+    standby = Standby(environment, "rank")
     reading, writing = os.pipe()
     with (tmp_path / "log.txt").open("ab") as log, (tmp_path / "lease").open("w") as lease:
         fcntl.flock(lease, fcntl.LOCK_EX)
@@ -60,7 +61,7 @@ def test_a_rank_does_not_import_mlflow():
 
 
 def test_it_holds_its_lease_as_long_as_it_lives(environment, tmp_path):
-    standby = Standby(standby_command("time"), environment)  # whose `main` there is none of: it ends by an error
+    standby = Standby(environment, "time")  # whose `main` there is none of: it ends by an error
     reading, writing = os.pipe()
     with (tmp_path / "log.txt").open("ab") as log:
         lease = os.open(tmp_path / "lease", os.O_CREAT | os.O_RDWR)
@@ -79,7 +80,7 @@ def test_it_holds_its_lease_as_long_as_it_lives(environment, tmp_path):
 
 
 def test_one_that_is_gone_takes_no_order(environment, tmp_path):
-    standby = Standby(standby_command("rank"), environment)
+    standby = Standby(environment, "rank")
     standby._process.kill()
     standby._process.wait()
     with (tmp_path / "log.txt").open("ab") as log:
@@ -87,7 +88,7 @@ def test_one_that_is_gone_takes_no_order(environment, tmp_path):
 
 
 def test_it_is_taken_once_and_only_where_the_environment_is_the_same(environment):
-    standby = Standby(standby_command("rank"), environment)
+    standby = Standby(environment, "rank")
     ready = [standby]
     assert take(ready, environment | {"OMP_NUM_THREADS": "3"}) is None
     assert take(ready, environment) is standby
