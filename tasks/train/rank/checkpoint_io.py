@@ -173,20 +173,16 @@ def remove(path: Path) -> None:
 def split_off_rows(value: Any, place: Place, rows: Rows) -> Any:
     """Copy a checkpoint to the host without its sharded tensors, whose rows of this rank are added to `rows`."""
     if isinstance(value, dict):
+        copied: dict[Any, Any] = OrderedDict() if isinstance(value, OrderedDict) else {}
         for key, entry in value.items():
             if isinstance(entry, DTensor):
                 _, offset = compute_local_shape_and_global_offset(entry.shape, entry.device_mesh, entry.placements)
                 rows[*place, key] = offset[0], entry.shape[0], entry.to_local().detach().to("cpu", copy=True)
-        copied = {
-            key: split_off_rows(entry, (*place, key), rows)
-            for key, entry in value.items()
-            if not isinstance(entry, DTensor)
-        }
-        if not isinstance(value, OrderedDict):
-            return copied
-        ordered = OrderedDict(copied)
-        vars(ordered).update(vars(value))  # versions of modules
-        return ordered
+            else:
+                copied[key] = split_off_rows(entry, (*place, key), rows)
+        if isinstance(value, OrderedDict):
+            vars(copied).update(vars(value))  # versions of modules
+        return copied
     if isinstance(value, list | tuple):
         entries = [split_off_rows(entry, (*place, index), rows) for index, entry in enumerate(value)]
         return entries if isinstance(value, list) else tuple(entries)
