@@ -167,11 +167,11 @@ class _Attempts:
 
     def connect(self, stack: ExitStack, address: str) -> tuple[Client, list[Placement]]:
         """Connect to the scheduler and choose devices; `stack` releases both."""
+        job = self._job
         self.num_ranks, self.steps_done, self._saved_epochs, self._saved_epochs_before = 0, 0, None, None
         with ExitStack() as connection:
             client = connection.enter_context(connect(address))
-            fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
-            job = self._job
+            fewest = None if self._recovery.waits_for_all() else job.config.cluster.min_workers
             find = partial(find_placements, client, job.config, job.plan.accelerator, fewest)
             placements = connection.enter_context(reserve(lambda reserved: find(reserved)[0]))
             stack.push(connection.pop_all())
