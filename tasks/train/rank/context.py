@@ -73,13 +73,9 @@ class RankContext:
         self.loads = given if isinstance(given, tuple) and len(given) == spec.world_size > 1 else None
         """Relative speeds of the ranks, in proportion to which they share each batch; None for even shares."""
         keeps_batches = self.config.recipe.batch_scaling == "strong"  # also on fewer ranks than are asked for
-        self.batches = BatchPlan(
-            self.train_split.num_samples,
-            self.config.batch_size_over(spec.world_size),
-            spec.world_size,
-            self.loads,
-            self.config.execution.world_size if keeps_batches else None,
-        )
+        planned_world_size = self.config.execution.world_size if keeps_batches else None
+        num_samples, batch_size = self.train_split.num_samples, self.config.batch_size_over(spec.world_size)
+        self.batches = BatchPlan(num_samples, batch_size, spec.world_size, self.loads, planned_world_size)
         facts = {
             "data": self.prepared.fingerprint,
             "num_steps": self.batches.steps_per_epoch,
