@@ -377,7 +377,7 @@ def _merge(outcomes: list[RankOutcome], recovery: Recovery, kind: type[R]) -> R:
     merged["clock_difference"] = sum(merged["time_budget"].values()) / outcomes[0].wall_seconds - 1.0
     if recovery.restarts:
         merged["time_budget"] = merged["time_budget"] | {"recovery": recovery.lost_seconds}
-    merged["peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
+    merged["peak_memory_bytes"] = max(result["peak_memory_bytes"] or 0 for result in results)
     if "energy" in merged:  # not measured for the user's own Lightning code
         first = [(each["energy"], outcome) for each, outcome in zip(results, outcomes, strict=True) if outcome.is_first]
         hosts = [energy and Energy.model_validate(energy) for energy, _ in first]
