@@ -125,10 +125,8 @@ def private_directory(parent: Path, purpose: str = "code that is executed") -> P
 
 
 class _Stored(Record):
-    result: str
-    """As JSON."""
-    sums: dict[str, str]
-    """sha256 of each file that it names."""
+    result: str  # as JSON
+    sums: dict[str, str]  # sha256 of each file that it names
 
 
 def save_result(path: Path, result: Record, files: Sequence[str], confirm: Callable[[], None] | None = None) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_held: dict[tuple[int, int], int] = {}
-"""Device and inode of each file that this process holds, with its descriptor."""
+_held: dict[tuple[int, int], int] = {}  # device and inode of each file that this process holds, with its descriptor
 
 logger = logging.getLogger(__name__)
 

@@ -20,15 +20,12 @@ class Tag:
     CANDIDATE = "paceline.candidate"
     CAUSE = "paceline.cause"
     CHOICE = "paceline.choice"
-    CODE = "paceline.code"
-    """Fingerprint of the source of Paceline with which the run started."""
-    CONFIRMATION = "paceline.confirmation"
-    """Whether an alarm was confirmed by timing the last good run again, in words."""
+    CODE = "paceline.code"  # fingerprint of the source of Paceline with which the run started
+    CONFIRMATION = "paceline.confirmation"  # whether an alarm was confirmed by timing the last good run again, in words
     CONTAMINATED = "paceline.contaminated"
     """Whether other work disturbed the measurement: the probe of a run, the training of an arm, a sweep's layout."""
     CONTAMINATION = "paceline.contamination"
-    DATASET = "paceline.dataset"
-    """Fingerprint of the prepared set."""
+    DATASET = "paceline.dataset"  # fingerprint of the prepared set
     DISTURBED = "paceline.disturbed"
     """Whether heat or a hypervisor slowed the training of a run; foreign load is a metric (`FOREIGN_CORES`)."""
     ERROR = "paceline.error"
@@ -36,16 +33,14 @@ class Tag:
     GATE = "paceline.gate"
     GROUP = "paceline.group"
     HOST = "paceline.host"
-    HOSTS = "paceline.hosts"
-    """Hosts of the ranks, in alphabetical order; `HOST` is that of the command."""
+    HOSTS = "paceline.hosts"  # hosts of the ranks, in alphabetical order; `HOST` is that of the command
     IS_BASELINE = "paceline.is_baseline"
     KEY = "paceline.key"
     LAYER = "paceline.layer"
     LAYOUT = "paceline.layout"
     MATCH = "paceline.match"
     MODEL = "paceline.model"
-    MODEL_DIGEST = "paceline.model_digest"
-    """Digest of the model that a run logged: description and weights."""
+    MODEL_DIGEST = "paceline.model_digest"  # digest of the model that a run logged: description and weights
     PARENT = "mlflow.parentRunId"
     PARITY = "paceline.parity"
     PREDICTION_RUN_ID = "paceline.prediction_run_id"
@@ -63,8 +58,7 @@ class Tag:
     ROLE = "paceline.role"
     SCORE = "paceline.score"
     SCORE_NAME = "paceline.score_name"
-    SERIES = "paceline.series"
-    """Runs with the same value are each other's history."""
+    SERIES = "paceline.series"  # runs with the same value are each other's history
     SPEEDUP = "paceline.speedup"
     STUDY_KIND = "paceline.study_kind"
     STUDY_RUN_ID = "paceline.study_run_id"
@@ -72,8 +66,7 @@ class Tag:
     SWEEP_RUN_ID = "paceline.sweep_run_id"
     TRIAL = "paceline.trial"
     VERDICT = "paceline.verdict"
-    VERSIONS = "paceline.versions"
-    """Versions of Python and of the packages with which the run started."""
+    VERSIONS = "paceline.versions"  # versions of Python and of the packages with which the run started
     VIEW = "paceline.view"
     WORKLOAD = "paceline.workload"
     ACCURACY = "paceline.accuracy"  # as SCORE; versions from before it was written have no other
@@ -109,8 +102,7 @@ class Metric:
 
     LOST_STEPS = "recovery/lost_steps"
     NUM_RESTARTS = "recovery/num_restarts"
-    RECOVERY_SECONDS = "recovery/seconds"
-    """Longest time from a failure to the start of the next attempt's ranks."""
+    RECOVERY_SECONDS = "recovery/seconds"  # longest time from a failure to the start of the next attempt's ranks
 
     SPEEDUP, SPEEDUP_LOW, SPEEDUP_HIGH = "speedup/ratio", "speedup/low", "speedup/high"
     SPEEDUP_INTERVAL = "speedup/interval"
@@ -122,8 +114,7 @@ class Metric:
     OF_BANDWIDTH = "speedup/of_bandwidth"
     INTERACTION = "speedup/interaction"
     END_TO_END_SPEEDUP = "speedup/end_to_end_ratio"
-    OVER_COMPETENT = "speedup/over_competent"
-    """As the next two and `OF_LIMIT` with `_low` and `_high`."""
+    OVER_COMPETENT = "speedup/over_competent"  # as the next two and `OF_LIMIT` with `_low` and `_high`
     END_TO_END = "speedup/end_to_end"
     EQUAL_HARDWARE = "speedup/equal_hardware"
     PREDICTION_SPEEDUP = "speedup/prediction_ratio"
@@ -233,23 +224,20 @@ class Artifact:
     ENVIRONMENT = "environment.json"
     EVIDENCE = "evidence.tar"
     """Raw data behind the speedup, with a program that recomputes it (`paceline.tasks.speedup.evidence`)."""
-    FACTS = "facts.json"
-    """What decides whether two runs are comparable."""
+    FACTS = "facts.json"  # what decides whether two runs are comparable
     MODEL = "model"
     NO_GPU = "no_gpu.json"
     NO_GPU_REQUEST = "no_gpu_request.json"
     PREDICTION_CHECK = "prediction_check.json"
     REJECTED = "rejected.jsonl"
     REPORT = "report.html"
-    STEPS = "steps.parquet"
-    """Time of each step of the probe."""
+    STEPS = "steps.parquet"  # time of each step of the probe
     STUDY = "study.json"
     STUDY_REQUEST = "study_request.json"
     SUMMARY = "summary.json"
     SWEEP = "sweep.json"
     SWEEP_REQUEST = "sweep_request.json"
-    WINDOWS = "windows.parquet"
-    """Seconds of the training steps between two reads of the loss."""
+    WINDOWS = "windows.parquet"  # seconds of the training steps between two reads of the loss
 
     @staticmethod
     def picture(name: str) -> str:

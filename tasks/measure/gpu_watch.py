@@ -9,10 +9,10 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.tasks.measure.gpu import handles, read_nvml
+from paceline.tasks.records.measurement import Validity
 
 POWER_CAP = "power cap"
 CLOCK_SETTING = "clock setting"
@@ -36,19 +36,6 @@ THREAD_NAME = "gpu watch"
 Pids = frozenset[int]
 
 
-@dataclass(frozen=True)
-class GpuState:
-    """State of some GPUs over a time; None where the driver does not report."""
-
-    min_clock_fraction: float | None = None
-    """Lowest streaming-multiprocessor clock over the highest, while busy: an idle GPU's low clock means nothing."""
-    brakes: frozenset[str] = frozenset()
-    braked_fraction: float | None = None
-    """Largest share of the time in which power cap or heat lowered the clock of a GPU, by the driver's counters."""
-    num_foreign: int | None = None  # largest number of foreign processes with a compute context on a GPU at a time
-    mean_watts: float | None = None  # of all GPUs together
-
-
 class GpuWatch:
     """Watches GPUs from its making to `stop()`; `own` gives the process ids of the run."""
 
@@ -63,8 +50,8 @@ class GpuWatch:
             weakref.finalize(self, self._ended.set)  # a training that fails stops no watch
             self._thread.start()
 
-    def stop(self) -> GpuState:
-        """Stop sampling; the state since the making."""
+    def stop(self) -> Validity:
+        """Stop sampling; the fields of GPUs since the making."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -83,7 +70,7 @@ class _Board:
         self._counted = self._count()
 
     def clock_and_brakes(self) -> tuple[float | None, int]:
-        """Clock over the highest, None while idle; bits of the brakes."""
+        """Clock over the highest, None while idle, when a low clock means nothing; bits of the brakes."""
         bits = int(read_nvml(self._library.nvmlDeviceGetCurrentClocksThrottleReasons, self._board) or 0)
         clock = read_nvml(self._library.nvmlDeviceGetClockInfo, self._board, self._library.NVML_CLOCK_SM)
         return clock / self._highest if clock and self._highest and not bits & IDLE_BIT else None, bits
@@ -141,21 +128,22 @@ class _Sampler:
         while not ended.wait(seconds):
             self.sample()
 
-    def end(self) -> GpuState:
+    def end(self) -> Validity:
         self.sample()
         fractions = [pair for board in self._boards for pair in board.braked_fractions().items()]
         brakes = {name for bit, name in BRAKES.items() if self._bits & bit}
-        return GpuState(
-            min_clock_fraction=None if self._lowest == math.inf else self._lowest,
-            brakes=frozenset(brakes | {brake for brake, share in fractions if share > MIN_COUNTED_FRACTION}),
-            braked_fraction=max((share for _, share in fractions), default=None),
-            num_foreign=num_foreign(self._lists, self._own),
-            mean_watts=self._watts[0] / self._watts[1] if self._watts[1] else None,
+        brakes |= {brake for brake, share in fractions if share > MIN_COUNTED_FRACTION}
+        return Validity(
+            foreign_device_processes=num_foreign(self._lists, self._own),
+            min_gpu_clock_fraction=None if self._lowest == math.inf else self._lowest,
+            throttled=tuple(sorted(brakes)),
+            throttled_fraction=max((share for _, share in fractions), default=None),
+            mean_gpu_watts=self._watts[0] / self._watts[1] if self._watts[1] else None,
         )
 
 
 def num_foreign(lists: Iterable[Pids], own: Pids) -> int | None:
-    """Largest number of foreign processes on any sampled GPU; None when unknown.
+    """Largest number of foreign processes with a compute context on any GPU at a time; None when unknown.
 
     In a container the driver may give the host's process numbers, which match no process here: a GPU that lists
     processes but none of the run's own gives no information.

@@ -60,22 +60,17 @@ class ValidityWatch:
         elapsed = time.perf_counter() - self._started
         steal, foreign = self._cpu_shares(elapsed)
         clocks, gpus = self._clocks + _cpu_clocks(), self._gpus.stop()
-        heat = {THERMAL} if _num_cpu_brakes() > self._brakes else set()
-        return judge(
-            Validity(
-                steal_fraction=steal,
-                foreign_load=foreign,
-                num_cores=self._num_cores,
-                foreign_device_processes=gpus.num_foreign,
-                min_cpu_mhz=min(clocks, default=None),
-                max_cpu_mhz=max(clocks, default=None),
-                min_gpu_clock_fraction=gpus.min_clock_fraction,
-                throttled=tuple(sorted(gpus.brakes | heat)),
-                throttled_fraction=gpus.braked_fraction,
-                mean_gpu_watts=gpus.mean_watts,
-                cached_fraction=self._cached,
-            )
-        )
+        throttled = {*gpus.throttled, THERMAL} if _num_cpu_brakes() > self._brakes else gpus.throttled
+        figures = {
+            "steal_fraction": steal,
+            "foreign_load": foreign,
+            "num_cores": self._num_cores,
+            "min_cpu_mhz": min(clocks, default=None),
+            "max_cpu_mhz": max(clocks, default=None),
+            "throttled": tuple(sorted(throttled)),
+            "cached_fraction": self._cached,
+        }
+        return judge(gpus.model_copy(update=figures))
 
     def _cpu_shares(self, elapsed: float) -> tuple[float | None, float | None]:
         """Stolen share of CPU time; cores busy with others."""

@@ -20,43 +20,27 @@ class DataSheet(Record):
     peaks: dict[str, float]  # FLOP/s, dense, by precision; a missing one is not in the sheet
 
 
-def _teraflops(half: float, single: float, **others: float) -> dict[str, float]:
-    """By precision; `half` is of fp16 and, unless `bf16` is 0, of bf16."""
-    peaks = {"16-mixed": half, "bf16-mixed": others.get("bf16", half), "tf32": others.get("tf32", 0)}
-    peaks |= {"32-true": single, "64-true": others.get("double", 0)}
-    return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
-
-
-HOPPER = _teraflops(989.5, 67, tf32=494.7, double=67)
+PRECISIONS = ("16-mixed", "bf16-mixed", "tf32", "32-true", "64-true")
+# TFLOP/s in the order of `PRECISIONS`; 0 where a precision is not in the sheet.
+AMPERE, HOPPER = (312, 312, 156, 19.5, 19.5), (989.5, 989.5, 494.7, 67, 67)
+ADA = (165.2, 165.2, 82.6, 82.6, 0)  # GeForce RTX 4090
 SHEETS = {
     name: DataSheet(
         name=name,
-        flops=peaks["16-mixed"],
+        flops=teraflops[0] * 1e12,
         bytes_per_second=gigabytes * 1e9,
         source=f"NVIDIA {source}",
         pattern=pattern,
-        peaks=peaks,
+        peaks={precision: peak * 1e12 for precision, peak in zip(PRECISIONS, teraflops, strict=True) if peak},
     )
-    for name, pattern, gigabytes, peaks, source in (
-        ("T4", "(Tesla|NVIDIA) T4", 320, _teraflops(65, 8.1, bf16=0), "T4 data sheet, 2019"),
-        (
-            *("V100", "(Tesla|NVIDIA) V100-SXM2-.*", 900),
-            *(_teraflops(125, 15.7, bf16=0, double=7.8), "V100 data sheet, 2020"),
-        ),
-        ("L4", "NVIDIA L4", 300, _teraflops(121, 30.3, tf32=60), "L4 data sheet, 2023"),
-        ("L40S", "NVIDIA L40S", 864, _teraflops(362, 91.6, tf32=183), "L40S data sheet, 2023"),
-        (
-            *("RTX 4090", "NVIDIA GeForce RTX 4090", 1008),
-            *(_teraflops(165.2, 82.6, tf32=82.6), "Ada GPU architecture, 2022; sums in fp32"),
-        ),
-        (
-            *("A100", "NVIDIA A100(-SXM|-PCIE|-PCIe| )[^M]*", 2039),
-            *(_teraflops(312, 19.5, tf32=156, double=19.5), "A100 80GB SXM data sheet, 2021"),
-        ),
-        (
-            *("H100 PCIe", "NVIDIA H100 PCIe", 2000),
-            *(_teraflops(756.5, 51, tf32=378, double=51), "H100 PCIe data sheet, 2023"),
-        ),
+    for name, pattern, gigabytes, teraflops, source in (
+        ("T4", "(Tesla|NVIDIA) T4", 320, (65, 0, 0, 8.1, 0), "T4 data sheet, 2019"),
+        ("V100", "(Tesla|NVIDIA) V100-SXM2-.*", 900, (125, 0, 0, 15.7, 7.8), "V100 data sheet, 2020"),
+        ("L4", "NVIDIA L4", 300, (121, 121, 60, 30.3, 0), "L4 data sheet, 2023"),
+        ("L40S", "NVIDIA L40S", 864, (362, 362, 183, 91.6, 0), "L40S data sheet, 2023"),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090", 1008, ADA, "Ada GPU architecture, 2022; sums in fp32"),
+        ("A100", "NVIDIA A100(-SXM|-PCIE|-PCIe| )[^M]*", 2039, AMPERE, "A100 80GB SXM data sheet, 2021"),
+        ("H100 PCIe", "NVIDIA H100 PCIe", 2000, (756.5, 756.5, 378, 51, 51), "H100 PCIe data sheet, 2023"),
         ("H100", "NVIDIA H100 80GB HBM3", 3350, HOPPER, "H100 SXM data sheet, 2023"),
         ("H200", "NVIDIA H200", 4800, HOPPER, "H200 SXM data sheet, 2024"),
     )

@@ -85,18 +85,13 @@ class Colocation(Record):
     """Measured throughput of trials side by side."""
 
     num_devices: int
-    over_alone: Interval
-    """Samples per second of all models side by side, over those of one alone on one such device."""
-    over_together: Interval
-    """Over those of one model on all devices, of the same batch."""
-    over_whole: Interval | None
-    """Over those of one model on a device of all cores; None where a device is a GPU."""
+    over_alone: Interval  # samples per second of all models side by side, over those of one alone on one such device
+    over_together: Interval  # over those of one model on all devices, of the same batch
+    over_whole: Interval | None  # over those of one model on a device of all cores; None where a device is a GPU
     num_rounds: int
     seconds: float
-    contaminated: bool | None
-    """Others used the machine meanwhile; None where nothing could be observed."""
-    reasons: tuple[str, ...] = ()
-    """What was seen of them."""
+    contaminated: bool | None  # others used the machine meanwhile; None where nothing could be observed
+    reasons: tuple[str, ...] = ()  # what was seen of them
 
     @property
     def over_best(self) -> Interval:

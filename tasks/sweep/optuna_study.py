@@ -35,10 +35,8 @@ class Search(Record):
     parameters: tuple[Parameter, ...]
     sampler: Sampler
     pruner: Pruner
-    num_trials: int
-    """To be proposed; those that are tried again not counted."""
-    num_epochs: int
-    """Of a trial that is not pruned; the most of them."""
+    num_trials: int  # to be proposed; those that are tried again not counted
+    num_epochs: int  # of a trial that is not pruned; the most of them
     seed: int
 
 

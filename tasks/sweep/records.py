@@ -19,12 +19,9 @@ Status = Literal["done", "pruned", "failed"]
 class Proposal(Record):
     """A trial to run or to resume."""
 
-    number: int
-    """From 0, in the order of their proposals."""
-    values: dict[str, Scalar]
-    """By setting."""
-    run_id: str | None = None
-    """MLflow run of a resumed trial; None for a new one."""
+    number: int  # from 0, in the order of their proposals
+    values: dict[str, Scalar]  # by setting
+    run_id: str | None = None  # MLflow run of a resumed trial; None for a new one
 
 
 class Trial(Record):
@@ -32,23 +29,17 @@ class Trial(Record):
 
     number: int
     values: dict[str, Scalar]
-    run_id: str | None = None
-    """MLflow run, nested in the sweep's; None if none was created."""
+    run_id: str | None = None  # MLflow run, nested in the sweep's; None if none was created
     status: Status
     score: float | None = None
     """On the validation split after the last epoch; of a pruned trial after the last one that it had."""
-    scores: tuple[float, ...] = ()
-    """After each epoch."""
+    scores: tuple[float, ...] = ()  # after each epoch
     test_score: float | None = None
-    seconds: float
-    """Wall time, the wait for a device included; of one that went on, since it did."""
-    started: float
-    """Unix seconds."""
-    restarts: int = 0
-    """Number of restarts from its newest checkpoint."""
+    seconds: float  # wall time, the wait for a device included; of one that went on, since it did
+    started: float  # Unix seconds
+    restarts: int = 0  # number of restarts from its newest checkpoint
     samples_per_second: float | None = None
-    error: str | None = None
-    """Why it failed, or was pruned."""
+    error: str | None = None  # why it failed, or was pruned
 
     @property
     def end_time(self) -> float:
@@ -65,18 +56,13 @@ class SweepResult(Record):
     parameters: tuple[Parameter, ...]
     sampler: Sampler
     pruner: Pruner
-    at_once: Choice
-    """Trials at the same time, and why so many."""
+    at_once: Choice  # trials at the same time, and why so many
     num_epochs: int
     score_name: ScoreName
-    trials: tuple[Trial, ...]
-    """In the order of their numbers."""
-    colocation: Colocation | None = None
-    """What models give side by side on these devices."""
-    no_colocation: str = ""
-    """Why that was not measured."""
-    seconds: float
-    """Of the whole sweep."""
+    trials: tuple[Trial, ...]  # in the order of their numbers
+    colocation: Colocation | None = None  # what models give side by side on these devices
+    no_colocation: str = ""  # why that was not measured
+    seconds: float  # of the whole sweep
     hardware: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
 

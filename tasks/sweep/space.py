@@ -26,16 +26,13 @@ _RANGE = re.compile(r"(?P<kind>log|lin|int)\((?P<numbers>[^()]*)\)")
 class Parameter(Record):
     """One setting and its values."""
 
-    setting: str
-    """Its dotted path."""
+    setting: str  # its dotted path
     kind: Literal["log", "lin", "int", "list"]
     """`log`: even on a logarithmic scale; `lin`: even; `int`: whole numbers; `list`: choices without an order."""
     low: float = 0.0
     high: float = 0.0
-    step: int = 1
-    """`int` alone."""
-    choices: tuple[Scalar, ...] = ()
-    """`list` alone."""
+    step: int = 1  # `int` alone
+    choices: tuple[Scalar, ...] = ()  # `list` alone
 
     @property
     def short(self) -> str:

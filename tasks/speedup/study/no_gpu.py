@@ -32,8 +32,7 @@ class ReportedValue(Record):
     kind: Literal["measured", "about", "at most", "at least", "never", "not measured"]
     """`about` follows from measurements of other runs; `at most` and `at least` are bounds."""
     value: float | None = None
-    basis: str = ""
-    """Of what is not measured here: what it rests on, or why there is nothing."""
+    basis: str = ""  # of what is not measured here: what it rests on, or why there is nothing
 
 
 def reported(value: float | None, why_not: str = NO_BASIS) -> ReportedValue:
@@ -47,46 +46,32 @@ class Approach(Record):
 
     name: str
     device: str
-    is_measured: bool
-    """Here; else it is an estimate."""
-    basis: str
-    """What its figures rest on, in words."""
+    is_measured: bool  # here; else it is an estimate
+    basis: str  # what its figures rest on, in words
     num_done: int = 0
     num_failed: int = 0
-    contaminated: int = 0
-    """Trainings that were marked."""
-    error: str | None = None
-    """Of its last failed training."""
+    contaminated: int = 0  # trainings that were marked
+    error: str | None = None  # of its last failed training
     run_ids: tuple[str, ...] = ()
-    score: float | None = None
-    """Accuracy on the test split, mean over repeats."""
+    score: float | None = None  # accuracy on the test split, mean over repeats
     least_score: float | None = None
     best_score: float | None = None
-    difference: Interval | None = None
-    """Of the score, less that of training from scratch, as studies have it."""
+    difference: Interval | None = None  # of the score, less that of training from scratch, as studies have it
     parity: Parity = "unknown"
-    parity_margin: float | None = None
-    """Smallest margin, as a fraction, within which the data prove it to be on par."""
-    num_judged: int = 0
-    """Repeats that have a target."""
-    num_reached: int = 0
-    """Of those, how many were ever as good."""
+    parity_margin: float | None = None  # smallest margin, as a fraction, within which the data prove it to be on par
+    num_judged: int = 0  # repeats that have a target
+    num_reached: int = 0  # of those, how many were ever as good
     target_seconds: ReportedValue
     """From the first sample to the target, median over the repeats that reached it; of undisturbed ones where there
     are any, and so are the other times and the energy."""
-    whole_seconds: ReportedValue
-    """From the start of the process to the end of training, median over repeats."""
-    joules: ReportedValue
-    """Mean over repeats."""
+    whole_seconds: ReportedValue  # from the start of the process to the end of training, median over repeats
+    joules: ReportedValue  # mean over repeats
     target_ratio: Interval | None = None
     """Time of training from scratch to the target, over this way's; None unless each repeat of both reached it."""
-    whole_ratio: Interval | None = None
-    """The same of the whole training."""
-    num_pairs: int = 0
-    """Repeats that may be divided."""
-    eager: ReportedValue
+    whole_ratio: Interval | None = None  # the same of the whole training
+    num_pairs: int = 0  # repeats that may be divided
+    eager: ReportedValue  # this and the next: prediction, samples per second
     executed: ReportedValue
-    """Prediction, samples per second."""
 
 
 class NoGpuResult(Record):
@@ -95,22 +80,16 @@ class NoGpuResult(Record):
     run_id: str
     experiment: str
     preset: str
-    pretrained: str
-    """What the network began with, in words."""
+    pretrained: str  # what the network began with, in words
     layer: str
     num_repeats: int
-    target: float | None
-    """As requested; None for the final score of training from scratch in the same repeat."""
-    targets: tuple[float, ...]
-    """Of the repeats."""
+    target: float | None  # as requested; None for the final score of training from scratch in the same repeat
+    targets: tuple[float, ...]  # of the repeats
     ways: tuple[Approach, ...]
-    prediction_ratio: Interval | None = None
-    """Of the network from scratch, executed over eager."""
-    prediction_disturbed: tuple[str, ...] = ()
-    """What other work disturbed the machine while predictions were timed."""
+    prediction_ratio: Interval | None = None  # of the network from scratch, executed over eager
+    prediction_disturbed: tuple[str, ...] = ()  # what other work disturbed the machine while predictions were timed
     cost: Cost | None = None
-    sheet: DataSheet
-    """Of the GPU whose bounds are shown."""
+    sheet: DataSheet  # of the GPU whose bounds are shown
     choice: str = ""
     verdict: str = ""
     notes: tuple[str, ...] = ()

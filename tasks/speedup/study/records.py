@@ -14,10 +14,8 @@ Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
 class FieldVerdict(Record):
     """One fact of two runs, compared."""
 
-    field: str
-    """Dotted setting, or one of: data, code, versions, device, arithmetic, global_batch_size."""
-    verdict: Literal["same", "allowed", "breaks"]
-    """`allowed`: it may differ between compared runs, and does."""
+    field: str  # dotted setting, or one of: data, code, versions, device, arithmetic, global_batch_size
+    verdict: Literal["same", "allowed", "breaks"]  # `allowed`: it may differ between compared runs, and does
     first: str
     second: str
 
@@ -39,18 +37,14 @@ class MatchVerdict(Record):
 class StudyArm(Record):
     """One execution of a workload inside a study."""
 
-    name: str
-    """The axes' values, such as "precision=bf16-mixed, num_devices=2"."""
-    overrides: tuple[str, ...]
-    """`key=value` for each axis."""
+    name: str  # the axes' values, such as "precision=bf16-mixed, num_devices=2"
+    overrides: tuple[str, ...]  # `key=value` for each axis
     group: str
     """Values of the axes that change the workload; only arms of one group are compared. Empty with no such axis."""
-    is_baseline: bool
-    """First value on every execution axis: the arm that the others of its group are divided by."""
+    is_baseline: bool  # first value on every execution axis: the arm that the others of its group are divided by
     rung: int | None = None
     """Ladder: how many factors have been added; None for arms that show one factor alone, and on grids."""
-    factor: str | None = None
-    """Ladder: the factor that this arm adds to the rung below, or shows alone."""
+    factor: str | None = None  # ladder: the factor that this arm adds to the rung below, or shows alone
 
 
 class ArmRun(Record):
@@ -58,50 +52,35 @@ class ArmRun(Record):
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
-    arm: str
-    """`StudyArm.name`."""
-    repeat: int
-    """From 0; the runs of one repeat stand next to each other in time, and share their seed."""
-    position: int
-    """In the order in which the study ran them, from 0."""
+    arm: str  # `StudyArm.name`
+    repeat: int  # from 0; the runs of one repeat stand next to each other in time, and share their seed
+    position: int  # in the order in which the study ran them, from 0
     is_fresh: bool = False
     """Whether it measures a winner or its baseline again: it counts for `ArmSummary.confirmation` alone."""
-    run_id: str | None = None
-    """MLflow run, nested in the study's."""
+    run_id: str | None = None  # MLflow run, nested in the study's
     status: Literal["done", "failed"] = "done"
     error: str | None = None
     facts: dict[str, str] = Field(default_factory=dict)
     """What the match verdict compares: flattened settings, and data, code, versions, device, global_batch_size."""
     world_size: int = 1
     num_epochs: int = 0
-    samples_per_second: float | None = None
-    """Steady state: median over the windows after warm-up, over all devices."""
-    flops_per_second: float | None = None
-    """Floating-point operations of one device, steady state."""
-    of_limit: float | None = None
-    """Over what the device did in a matrix product of the same precision."""
-    mfu: float | None = None
-    """Over the peak in the device's data sheet."""
-    epoch_seconds: float | None = None
-    """One epoch at steady state, validation and checkpoint included."""
-    first_epoch_seconds: float | None = None
-    """The first epoch, compile and warm-up included."""
-    startup_seconds: float | None = None
-    """Process start to the first training step, probe excluded."""
-    end_to_end_seconds: float | None = None
-    """Process start to the end of training, probe excluded."""
+    samples_per_second: float | None = None  # steady state: median over the windows after warm-up, over all devices
+    flops_per_second: float | None = None  # floating-point operations of one device, steady state
+    of_limit: float | None = None  # over what the device did in a matrix product of the same precision
+    mfu: float | None = None  # over the peak in the device's data sheet
+    epoch_seconds: float | None = None  # one epoch at steady state, validation and checkpoint included
+    first_epoch_seconds: float | None = None  # the first epoch, compile and warm-up included
+    startup_seconds: float | None = None  # process start to the first training step, probe excluded
+    end_to_end_seconds: float | None = None  # process start to the end of training, probe excluded
     score_name: ScoreName = "accuracy"
     score: float | None = Field(default=None, alias="accuracy")
     """On the test split; stored as `accuracy` whatever its name."""
     num_test: int = 0
-    num_gained: int | None = None
-    """Test samples that are right here and wrong in the baseline's run of the same repeat."""
-    num_lost: int | None = None
-    """The reverse."""
+    num_gained: int | None = None  # test samples that are right here and wrong in the baseline's run of the same repeat
+    num_lost: int | None = None  # the reverse
     score_difference: float | None = None
     """Where no sample is right or wrong as a whole: the score less that of the baseline's run of the same repeat."""
-    score_error: float | None = None
-    """Its standard error, the test samples being a sample."""
+    score_error: float | None = None  # its standard error, the test samples being a sample
     validation: tuple[tuple[float, float], ...] = ()
     """(seconds since process start, score on the validation split) after each epoch."""
     time_budget: dict[str, float] = Field(default_factory=dict)
@@ -113,13 +92,10 @@ class ArmRun(Record):
     energy_joules: float | None = None
     contaminated: bool | None = None
     contamination: tuple[str, ...] = ()
-    predictions: tuple[str, ...] = ()
-    """Files, one per rank."""
-    prediction_samples_per_second: float | None = None
-    """Over the test split, warmed up, over all devices."""
+    predictions: tuple[str, ...] = ()  # files, one per rank
+    prediction_samples_per_second: float | None = None  # over the test split, warmed up, over all devices
     compile: CompileStats | None = None
-    cause: str | None = None
-    """What limits its step; of a training that was diagnosed."""
+    cause: str | None = None  # what limits its step; of a training that was diagnosed
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
     """Of its step, with the ends of their 95 % intervals, as `SpeedupResult.shares`."""
 
@@ -130,50 +106,37 @@ class ArmSummary(Record):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     arm: StudyArm
-    execution: dict[str, str]
-    """The settings of its axes, by dotted path."""
+    execution: dict[str, str]  # the settings of its axes, by dotted path
     num_devices: int
     num_done: int
     num_failed: int
-    error: str | None
-    """Of its last failed run."""
-    match: MatchVerdict | None
-    """Against the baseline of its group; None when one of the two has no run."""
+    error: str | None  # of its last failed run
+    match: MatchVerdict | None  # against the baseline of its group; None when one of the two has no run
     run_ids: tuple[str, ...]
-    samples_per_second: float | None
-    """Median over repeats, steady state."""
-    flops_per_second: float | None = None
+    samples_per_second: float | None  # median over repeats, steady state
+    flops_per_second: float | None = None  # this and the next four as of each run; medians over repeats
     of_limit: float | None = None
     mfu: float | None = None
-    """As of each run; medians over repeats."""
     epoch_seconds: float | None
     end_to_end_seconds: float | None
-    """Medians over repeats."""
-    ratio: Interval | None
-    """Steady state."""
-    num_pairs: int
-    """Repeats behind the ratio."""
-    significant: bool | None
-    """Whether the interval excludes 1 and the arm differs among all arms of the study (Holm)."""
-    p_value: float | None = None
-    """Of the ratio, adjusted for the number of arms."""
+    ratio: Interval | None  # steady state
+    num_pairs: int  # repeats behind the ratio
+    significant: bool | None  # whether the interval excludes 1 and the arm differs among all arms of the study (Holm)
+    p_value: float | None = None  # of the ratio, adjusted for the number of arms
     confirmation: Interval | None = None
     """`ratio` of a winner among several arms, from fresh trainings: the fastest of many is partly the luckiest."""
-    confirmed: bool | None = None
-    """Whether fresh trainings show it faster; None without any."""
+    confirmed: bool | None = None  # whether fresh trainings show it faster; None without any
     end_to_end_ratio: Interval | None
     break_even_epochs: float | None
     """Epochs after which the arm has made up for its longer start-up, compile and warm-up; 0 when it has none to make
     up for, None when it never does or is not significantly faster."""
-    break_even_low: float | None = None
+    break_even_low: float | None = None  # ends of its 95 % interval (Fieller); None where it is not bounded
     break_even_high: float | None = None
-    """Ends of its 95 % interval (Fieller); None where it is not bounded."""
     efficiency: Interval | None
     """`ratio` divided by the arm's number of devices over the baseline's, for arms that differ in that number."""
     score: float | None = Field(alias="accuracy")
     """Mean over repeats, test split; stored as `accuracy` whatever its name."""
-    accuracy_difference: Interval | None
-    """Arm minus baseline, mean over repeats of the same seed."""
+    accuracy_difference: Interval | None  # arm minus baseline, mean over repeats of the same seed
     parity: Parity
     parity_margin: float | None = None
     """Smallest margin, as a fraction, within which the data prove the arm to be on par."""
@@ -184,31 +147,23 @@ class ArmSummary(Record):
     idle_fraction: float | None
     peak_memory_bytes: int | None
     energy_joules_per_epoch: float | None
-    cost_per_epoch: float | None
-    """In the unit of `speedup.price_per_device_hour`."""
-    contaminated: int
-    """Runs of it that were marked."""
-    prediction_ratio: Interval | None = None
-    """Of prediction, as `ratio` is of training."""
+    cost_per_epoch: float | None  # in the unit of `speedup.price_per_device_hour`
+    contaminated: int  # runs of it that were marked
+    prediction_ratio: Interval | None = None  # of prediction, as `ratio` is of training
     hit_rate: float | None = None
     """Share of a compiled network's calls that found their graph ready, the lowest of its runs."""
-    compile_seconds: float | None = None
-    """Median over repeats, compiled from nothing."""
-    cause: str | None = None
-    """What limits its step, with `--diagnose`."""
+    compile_seconds: float | None = None  # median over repeats, compiled from nothing
+    cause: str | None = None  # what limits its step, with `--diagnose`
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
-    score_name: ScoreName | None = None
-    """None without a run."""
+    score_name: ScoreName | None = None  # None without a run
 
 
 class Rung(Record):
     """One step of an attribution ladder."""
 
     factor: str
-    contribution: Interval | None
-    """Multiplies the throughput of the rung below."""
-    alone: Interval | None
-    """Against the baseline with only this factor added."""
+    contribution: Interval | None  # multiplies the throughput of the rung below
+    alone: Interval | None  # against the baseline with only this factor added
 
 
 class BudgetItem(Record):
@@ -240,13 +195,11 @@ class Fit(Record):
     law: Literal["Amdahl", "Universal Scalability"]
     parameters: dict[str, Interval]
     """Amdahl: serial_fraction; Universal Scalability: contention, coherence. Dimensionless."""
-    residual: float
-    """Root mean square of the relative residuals."""
+    residual: float  # root mean square of the relative residuals
     peak_devices: float | None = None
     """Number of devices with the largest speedup by this law; None where the repeats do not identify it."""
-    peak_low: float | None = None
+    peak_low: float | None = None  # ends of its 95 % interval
     peak_high: float | None = None
-    """Ends of its 95 % interval."""
 
 
 class ScalingPoint(Record):
@@ -255,8 +208,7 @@ class ScalingPoint(Record):
     num_devices: int
     speedup: Interval
     efficiency: Interval
-    karp_flatt: Interval | None
-    """Experimentally determined serial fraction; None at one device."""
+    karp_flatt: Interval | None  # experimentally determined serial fraction; None at one device
 
 
 class Scaling(Record):
@@ -266,8 +218,7 @@ class Scaling(Record):
     group: str
     points: tuple[ScalingPoint, ...]
     fits: tuple[Fit, ...]
-    refused: str | None
-    """Reason for a missing fit; None with a fit."""
+    refused: str | None  # reason for a missing fit; None with a fit
 
 
 class StudyResult(Record):
@@ -284,8 +235,7 @@ class StudyResult(Record):
     """Ladder: what all factors give together over the product of what each gives alone; 1 without interaction."""
     differences: tuple[BudgetDifference, ...] = ()
     scalings: tuple[Scaling, ...] = ()
-    target_accuracy: float | None = None
-    """Score on the validation split."""
+    target_accuracy: float | None = None  # score on the validation split
     price_per_device_hour: float | None = None
     contaminated: int = 0
     seconds: float = 0.0
@@ -296,11 +246,7 @@ class StudyResult(Record):
 class PredictionThroughput(Record):
     """Prediction throughput, samples per second."""
 
-    eager: float
-    """Float32, contiguous, nothing folded."""
-    executed: float
-    """As `paceline predict` executes it."""
-    ratio: Interval | None = None
-    """Executed over eager."""
-    gpu: float | None = None
-    """As it is executed on this host's GPU."""
+    eager: float  # float32, contiguous, nothing folded
+    executed: float  # as `paceline predict` executes it
+    ratio: Interval | None = None  # executed over eager
+    gpu: float | None = None  # as it is executed on this host's GPU

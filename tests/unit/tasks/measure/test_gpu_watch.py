@@ -8,8 +8,9 @@ import pytest
 
 from paceline.tasks.measure import gpu
 from paceline.tasks.measure.gpu import contexts_of, gpu_joules
-from paceline.tasks.measure.gpu_watch import THREAD_NAME, GpuState, GpuWatch, num_foreign
+from paceline.tasks.measure.gpu_watch import THREAD_NAME, GpuWatch, num_foreign
 from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.records.measurement import Validity
 from tests.support.patience import until
 
 STRANGER = 2**22 + 1
@@ -101,7 +102,7 @@ def test_what_happens_while_the_gpu_works_is_seen(board):
 
 def test_the_low_clock_of_an_idle_gpu_means_nothing(board):
     state = GpuWatch(["GPU-a"], own).stop()
-    assert state == GpuState(None, frozenset(), 0.0, 0, 100.0)
+    assert state == Validity(throttled_fraction=0.0, foreign_device_processes=0, mean_gpu_watts=100.0)
 
 
 def test_time_that_the_driver_counts_is_a_share(board):
@@ -109,14 +110,14 @@ def test_time_that_the_driver_counts_is_a_share(board):
     meanwhile(board)
     board.violations[1] = int(board.num_samples * 1e6 * 0.5)  # nanoseconds, half of the time until now
     state = watch.stop()
-    assert 0.01 < state.braked_fraction <= 0.5
-    assert state.brakes == {"thermal"}
+    assert 0.01 < state.throttled_fraction <= 0.5
+    assert state.throttled == ("thermal",)
 
 
 def test_a_board_that_counts_nothing_has_no_share(board, monkeypatch):
     monkeypatch.delattr(Board, "nvmlDeviceGetViolationStatus")
     state = GpuWatch(["GPU-a"], own).stop()
-    assert (state.braked_fraction, state.brakes) == (None, frozenset())
+    assert (state.throttled_fraction, state.throttled) == (None, ())
 
 
 def test_a_child_that_is_gone_at_the_end_is_own(board):
@@ -124,7 +125,7 @@ def test_a_child_that_is_gone_at_the_end_is_own(board):
     watch = GpuWatch(["GPU-a"], lambda: children.pop(0), seconds=0.001)
     board.work(2000, 0, [os.getpid(), STRANGER])
     meanwhile(board)
-    assert watch.stop().num_foreign == 0
+    assert watch.stop().foreign_device_processes == 0
 
 
 def test_a_watch_that_nobody_stops_ends_with_its_owner(board):
@@ -143,7 +144,7 @@ def test_a_slice_has_the_clock_of_its_board_and_no_power(board, monkeypatch):
     monkeypatch.setattr(Board, "nvmlDeviceGetPowerUsage", lambda self, handle: {"board": 1}.get(handle))
     board.work(1000, 0, [os.getpid()])
     state = GpuWatch(["MIG-a"], own).stop()
-    assert (state.min_clock_fraction, state.mean_watts) == (0.5, None)
+    assert (state.min_gpu_clock_fraction, state.mean_gpu_watts) == (0.5, None)
 
 
 def test_contexts_of_a_process_are_found(board):
