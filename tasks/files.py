@@ -1,11 +1,16 @@
-"""Files that are whole or absent, whatever crashes while they are written, and results of stages in such files."""
+"""Files that are whole or absent, whatever crashes while they are written, and results of stages in such files.
+
+Files that a process uses have shared locks, which keep them from `paceline clean` until the process ends.
+"""
 
 import errno
+import fcntl
 import hashlib
+import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +24,9 @@ from paceline.tasks.records.record import Record
 TEMPORARY_SUFFIX = ".tmp"
 OTHERS_WRITE = 0o022
 R = TypeVar("R", bound=Record)
+
+_held: dict[tuple[int, int], int] = {}  # device and inode of each file that this process holds, with its descriptor
+logger = logging.getLogger(__name__)
 
 
 def is_full(error: BaseException) -> bool:
@@ -144,3 +152,46 @@ def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -
     except (OSError, ValidationError):
         return None
     return result if sound and (files is None or set(files) == set(stored.sums)) else None
+
+
+def hold(path: Path) -> bool:
+    """Hold a file until this process ends, and set its time to now; return whether the file is there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    identity = _identity(os.fstat(descriptor))
+    if identity in _held:
+        os.close(descriptor)
+        return True
+    _held[identity] = descriptor
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a clean-up, which holds it for an instant
+        if _identity(path.stat()) == identity:
+            with suppress(OSError):  # another user's
+                os.utime(path)
+            return True
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s cannot be locked (%s): call paceline clean only while nothing runs", path, error.strerror)
+        return True
+    os.close(_held.pop(identity))
+    return False
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Lock a file that no process holds.
+
+    Raises BlockingIOError: a process holds it; FileNotFoundError: it is gone; OSError: it cannot be locked.
+    """
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _identity(path.stat()) != _identity(os.fstat(file.fileno())):
+            raise FileNotFoundError(path)  # another file has its name now
+        yield
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -8,8 +8,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.model import Model
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
-from paceline.tasks.files import sha256_of, write_durably
-from paceline.tasks.hold import hold
+from paceline.tasks.files import hold, sha256_of, write_durably
 from paceline.tasks.model_bundle import WEIGHTS, check_package
 from paceline.tasks.records.data import ModelFacts, Pretrained
 

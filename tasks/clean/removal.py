@@ -11,8 +11,7 @@ from uuid import uuid4
 
 from paceline.tasks.clean.survey import ASIDE, LOG_END, PROCESS, Item, survey
 from paceline.tasks.errors import InputError
-from paceline.tasks.files import is_full, write_pieces
-from paceline.tasks.hold import exclusive
+from paceline.tasks.files import exclusive, is_full, write_pieces
 from paceline.tasks.records.record import Record
 from paceline.tasks.track.queries import take_inventory
 

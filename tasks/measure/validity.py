@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from paceline.tasks.measure.gpu_watch import HARDWARE_SLOWDOWN, THERMAL, GpuWatch
+from paceline.tasks.measure.gpu import HARDWARE_SLOWDOWN, THERMAL, GpuWatch
 from paceline.tasks.records.measurement import Validity
 
 MAX_STEAL_FRACTION = 0.02

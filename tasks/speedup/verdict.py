@@ -10,26 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.tasks.formatting import enumerate_words, format_interval
+from paceline.tasks.measure import paired_ratio
 from paceline.tasks.measure.carry_over import CarryOver, allow_for, carry_over
-from paceline.tasks.measure.paired_ratio import (
-    Interval,
-    parallel_efficiency,
-    ratio_autocorrelation,
-    speedup_ratio,
-    typical_ratio,
-)
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import FACTORS, Arm
 from paceline.tasks.records.measurement import ProbeResult, Validity
 from paceline.tasks.records.training import Trained
-from paceline.tasks.speedup.between_starts import (
-    MAX_STARTS,
-    across_starts,
-    over_processes,
-    process_ratios,
-    variance_components,
-)
+from paceline.tasks.speedup import between_starts
 from paceline.tasks.speedup.diagnosis import MIN_SHARE, Bottleneck, Diagnosis, diagnose
 from paceline.tasks.speedup.factor_card import ONE_AT_A_TIME, factor_card
 from paceline.tasks.speedup.limit_share import LimitShare, format_share, limit_share
@@ -83,7 +72,7 @@ def speedup_result(
     Further processes of this run (`starts`) show the variance between starts. Without enough of them the ratios of
     `earlier` starts on the same kind of device do.
     """
-    inside = speedup_ratio(probe.rounds) if probe else None
+    inside = paired_ratio.speedup_ratio(probe.rounds) if probe else None
     if probe is None or inside is None:
         why = (train and train.no_probe) or "the run had no probe"
         return SpeedupResult(verdict=f"not measured: {why}", cause="not measured")
@@ -91,9 +80,9 @@ def speedup_result(
     inside = allow_for(inside, order_effect)
     further = starts or FurtherStarts()
     probes = [probe, *further.undisturbed]
-    measured, borrowed = over_processes(probes), across_starts(inside, earlier)
+    measured, borrowed = between_starts.over_processes(probes), between_starts.across_starts(inside, earlier)
     ratio = measured or borrowed or inside
-    num_starts = len(probes) if measured else min(len(earlier), MAX_STARTS) if borrowed else 0
+    num_starts = len(probes) if measured else min(len(earlier), between_starts.MAX_STARTS) if borrowed else 0
     validity = probe.validity
     if validity.num_cores is None and num_cores is not None:
         validity = judge(validity.model_copy(update={"num_cores": num_cores}))
@@ -102,7 +91,7 @@ def speedup_result(
     facts = _Facts(
         probe=probe,
         ratio=ratio,
-        efficiency=parallel_efficiency(probe.rounds, probe.candidate.num_devices),
+        efficiency=paired_ratio.parallel_efficiency(probe.rounds, probe.candidate.num_devices),
         step_seconds=probe.seconds_per_sample("candidate") * num_samples,
         data_wait_fraction=train.data_wait_fraction if train else None,
         validity=validity,
@@ -111,7 +100,7 @@ def speedup_result(
         share=limit_share(train) if train else LimitShare(),
         scope=f"{scope}, by {num_starts} {'processes' if measured else 'earlier ones'}" if num_starts else scope,
     )
-    (cause, explanation), typical = _judge(facts, train), typical_ratio(probe.rounds)
+    (cause, explanation), typical = _judge(facts, train), paired_ratio.typical_ratio(probe.rounds)
     notes = _conduct(len(probe.warm_up), order_effect) + _typical_step(inside, typical)
     if diverged := [role for role in ("baseline", "candidate") if role in probe.diverged]:
         notes += f" The loss of the {' and the '.join(diverged)} diverged, so the ratio is not that of trainings."
@@ -123,16 +112,16 @@ def speedup_result(
         starts="measured" if measured else "borrowed" if borrowed else None,
         num_starts=num_starts,
         starts_reason=further.reason,
-        start_ratios=process_ratios(probes) if measured else (),
+        start_ratios=between_starts.process_ratios(probes) if measured else (),
         start_rounds=tuple(len(each.rounds) for each in probes) if measured else (),
-        variance=variance_components(probes),
+        variance=between_starts.variance_components(probes),
         process_ratio=inside.value,
         process_low=inside.low,
         process_high=inside.high,
         typical_ratio=typical.value if typical else None,
         typical_low=typical.low if typical else None,
         typical_high=typical.high if typical else None,
-        autocorrelation=ratio_autocorrelation(probe.rounds),
+        autocorrelation=paired_ratio.ratio_autocorrelation(probe.rounds),
         num_warm_up=len(probe.warm_up),
         carry_over=order_effect.bias if order_effect else None,
         carry_over_p=order_effect.p_value if order_effect else None,

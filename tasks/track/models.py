@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from paceline.tasks.errors import InputError, one_line
-from paceline.tasks.hold import hold
+from paceline.tasks.files import hold
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
 from paceline.tasks.names import Tag
 from paceline.tasks.records.data import ModelFacts

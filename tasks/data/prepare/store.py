@@ -21,8 +21,7 @@ from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
-from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, sync_directory, write_durably, write_pieces
-from paceline.tasks.hold import hold
+from paceline.tasks.files import TEMPORARY_SUFFIX, hold, sha256_of, sync_directory, write_durably, write_pieces
 from paceline.tasks.host import host_identity
 from paceline.tasks.records.data import PreparedSet
 

@@ -21,6 +21,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows import cli
 from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space
+from paceline.tasks import files
 from paceline.tasks.clean.removal import clean_home, remove
 from paceline.tasks.clean.survey import LOG_END, LONG_LOG, survey
 from paceline.tasks.data.key import describe
@@ -30,7 +31,7 @@ from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.doctor.host import examine_host
 from paceline.tasks.errors import RunError
-from paceline.tasks.hold import hold
+from paceline.tasks.files import hold
 from paceline.tasks.names import Tag
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.garbage import remove_deleted_runs
@@ -73,10 +74,8 @@ class Home:
 
     def let_go(self, path, name=None):
         """End the hold of this process, which published it."""
-        from paceline.tasks import hold as holds
-
-        while holds._held:
-            os.close(holds._held.popitem()[1])
+        while files._held:
+            os.close(files._held.popitem()[1])
         return path
 
     def add_run(self, prepared, status="FINISHED", role="run", pretrained=None, **tags):

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.tasks.measure import gpu
-from paceline.tasks.measure.gpu import contexts_of, gpu_joules
-from paceline.tasks.measure.gpu_watch import THREAD_NAME, GpuWatch, num_foreign
+from paceline.tasks.measure.gpu import THREAD_NAME, GpuWatch, contexts_of, gpu_joules, num_foreign
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.measurement import Validity
 from tests.support.patience import until
