@@ -17,8 +17,7 @@ from paceline.tasks.errors import SupersededError
 
 LoggedMetric = tuple[str, float, int, int]  # name, value, Unix time in milliseconds, step
 FILE = "metrics.jsonl"
-SYSTEM_METRIC_PREFIX = "system/"
-"""Prefix of the names of system metrics, whose samples are numbered from 0 in each attempt."""
+SYSTEM_METRIC_PREFIX = "system/"  # prefix of system metrics, whose samples are numbered from 0 in each attempt
 
 
 class MetricsFile:

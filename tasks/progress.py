@@ -15,8 +15,7 @@ Advance = Callable[[int, int, str], None]  # takes what is done, the total, and 
 
 LINE_SECONDS = 10.0  # between two lines of text: a log of an hour gets 360 of them
 LINE_SECONDS_BESIDE_A_BAR = 60.0
-RECENT_SECONDS = 30.0
-"""Over which a rate is taken: a cluster that has lost workers shows it, and one slow moment does not."""
+RECENT_SECONDS = 30.0  # of a rate: a cluster that has lost workers shows it, and one slow moment does not
 
 _hidden: ContextVar[bool] = ContextVar("hidden", default=False)
 

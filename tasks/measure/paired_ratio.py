@@ -68,8 +68,7 @@ MIN_ROUNDS = 6  # fewest rounds for which a signed-rank interval can reach 95 %
 MIN_ROUNDS_TO_STOP = 8
 """Fewest rounds before an early stop. Six would do for independent noise but leave little margin under autocorrelated
 noise. Before the looks were planned: false alarms 4.5 %, with eight 3.7 to 3.9 % (20,000 trials each)."""
-MIN_INTERVAL_ROUNDS = 3
-"""Fewest rounds that get an interval at all; from here to `MIN_ROUNDS` it is Student's t, wide and so honest."""
+MIN_INTERVAL_ROUNDS = 3  # fewest with an interval; up to `MIN_ROUNDS` it is Student's t, wide and so honest
 USUAL_AUTOCORRELATION = 0.1  # up to here the estimate is mostly chance, and the levels of the looks suffice
 MAX_AUTOCORRELATION = 0.8  # that widens an interval, to three times its width
 ROUNDS_PER_LOOK = 2  # looks are at least so many rounds apart: both orders (A B and B A) once, so that drift cancels

@@ -37,8 +37,7 @@ COMPETENT = "competent"
 COMPETENT_ROUNDS = 10  # in which the competent loop, its own process, takes part: it must not take the others' time
 BY_PRODUCTS = ("single", "all_cores", "uncompiled", COMPETENT)
 """Arms that get no time of their own: they measure the efficiency and what compiling saves, as time allows."""
-REPEAT_FACTOR = 2.0
-"""A contaminated measurement is repeated while all attempts together take at most so many times the time limit."""
+REPEAT_FACTOR = 2.0  # a contaminated measurement is repeated within so many times the time limit, in all
 MIN_REPEAT_SHARE = 0.5
 """Share of the time limit; with less time left a repetition would be worth less than the contaminated measurement."""
 BLOCK_SECONDS = 0.25

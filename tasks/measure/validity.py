@@ -18,13 +18,10 @@ import psutil
 from paceline.tasks.measure.gpu import HARDWARE_SLOWDOWN, THERMAL, GpuWatch
 from paceline.tasks.records.measurement import Validity
 
-MAX_STEAL_FRACTION = 0.02
-"""Above this share of stolen CPU time the machine counts as contaminated: as large as the width the probe aims for."""
-MAX_FOREIGN_CORES = 0.25
-"""Above this many cores busy with others it does too: an eighth of the smallest supported machine (two cores)."""
+MAX_STEAL_FRACTION = 0.02  # of CPU time; more contaminates. As large as the width the probe aims for
+MAX_FOREIGN_CORES = 0.25  # busy with others; more contaminate. An eighth of the smallest supported machine (two cores)
 MAX_FOREIGN_SHARE = 0.05  # on machines of many cores, above this share of them instead
-MAX_FOREIGN_DEVICE_PROCESSES = 0
-"""Compute processes of others on a GPU of the run: kernels of two processes take turns, so one is too many."""
+MAX_FOREIGN_DEVICE_PROCESSES = 0  # on a GPU of the run: kernels of two processes take turns, so one is too many
 MIN_GPU_CLOCK_FRACTION = 0.5
 """Below this share of its highest clock a busy GPU counts as held back. Not nearer to 1: dense arithmetic at the
 board's power cap lowers the clock by some tenths in any run, and lowers it for all arms alike."""

@@ -87,8 +87,7 @@ class SpeedupResult(Record):
     significant: bool | None = None
     """Whether the interval excludes 1. None without an interval, and where it holds within this process alone: nothing
     is significant across runs by one start."""
-    significant_within_process: bool | None = None
-    """Whether the interval within this process excludes 1. None without one."""
+    significant_within_process: bool | None = None  # whether the interval within this process excludes 1
     efficiency: float | None = None
     """Parallel efficiency: throughput on N devices over N times that of one device, same execution otherwise."""
     efficiency_low: float | None = None

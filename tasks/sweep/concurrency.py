@@ -20,8 +20,7 @@ from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.records.record import Choice, Record
 from paceline.tasks.train.plan import arm_of
 
-TRIAL_BYTES = 3 * 2**29
-"""Memory that a rank on a CPU is reckoned with, before its data: torch, Lightning, MLflow and activations."""
+TRIAL_BYTES = 3 * 2**29  # reckoned for a rank on a CPU, before its data: torch, Lightning, MLflow and activations
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]
 ALONE, BESIDE, TOGETHER, WHOLE = "baseline", "candidate", "together", "whole"
 """Arms by their roles in the probe: see above."""
@@ -33,8 +32,7 @@ class TrialConcurrency:
 
     at_once: Choice
     demand: ClusterResources  # workers for all that run at once
-    share: Hardware
-    """What one trial may take to be its host: its part of the cores and of the memory, and all GPUs to choose from."""
+    share: Hardware  # a trial's host: its part of the cores and of the memory, and all GPUs to choose from
 
     @property
     def num_at_once(self) -> int:

@@ -19,8 +19,7 @@ from paceline.tasks.records.record import Record
 from paceline.tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
 from paceline.tasks.sweep.space import Parameter
 
-STUDY = "sweep"
-"""Optuna's name of it; Hyperband sorts trials into brackets by name and number, so it is always the same."""
+STUDY = "sweep"  # Optuna's name of it, always the same: Hyperband sorts trials into brackets by name and number
 RUN_ID, ENDED, AGAIN, FINAL = "run_id", "trial", "again", "final"  # attributes of a trial in the journal
 REDUCTION = 3  # of `asha` and `hyperband`: at 1, 3, 9 ... epochs the best third continues.
 STATES: dict[Status, TrialState] = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}

@@ -31,8 +31,7 @@ class Trial(Record):
     values: dict[str, Scalar]
     run_id: str | None = None  # MLflow run, nested in the sweep's; None if none was created
     status: Status
-    score: float | None = None
-    """On the validation split after the last epoch; of a pruned trial after the last one that it had."""
+    score: float | None = None  # validation split, after the last epoch; of a pruned trial after the last that it had
     scores: tuple[float, ...] = ()  # after each epoch
     test_score: float | None = None
     seconds: float  # wall time, the wait for a device included; of one that went on, since it did

@@ -12,8 +12,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.records.record import Record
 
 Scalar = bool | int | float | str | None
-SWEPT = ("recipe.", "model.", "seed")
-"""Beginnings of settings that trials on the same data, on the same devices, may differ in."""
+SWEPT = ("recipe.", "model.", "seed")  # beginnings of settings in which trials on equal data and devices may differ
 FORM = "write log(a,b), lin(a,b), int(a,b[,step]) or x,y,z"
 INSIDE = 1 / math.pi
 """Where between its ends a range is tried as well, so that a setting of whole numbers refuses one of real numbers."""

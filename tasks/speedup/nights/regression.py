@@ -48,8 +48,7 @@ class RunMetrics(Record):
     throughput: float | None = None  # training samples per second, steady state
     score: float | None = None  # on the test split
     data_wait: float | None = None  # share of the training steps' time spent waiting for data
-    baseline_throughput: float | None = None
-    """Control: samples per second of the probe's baseline; None where none was timed undisturbed."""
+    baseline_throughput: float | None = None  # control: samples/s of the probe's baseline; None: no undisturbed one
     host: str = ""  # hosts of its ranks; runs that do not know theirs count as of one host
     start_time: float | None = None  # Unix seconds
     item_seconds: dict[str, float] = Field(default_factory=dict)

@@ -24,8 +24,7 @@ class MatchVerdict(Record):
     """Whether two runs did the same work. Without a match no ratio is given anywhere."""
 
     matches: bool
-    scaling: Literal["none", "strong", "weak"]
-    """How the batch follows a different number of devices: `none` when that number is equal."""
+    scaling: Literal["none", "strong", "weak"]  # how the batch follows the number of devices; `none` if that is equal
     fields: tuple[FieldVerdict, ...]
 
     @property
@@ -42,8 +41,7 @@ class StudyArm(Record):
     group: str
     """Values of the axes that change the workload; only arms of one group are compared. Empty with no such axis."""
     is_baseline: bool  # first value on every execution axis: the arm that the others of its group are divided by
-    rung: int | None = None
-    """Ladder: how many factors have been added; None for arms that show one factor alone, and on grids."""
+    rung: int | None = None  # ladder: how many factors have been added; None for single factors, and on grids
     factor: str | None = None  # ladder: the factor that this arm adds to the rung below, or shows alone
 
 
@@ -55,8 +53,7 @@ class ArmRun(Record):
     arm: str  # `StudyArm.name`
     repeat: int  # from 0; the runs of one repeat stand next to each other in time, and share their seed
     position: int  # in the order in which the study ran them, from 0
-    is_fresh: bool = False
-    """Whether it measures a winner or its baseline again: it counts for `ArmSummary.confirmation` alone."""
+    is_fresh: bool = False  # whether it measures a winner or its baseline again, for `ArmSummary.confirmation` alone
     run_id: str | None = None  # MLflow run, nested in the study's
     status: Literal["done", "failed"] = "done"
     error: str | None = None
@@ -73,16 +70,14 @@ class ArmRun(Record):
     startup_seconds: float | None = None  # process start to the first training step, probe excluded
     end_to_end_seconds: float | None = None  # process start to the end of training, probe excluded
     score_name: ScoreName = "accuracy"
-    score: float | None = Field(default=None, alias="accuracy")
-    """On the test split; stored as `accuracy` whatever its name."""
+    score: float | None = Field(default=None, alias="accuracy")  # test split; stored as `accuracy` whatever its name
     num_test: int = 0
     num_gained: int | None = None  # test samples that are right here and wrong in the baseline's run of the same repeat
     num_lost: int | None = None  # the reverse
     score_difference: float | None = None
     """Where no sample is right or wrong as a whole: the score less that of the baseline's run of the same repeat."""
     score_error: float | None = None  # its standard error, the test samples being a sample
-    validation: tuple[tuple[float, float], ...] = ()
-    """(seconds since process start, score on the validation split) after each epoch."""
+    validation: tuple[tuple[float, float], ...] = ()  # (seconds since process start, validation score) after each epoch
     time_budget: dict[str, float] = Field(default_factory=dict)
     """Seconds per item, adding up to the wall time of rank 0."""
     data_wait_fraction: float | None = None
@@ -138,10 +133,8 @@ class ArmSummary(Record):
     """Mean over repeats, test split; stored as `accuracy` whatever its name."""
     accuracy_difference: Interval | None  # arm minus baseline, mean over repeats of the same seed
     parity: Parity
-    parity_margin: float | None = None
-    """Smallest margin, as a fraction, within which the data prove the arm to be on par."""
-    seconds_to_target: float | None
-    """Median over repeats that reached the study's target; None when fewer than half did."""
+    parity_margin: float | None = None  # smallest margin, as a fraction, within which the data prove it to be on par
+    seconds_to_target: float | None  # median over repeats that reached the study's target; None: fewer than half did
     data_wait_fraction: float | None
     communication_fraction: float | None
     idle_fraction: float | None
@@ -184,8 +177,7 @@ class BudgetDifference(Record):
 
     arm: str
     baseline: str
-    items: tuple[BudgetItem, ...]
-    """Largest difference first. Medians over repeats would not add up, so these are means."""
+    items: tuple[BudgetItem, ...]  # largest difference first; means, because medians over repeats would not add up
     difference: float
 
 
@@ -193,11 +185,9 @@ class Fit(Record):
     """A scaling law fitted to measured speedups."""
 
     law: Literal["Amdahl", "Universal Scalability"]
-    parameters: dict[str, Interval]
-    """Amdahl: serial_fraction; Universal Scalability: contention, coherence. Dimensionless."""
+    parameters: dict[str, Interval]  # Amdahl: serial_fraction; Universal Scalability: contention, coherence; no units
     residual: float  # root mean square of the relative residuals
-    peak_devices: float | None = None
-    """Number of devices with the largest speedup by this law; None where the repeats do not identify it."""
+    peak_devices: float | None = None  # with the largest speedup by this law; None where the repeats do not identify it
     peak_low: float | None = None  # ends of its 95 % interval
     peak_high: float | None = None
 
