@@ -28,7 +28,7 @@ from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast import device_profile
 from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link
-from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
+from paceline.tasks.speedup.forecast.model import Forecast
 from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
 from paceline.tasks.track import run as tracking
 from paceline.tasks.train.plan import arm_of, can_capture
@@ -203,12 +203,12 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
 def _advise(
     request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult, **run: Any
 ) -> AdviseResult:
-    price = request.config.speedup.price_per_device_hour
+    price, forecast = request.config.speedup.price_per_device_hour, Forecast(profile, link)
     predictions: list[Prediction] = []
     for scaling in ("strong", "weak"):
         for number in sorted(set(request.devices)):
             if scaling == "weak" or number <= profile.batch_size:
-                predictions.append(predict(profile, link, number, scaling, price))
+                predictions.append(forecast.predict(number, scaling, price=price))
             else:
                 get_run_logger().warning("No strong scaling to %d devices: a step has fewer samples", number)
     kind, probe, deadline = request.config.recipe.batch_scaling, moved.probe, request.deadline_seconds
@@ -220,8 +220,8 @@ def _advise(
         profile=profile,
         link=link,
         predictions=tuple(predictions),
-        limits=tuple(limits(profile, link, scaling) for scaling in ("strong", "weak")),
+        limits=tuple(forecast.limits(scaling) for scaling in ("strong", "weak")),
         bound=next(p for p in reversed(predictions) if p.scaling == kind).bound,
         advice=device_profile.rank_moves(device_profile.gains(probe), left_out),
-        cheapest=None if deadline is None else cheapest(profile, link, kind, deadline, price),
+        cheapest=None if deadline is None else forecast.cheapest(kind, deadline, price),
     )

@@ -211,7 +211,10 @@ def log_no_gpu(work: StudyContext, arms: list[PlannedArm], started: float) -> tu
         num_repeats=request.repeats,
         target=request.target,
         targets=goal.all(),
-        ways=no_gpu.ways_of(goal, rates) + no_gpu.on_gpu(goal, gpu),
+        ways=(
+            *(no_gpu.measured_way(arm, goal, rates.get(arm.name)) for arm in trainings.arms),
+            *(no_gpu.way_on_gpu(arm, goal, gpu) for arm in trainings.arms),
+        ),
         prediction_ratio=scratch.ratio if scratch else None,
         prediction_disturbed=validity.reasons if validity and validity.contaminated else (),
         cost=gpu.cost,

@@ -177,7 +177,7 @@ def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
                 get_run_logger().warning("%s, repeat %d: %s; repeating it", name, repeat, "; ".join(run.contamination))
                 run = _supersede(work.parent, run, _run_one(work, by_name[name], repeat))
             work.ledger.add(run)
-            get_run_logger().info("%d of %d trainings: %s", work.ledger.num_runs(), total, _line(run))
+            get_run_logger().info("%d of %d trainings: %s", len(work.ledger.runs()), total, _line(run))
 
 
 def confirm(work: StudyContext, arms: list[PlannedArm], winners: Sequence[StudyArm]) -> None:
@@ -219,7 +219,7 @@ def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
         config = make_config(config, ["speedup.baseline=none", "speedup.diagnose=false"])
     prepared = work.prepared[config.data]
     facts = _facts(work.request, arm, prepared, repeat)
-    identity = {"repeat": repeat, "position": work.ledger.num_runs(), "facts": facts}
+    identity = {"repeat": repeat, "position": len(work.ledger.runs()), "facts": facts}
     run_id = None
     try:
         with nested_run(work.parent, config, config.name) as handle:

@@ -19,10 +19,8 @@ from paceline.tasks.records.measurement import ProbeResult
 Measured = Literal["data-bound", "communication-bound", "slow rank", "contention", "update-bound", "launch-bound"]
 Bottleneck = Literal[Measured, "compute-bound", "undecided"]
 
-ALONE = (
-    "alone",
-    "single",
-)  # of one device; under strong scaling the arm that measures the efficiency has the whole batch
+ALONE = ("alone", "single")
+"""Of one device; under strong scaling the arm that measures the efficiency has the whole batch."""
 MIN_SHARE = 0.1
 """A share is a bottleneck when its interval lies above this. Taking a tenth of the step away altogether makes it 1.11
 times as fast: less hardly pays for a change, and the few percent by which caches suit one arm better are no cause."""

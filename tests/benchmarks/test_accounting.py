@@ -16,7 +16,7 @@ import pytest
 from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio
 from paceline.tasks.speedup.forecast.device_profile import measure_interference, profile_of
 from paceline.tasks.speedup.forecast.links import fit_link
-from paceline.tasks.speedup.forecast.model import Forecast, predict
+from paceline.tasks.speedup.forecast.model import Forecast
 from paceline.tasks.speedup.forecast.records import DeviceProfile
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.layout import rank_environment
@@ -172,7 +172,7 @@ def test_predictions_against_measurements(predicting, cluster_address, precision
     job, profile_and_speedups = predicting
     profile, link, measured = profile_and_speedups(precision)
     for size, bar, what in SIZES:
-        predicted = predict(on(profile, size), link, 2, "strong")
+        predicted = Forecast(on(profile, size), link).predict(2, "strong")
         check(f"goal 8, {precision}, N = 2, {what}batch {size}", predicted, measured[size], bar)
     rounds = other_batches(job, cluster_address, precision)
     for size in HELD_OUT:
@@ -189,7 +189,7 @@ def test_predictions_of_a_held_out_precision(predicting):
     single, _, measured = profile_and_speedups("bf16-mixed")
     held_out = profile.model_copy(update={"points": single.points})
     for size, _, _ in SIZES:
-        predicted = predict(on(held_out, size), link, 2, "strong")
+        predicted = Forecast(on(held_out, size), link).predict(2, "strong")
         check(f"goal 8, held-out precision bf16-mixed, N = 2, batch {size}", predicted, measured[size], 0.10)
 
 

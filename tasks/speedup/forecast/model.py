@@ -56,8 +56,7 @@ Floats = npt.NDArray[np.float64]
 class Forecast:
     """Many profiles and links that the measurements leave possible; row 0 (D) holds the measured values themselves.
 
-    Raises:
-        InputError: the profile has a single batch size.
+    Raises InputError: the profile has a single batch size.
     """
 
     def __init__(self, profile: DeviceProfile, link: Link) -> None:
@@ -113,8 +112,14 @@ class Forecast:
         doublings = abs(np.log2(batch_size / edge))
         return np.asarray(shifted_D * np.exp(self.beyond_D * EXTRAPOLATION_ERROR * doublings))
 
-    def predict(self, num_devices: int, scaling: ScalingKind, batch_size: int | None = None) -> Prediction:
-        """Prediction for N devices; `batch_size` in place of the profile's."""
+    def predict(
+        self, num_devices: int, scaling: ScalingKind, batch_size: int | None = None, price: float | None = None
+    ) -> Prediction:
+        """Speedup of N devices over one, with its 95 % interval; `batch_size` in place of the profile's.
+
+        Under strong scaling the global batch stays the recipe's; under weak scaling each device has it. The price is
+        that of one device for one hour. Raises InputError: fewer samples in a global batch than devices, or no device.
+        """
         profile, several = self.profile, num_devices > 1
         batch_size = profile.batch_size if batch_size is None else batch_size
         times = num_devices if scaling == "weak" else 1
@@ -138,6 +143,7 @@ class Forecast:
         low, high = np.quantile(ratio_D[1:], [0.025, 0.975])
         epoch = float(step_D[0]) * profile.num_train / (batch_size * times)
         total = epoch * profile.num_epochs
+        device_hours = num_devices * total / SECONDS_PER_HOUR
         overhead, compute = float(self.overhead_D[0]), float(compute_D[0])
         parts: dict[Bound, float] = {
             "compute": compute - overhead,
@@ -157,10 +163,39 @@ class Forecast:
             epoch_seconds=epoch,
             bound=max(parts, key=lambda name: parts[name]),
             total_seconds=total,
-            device_hours=num_devices * total / SECONDS_PER_HOUR,
+            device_hours=device_hours,
+            cost=None if price is None else price * device_hours,
         )
 
-    def on_powers(self, scaling: ScalingKind) -> dict[int, Prediction]:
+    def limits(self, scaling: ScalingKind) -> Limits:
+        """Where adding devices stops paying, over powers of two."""
+        ratios, paying = {number: one.ratio for number, one in self._on_powers(scaling).items()}, 1
+        while 2 * paying in ratios and ratios[2 * paying] >= PAYING_FACTOR * ratios[paying]:
+            paying *= 2
+        share = 2 if scaling == "strong" else 1
+        batches = _powers_of_two(self.profile.batch_size * MAX_LARGER)  # samples per device and step
+        batch = next((size for size in batches if self.predict(2, scaling, size * share).ratio > 1), 0)
+        return Limits(
+            scaling=scaling,
+            best_num_devices=max(ratios, key=lambda number: ratios[number]),
+            last_paying_num_devices=paying,
+            smallest_paying_batch_size=None if batch == 1 else batch,  # None: always, 0: never
+        )
+
+    def cheapest(self, scaling: ScalingKind, deadline_seconds: float, price: float | None = None) -> CheapestChoice:
+        """The number of devices, a power of two, with the fewest device-hours that meets a deadline."""
+        predictions = self._on_powers(scaling).values()
+        meeting = [prediction for prediction in predictions if prediction.total_seconds <= deadline_seconds]
+        best = min(meeting, key=lambda prediction: prediction.device_hours, default=None)
+        return CheapestChoice(
+            deadline_seconds=deadline_seconds,
+            num_devices=best.num_devices if best else None,
+            total_seconds=best.total_seconds if best else None,
+            device_hours=best.device_hours if best else None,
+            cost=best.device_hours * price if best and price is not None else None,
+        )
+
+    def _on_powers(self, scaling: ScalingKind) -> dict[int, Prediction]:
         """Predictions for the powers of two, by the number of devices."""
         most = MAX_DEVICES if scaling == "weak" else min(MAX_DEVICES, self.profile.batch_size)
         return {number: self.predict(number, scaling) for number in _powers_of_two(most)}
@@ -195,21 +230,6 @@ def _possible(rng: np.random.Generator, interval: Interval) -> Floats:
     return np.asarray(interval.value * np.exp(_noise(rng) * reach / TWO_SIGMA))
 
 
-def predict(
-    profile: DeviceProfile, link: Link, num_devices: int, scaling: ScalingKind, price: float | None = None
-) -> Prediction:
-    """Speedup of N devices over one, with its 95 % interval.
-
-    Under strong scaling the global batch stays the recipe's; under weak scaling each device has it. The price is that
-    of one device for one hour.
-
-    Raises:
-        InputError: fewer samples in a global batch than devices, no device, or a profile of one batch size.
-    """
-    prediction = Forecast(profile, link).predict(num_devices, scaling)
-    return prediction if price is None else prediction.model_copy(update={"cost": price * prediction.device_hours})
-
-
 def _local_batch(batch_size: int, num_devices: int, scaling: ScalingKind) -> int:
     """Samples per device and step; the largest share where the batch does not divide."""
     if num_devices < 1:
@@ -226,36 +246,3 @@ def _local_batch(batch_size: int, num_devices: int, scaling: ScalingKind) -> int
 
 def _powers_of_two(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length())]
-
-
-def limits(profile: DeviceProfile, link: Link, scaling: ScalingKind) -> Limits:
-    """Where adding devices stops paying, over powers of two."""
-    forecast, paying = Forecast(profile, link), 1
-    ratios = {number: prediction.ratio for number, prediction in forecast.on_powers(scaling).items()}
-    while 2 * paying in ratios and ratios[2 * paying] >= PAYING_FACTOR * ratios[paying]:
-        paying *= 2
-    share = 2 if scaling == "strong" else 1
-    batches = _powers_of_two(profile.batch_size * MAX_LARGER)  # samples per device and step
-    batch = next((size for size in batches if forecast.predict(2, scaling, size * share).ratio > 1), 0)
-    return Limits(
-        scaling=scaling,
-        best_num_devices=max(ratios, key=lambda number: ratios[number]),
-        last_paying_num_devices=paying,
-        smallest_paying_batch_size=None if batch == 1 else batch,  # None: always, 0: never
-    )
-
-
-def cheapest(
-    profile: DeviceProfile, link: Link, scaling: ScalingKind, deadline_seconds: float, price: float | None = None
-) -> CheapestChoice:
-    """The number of devices, a power of two, with the fewest device-hours that meets a deadline."""
-    predictions = Forecast(profile, link).on_powers(scaling).values()
-    meeting = [prediction for prediction in predictions if prediction.total_seconds <= deadline_seconds]
-    best = min(meeting, key=lambda prediction: prediction.device_hours, default=None)
-    return CheapestChoice(
-        deadline_seconds=deadline_seconds,
-        num_devices=best.num_devices if best else None,
-        total_seconds=best.total_seconds if best else None,
-        device_hours=best.device_hours if best else None,
-        cost=best.device_hours * price if best and price is not None else None,
-    )

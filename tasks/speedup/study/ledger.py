@@ -31,10 +31,6 @@ class Ledger:
         """Every training, in the order in which they ran; of one that was repeated the last."""
         return tuple(sorted(self._runs.values(), key=lambda run: run.position))
 
-    def num_runs(self) -> int:
-        """Trainings so far."""
-        return len(self._runs)
-
     def has(self, arm: str, repeat: int) -> bool:
         """Whether that training is done; a failed one is tried again when a study is resumed."""
         run = self._runs.get((arm, repeat))

@@ -140,12 +140,8 @@ class TargetScore:
         return self.trainings.of(next(arm for arm in self.trainings.arms if arm.name == SCRATCH))
 
 
-def ways_of(goal: TargetScore, rates: Mapping[str, PredictionThroughput]) -> tuple[Approach, ...]:
-    """The measured rows."""
-    return tuple(_way(arm, goal, rates.get(arm.name)) for arm in goal.trainings.arms)
-
-
-def _way(arm: StudyArm, goal: TargetScore, rates: PredictionThroughput | None) -> Approach:
+def measured_way(arm: StudyArm, goal: TargetScore, rates: PredictionThroughput | None) -> Approach:
+    """The row of an arm as it was measured here."""
     trainings, runs, counts = goal.trainings, goal.trainings.of(arm), goal.trainings.counts(arm)
     scores = [run.score for run in runs if run.score is not None]
     judged = [run for run in runs if goal.of(run.repeat) is not None]
@@ -210,12 +206,8 @@ class Gpu:
     batch_size: int
 
 
-def on_gpu(goal: TargetScore, gpu: Gpu) -> tuple[Approach, ...]:
-    """The rows of a GPU, each figure with what it rests on."""
-    return tuple(_on_gpu(arm, goal, gpu) for arm in goal.trainings.arms)
-
-
-def _on_gpu(arm: StudyArm, goal: TargetScore, gpu: Gpu) -> Approach:
+def way_on_gpu(arm: StudyArm, goal: TargetScore, gpu: Gpu) -> Approach:
+    """The row of an arm on a GPU, each figure with what it rests on."""
     runs, rows = goal.trainings.of(arm), gpu.rows.get(arm.name, ())
     row = max(rows, key=lambda hardware_row: hardware_row.samples_per_second, default=None)
     if arm.name not in TRAINED:

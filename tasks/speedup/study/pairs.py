@@ -7,6 +7,7 @@ left out while at least three clean pairs remain; else it is used, and the arm i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,8 @@ from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
 
 Rate = Callable[[ArmRun], float | None]
-
-
-def steady(run: ArmRun) -> float | None:
-    """Samples per second in steady state."""
-    return run.samples_per_second
-
-
-def prediction_rate(run: ArmRun) -> float | None:
-    """Samples per second of prediction."""
-    return run.prediction_samples_per_second
+steady: Rate = attrgetter("samples_per_second")  # in steady state
+prediction_rate: Rate = attrgetter("prediction_samples_per_second")
 
 
 def end_to_end(run: ArmRun) -> float | None:

@@ -21,13 +21,8 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.tasks.measure.paired_ratio import (
-    FIXED_CONFIDENCE,
-    MIN_INTERVAL_ROUNDS,
-    Floats,
-    Interval,
-    location_interval,
-)
+from paceline.tasks.measure import paired_ratio
+from paceline.tasks.measure.paired_ratio import Floats, Interval
 from paceline.tasks.speedup.study.inference import ratio_of_means
 from paceline.tasks.speedup.study.pairs import ratio_of
 from paceline.tasks.speedup.study.records import Fit, Scaling, ScalingPoint
@@ -135,7 +130,9 @@ def _fit(design_DP: Floats, counts_D: Floats, measured_DR: Floats) -> tuple[Floa
 
 def _interval(values_R: Floats) -> Interval:
     """A parameter over the repeats. Below 0 it has no meaning: such ends are noise and are cut."""
-    if len(values_R) < MIN_INTERVAL_ROUNDS:
+    if len(values_R) < paired_ratio.MIN_INTERVAL_ROUNDS:
         return Interval(value=max(0.0, float(np.median(values_R))))
-    value, low, high = (max(0.0, float(end)) for end in location_interval(values_R, FIXED_CONFIDENCE))
+    value, low, high = (
+        max(0.0, float(end)) for end in paired_ratio.location_interval(values_R, paired_ratio.FIXED_CONFIDENCE)
+    )
     return Interval(value=value, low=low, high=high)

@@ -10,7 +10,7 @@ from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study, study_notes, study_table
 from paceline.tasks.speedup.forecast.device_profile import rank_moves
-from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
+from paceline.tasks.speedup.forecast.model import Forecast
 from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, ProfilePoint, calibration, check
 from tests.support.studies import PRECISION, arms_of, result_of, training
 
@@ -262,11 +262,11 @@ def advice(**fields):
             "workload": "0123abcd",
             "profile": profile,
             "link": LINK,
-            "predictions": tuple(predict(profile, LINK, number, kind) for kind in kinds for number in (2, 4)),
-            "limits": tuple(limits(profile, LINK, kind) for kind in kinds),
+            "predictions": tuple(Forecast(profile, LINK).predict(number, kind) for kind in kinds for number in (2, 4)),
+            "limits": tuple(Forecast(profile, LINK).limits(kind) for kind in kinds),
             "bound": "compute",
             "advice": rank_moves(gains, {"execution.compile=step": "no C++ compiler was found"}),
-            "cheapest": cheapest(profile, LINK, "strong", 60.0, price=2.0),
+            "cheapest": Forecast(profile, LINK).cheapest("strong", 60.0, price=2.0),
             "seconds": 1.0,
         }
         | fields

@@ -9,7 +9,7 @@ from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.measure.records import AllReduceTime
 from paceline.tasks.report.forecast_report import limit_sentences
 from paceline.tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
-from paceline.tasks.speedup.forecast.model import Forecast, cheapest, expected_largest, limits, predict
+from paceline.tasks.speedup.forecast.model import Forecast, expected_largest
 from paceline.tasks.speedup.forecast.records import DeviceProfile, Interference, Link, ProfilePoint
 from tests.support.refusals import refused
 
@@ -117,7 +117,7 @@ def test_intervals_cover_the_truth_of_simulated_clusters(num, scaling):
     inside, errors = [], []
     for _ in range(400):
         cluster = random_cluster(rng)
-        found = predict(cluster.profile(rng), cluster.link(rng), num, scaling)
+        found = Forecast(cluster.profile(rng), cluster.link(rng)).predict(num, scaling)
         truth = cluster.speedup(num, scaling)
         inside.append(found.low <= truth <= found.high)
         errors.append(abs(found.ratio / truth - 1))
@@ -132,8 +132,10 @@ def test_without_noise_two_devices_are_predicted_exactly():
     profile = cluster.profile(_Silent())
     for scaling in ("strong", "weak"):
         for num in (2, 64):
-            assert predict(profile, exact, num, scaling).ratio == pytest.approx(cluster.speedup(num, scaling), rel=1e-6)
-    assert predict(profile, exact, 1, "strong").ratio == 1
+            assert Forecast(profile, exact).predict(num, scaling).ratio == pytest.approx(
+                cluster.speedup(num, scaling), rel=1e-6
+            )
+    assert Forecast(profile, exact).predict(1, "strong").ratio == 1
 
 
 class _Silent:
@@ -162,23 +164,24 @@ FREE = Link(name="free", latency_seconds=0, seconds_per_byte=0, source="given")
 
 
 def test_strong_scaling_ends_where_the_overhead_is_all_there_is_and_weak_scaling_does_not():
-    strong, weak = (limits(simple(), FREE, scaling) for scaling in ("strong", "weak"))
+    strong, weak = (Forecast(simple(), FREE).limits(scaling) for scaling in ("strong", "weak"))
     assert strong.last_paying_num_devices == 16  # from 16 to 32: 1.16 ms / 1.08 ms is 1.07
     assert weak.last_paying_num_devices == 4096
 
 
 def test_a_slow_link_names_itself_and_the_batch_from_which_it_pays():
     slow = Link(name="slow", latency_seconds=5e-3, seconds_per_byte=0, source="given")
-    found = predict(simple(), slow, 2, "strong")
+    found = Forecast(simple(), slow).predict(2, "strong")
     assert found.bound == "communication"
     assert found.ratio < 1
-    assert limits(simple(), slow, "strong").smallest_paying_batch_size == 1024  # 10 ms of latency for 10 us a sample
+    limits = Forecast(simple(), slow).limits("strong")
+    assert limits.smallest_paying_batch_size == 1024  # 10 ms of latency for 10 us a sample
 
 
 def test_more_gradients_than_a_bucket_may_hide_behind_the_backward_pass():
     link = Link(name="link", latency_seconds=0, seconds_per_byte=1e-10, source="given")
     profile = simple(per_sample=1e-3, gradient_bytes=400_000_000)
-    found = predict(profile, link, 2, "weak")
+    found = Forecast(profile, link).predict(2, "weak")
     assert found.communication_seconds == pytest.approx(0.04)
     hidden_all, hidden_none = 2 * 0.257 / 0.257, 2 * 0.257 / (0.257 + 0.04)
     assert hidden_none < found.ratio < hidden_all
@@ -188,11 +191,11 @@ def test_more_gradients_than_a_bucket_may_hide_behind_the_backward_pass():
 
 def test_the_cheapest_number_of_devices_meets_the_deadline_with_the_fewest_device_hours():
     profile = simple(overhead=0.0)  # 256 us a step of 10 us samples, 1000 steps: 2.56 s
-    found = cheapest(profile, FREE, "strong", 1.0, price=36.0)
+    found = Forecast(profile, FREE).cheapest("strong", 1.0, price=36.0)
     assert found.num_devices == 4
     assert found.total_seconds == pytest.approx(0.64)
     assert found.cost == pytest.approx(36.0 * 4 * 0.64 / 3600)
-    assert cheapest(profile, FREE, "strong", 1e-6).num_devices is None
+    assert Forecast(profile, FREE).cheapest("strong", 1e-6).num_devices is None
 
 
 def test_step_times_between_and_beyond_the_measured_batches():
@@ -206,11 +209,11 @@ def test_step_times_between_and_beyond_the_measured_batches():
 
 def test_bad_questions_are_refused():
     with refused("num_devices", 512, 256):
-        predict(simple(), FREE, 512, "strong")
+        Forecast(simple(), FREE).predict(512, "strong")
     with refused(None):
-        predict(simple(points=simple().points[:1]), FREE, 2, "strong")
+        Forecast(simple(points=simple().points[:1]), FREE).predict(2, "strong")
     with refused("num_devices", "num_devices=0"):
-        predict(simple(), FREE, 0, "weak")
+        Forecast(simple(), FREE).predict(0, "weak")
 
 
 def test_a_link_is_found_again_from_its_all_reduces():
@@ -245,6 +248,6 @@ def test_known_links_are_ordered_as_everybody_knows():
 def test_no_batch_may_be_large_enough():
     one = Interval(value=1.0)
     at_256 = Interference(batch_size=256, contention=Interval(value=2.1), waiting=one, exchange=one, token_seconds=0.0)
-    found = limits(simple(company=(at_256.model_copy(update={"batch_size": 64}), at_256)), FREE, "weak")
+    found = Forecast(simple(company=(at_256.model_copy(update={"batch_size": 64}), at_256)), FREE).limits("weak")
     assert found.smallest_paying_batch_size == 0
     assert any("slower than one with every batch" in sentence for sentence in limit_sentences(found))

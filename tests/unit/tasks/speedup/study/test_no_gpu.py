@@ -9,7 +9,16 @@ from paceline.tasks.records.cost import Cost
 from paceline.tasks.report.no_gpu_report import HEAD, draw_no_gpu, no_gpu_table, render_no_gpu
 from paceline.tasks.speedup.data_sheet import SHEETS, max_prediction_throughput, max_training_throughput
 from paceline.tasks.speedup.hardware_table import HardwareRow
-from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Gpu, NoGpuResult, TargetScore, on_gpu, ways_of
+from paceline.tasks.speedup.study.no_gpu import (
+    FEATURES,
+    SCRATCH,
+    TUNED,
+    Gpu,
+    NoGpuResult,
+    TargetScore,
+    measured_way,
+    way_on_gpu,
+)
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import ArmRun, PredictionThroughput, StudyArm
@@ -66,7 +75,7 @@ def result_of(runs, target=None, repeats=3, gpu=None):
         num_repeats=repeats,
         target=target,
         targets=goal.all(),
-        ways=ways_of(goal, RATES) + on_gpu(goal, gpu),
+        ways=(*(measured_way(arm, goal, RATES.get(arm.name)) for arm in ARMS), *on_gpu(goal, gpu)),
         cost=gpu.cost,
         sheet=gpu.sheet,
         hardware="host: 2 cores",
@@ -74,6 +83,10 @@ def result_of(runs, target=None, repeats=3, gpu=None):
     )
     choice, verdict = judge(found)
     return found.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(found))})
+
+
+def on_gpu(goal, gpu):
+    return tuple(way_on_gpu(arm, goal, gpu) for arm in ARMS)
 
 
 def gpu_of(cost=COST, rows=(), **fields):
