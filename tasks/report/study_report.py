@@ -44,7 +44,6 @@ def render_study(result: StudyResult, environment: Mapping[str, Any]) -> str:
         shares_of=lambda arm: [
             format_interval(*arm.shares[name], form=".0%") if name in arm.shares else DASH for name in share_names
         ],
-        scaling_notes=list(_scaling_notes(result)),
         environment=dict(environment),
     )
 
@@ -120,26 +119,6 @@ def _score(arm: ArmSummary, word: str) -> str:
 
 def _score_word(result: StudyResult) -> str:
     return score_word(arm.score_name for arm in result.arms)
-
-
-def _scaling_notes(result: StudyResult) -> Iterator[str]:
-    for scaling in result.scalings:
-        where = f" ({scaling.group})" if scaling.group else ""
-        for point in scaling.points:
-            if point.karp_flatt is not None:
-                serial = interval_text(point.karp_flatt, ".4f")
-                yield f"{point.num_devices} devices{where}: experimentally determined serial fraction {serial}."
-        for fit in scaling.fits:
-            parameters = ", ".join(
-                f"{name.replace('_', ' ')} {interval_text(value, '.4f')}" for name, value in fit.parameters.items()
-            )
-            peak = "" if fit.law == "Amdahl" else "; its fastest number of devices is not identified by these repeats"
-            if fit.peak_devices is not None:
-                ends = format_interval(fit.peak_devices, fit.peak_low, fit.peak_high, form=".0f")
-                peak = f"; fastest on {ends} devices by this law"
-            yield f"{fit.law}, {scaling.kind} scaling{where}: {parameters}; residual {fit.residual:.1%}{peak}."
-        if scaling.refused:
-            yield f"{scaling.kind.capitalize()} scaling{where}: {scaling.refused}."
 
 
 def study_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
