@@ -49,8 +49,7 @@ class Tag:
     PRUNED = "paceline.pruned"
     REGISTERED = "paceline.registered"
     REGRESSION = "paceline.regression"
-    """`none`, the measures that got worse, or why the run was not judged. A user who sets it to `accepted` starts a new
-    history with this run."""
+    """`none`, the measures that got worse, or why it was not judged. A user's `accepted` starts a new history here."""
     REGRESSION_TEXT = "paceline.regression_text"
     REPEAT = "paceline.repeat"
     RESUMED_WITH = "paceline.resumed_with"
@@ -106,8 +105,7 @@ class Metric:
 
     SPEEDUP, SPEEDUP_LOW, SPEEDUP_HIGH = "speedup/ratio", "speedup/low", "speedup/high"
     SPEEDUP_INTERVAL = "speedup/interval"
-    """Low end, high end and ratio as steps 0, 1 and 2 of one moment: MLflow, which has no error bars, draws them as a
-    vertical line."""
+    """Low end, high end, ratio as steps 0, 1, 2 of one moment: MLflow, without error bars, draws a vertical line."""
     PROCESS_SPEEDUP = "speedup/process_ratio"  # of the training's own process
     EFFICIENCY = "speedup/efficiency"
     OF_LIMIT = "speedup/of_limit"

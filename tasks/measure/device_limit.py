@@ -1,8 +1,7 @@
 """Limit of a device, measured in the process that uses it: the best rates of matrix products and of a copy.
 
 The product of two matrices of n x n counts as 2 n^3 floating-point operations. A copy counts its bytes twice, because
-they are read and written. Each rate is the best of several repeats after warm-up, so that a short disturbance does not
-lower it.
+they are read and written. Each rate is the best of several repeats after warm-up, which no short disturbance lowers.
 """
 
 import time
@@ -47,8 +46,7 @@ def measure_limit(
     Nothing else should run on it. `precisions` are measured next to the usual ones: fp32 and bf16, on a GPU also fp16,
     and TF32 where it has that. `seconds` are for all rates together, after warm-up.
 
-    Raises:
-        RuntimeError: not even small matrices fit, or the device fails.
+    Raises RuntimeError: not even small matrices fit, or the device fails.
     """
     started = time.perf_counter()
     usual = ["32-true", "bf16-mixed"]

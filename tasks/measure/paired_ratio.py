@@ -129,8 +129,7 @@ def signed_rank_depth(num_rounds: int, confidence: float) -> int:
 def location_interval(differences: Floats, confidence: float | None = None) -> tuple[Floats, Floats, Floats]:
     """Location of symmetric noise and its interval, along the last axis; leading axes are separate problems.
 
-    `confidence` is None for that of a look of a probe, `FIXED_CONFIDENCE` where the number of values was fixed
-    beforehand.
+    `confidence` is None for that of a look of a probe, `FIXED_CONFIDENCE` where the number of values was fixed before.
 
     Returns:
         Hodges-Lehmann location, low end, high end; each without the last axis.

@@ -143,8 +143,7 @@ def _attempts(
 ) -> tuple[_Attempt, Validity, int]:
     """The first clean attempt, or the last that time allowed; with what was seen, and how many came before it.
 
-    Whether to begin again depends on the machine alone and never on the ratio, which a choice among attempts by their
-    outcome would bias.
+    Whether to begin again depends on the machine alone: a choice among attempts by their outcome would bias the ratio.
     """
     remaining, num_repeats = REPEAT_FACTOR * settings.max_seconds, 0
     while True:

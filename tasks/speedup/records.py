@@ -60,8 +60,7 @@ class SpeedupResult(Record):
     low: float | None = None  # ends of the 95 % interval of `ratio`
     high: float | None = None
     scope: Literal["within this process", "across starts"] | None = None
-    """What the interval holds for: repetitions inside this process, or further starts of the run too. None where the
-    ratio is not of a probe."""
+    """What the interval holds for: repetitions in this process, or further starts too. None without a probe."""
     starts: Literal["measured", "borrowed"] | None = None
     """Where the variance between starts is from: further processes of this run, or earlier starts of the series."""
     num_starts: int = 0  # starts that show the variance between starts: processes of this run, or earlier ones
@@ -111,12 +110,9 @@ class SpeedupResult(Record):
     `update`, `overhead` and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
     diagnosis: tuple[str, ...] = ()  # one sentence for each share, the largest first
     factors: FactorCard | None = None  # what each factor is worth; None where the ratio is not of a probe
-    of_limit: float | None = None
-    """Floating-point operations per second of one device in a training step, over what the same device did in a matrix
-    product of the same precision."""
-    of_bandwidth: float | None = None  # bytes/s that a step moves at the least, over what the device did in a copy
+    of_limit: float | None = None  # this and the next two as in `LimitShare`
+    of_bandwidth: float | None = None
     bound: Literal["memory"] | None = None
-    """`memory` where `of_bandwidth` is above `of_limit`. None says neither, because the traffic may be larger."""
     ratios: dict[RatioName, Ratio] = Field(default_factory=dict)
     """Over the naive baseline (`ratio` with its sentence), over a competent loop, end to end, and of the limit."""
     headline: RatioName | None = None  # the one in the headline; None where none is known

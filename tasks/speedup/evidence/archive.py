@@ -181,8 +181,7 @@ def check(content: bytes, name: str) -> recompute.Figures:
     """The figures of an archive, recomputed; the program inside is not executed.
 
     Raises:
-        InputError: It has changed, is of another version, was measured on a disturbed machine, or gives other figures
-            than the summary.
+        InputError: It has changed, is of another version or a busy machine, or gives other figures than the summary.
     """
     try:
         figures, differ = recompute.check(unpack(content, name))

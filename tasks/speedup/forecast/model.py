@@ -41,8 +41,7 @@ EXTRAPOLATION_ERROR = 0.03
 the size, which no line through other sizes can know."""
 MODEL_ERROR = 0.02  # half-width of what the model itself leaves out on several devices
 UNSEEN_ERROR = 0.1
-"""The same where only one device was profiled: what several cost each other was 5 to 20 % of a step where it was seen
-(infra/LOG.md)."""
+"""The same where only one device was profiled: several have cost each other 5 to 20 % of a step (infra/LOG.md)."""
 MIN_EXCHANGE = 0.2  # smallest share of the link's time that an exchange takes in a step, even if noise hides it
 PAYING_FACTOR = 1.1  # doubling the devices pays while it gives at least this factor
 MAX_DEVICES = 4096

@@ -33,8 +33,7 @@ class Interference(Record):
 
     batch_size: int  # samples per device and step
     contention: Interval
-    """While the other device of the host computes too, over a device alone: above 1 where they share memory or
-    clock."""
+    """While the other device of the host computes too, over a device alone: above 1 if they share memory or clock."""
     waiting: Interval  # when they wait for each other in every step, and exchange a single number, besides
     exchange: Interval  # when they exchange their gradients, as in training
     token_seconds: float  # the all-reduce of that single number
@@ -82,8 +81,7 @@ class Limits(Record):
     last_paying_num_devices: int
     """Largest power of two at which doubling the devices still gave at least 1.1 times the speedup."""
     smallest_paying_batch_size: int | None
-    """Samples per device and step below which two devices are slower than one; None when two always pay, 0 when they do
-    with no batch."""
+    """Samples per device and step below which two devices are slower than one; None: two always pay, 0: never."""
 
 
 class Advice(Record):

@@ -34,8 +34,7 @@ WINDOW = 120
 MIN_BEFORE = 6  # fewest runs before a judgement is made
 SECONDS_PER_DAY = 86400.0
 MAX_GAP_DAYS = 31
-"""Longest time between two runs of a series. After a longer one machine, system and libraries are others: the history
-starts again."""
+"""Longest time between two runs of a series. After more, machine and libraries are others: the history starts again."""
 FOUND = 0.8
 """Alarm limits of the throughput lie at this share of the loss that is to be found. A limit at the loss itself would
 find it in half of the cases."""

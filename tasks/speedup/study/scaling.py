@@ -11,8 +11,7 @@ equal size, and the interval is that of the parameters over the repeats. All spe
 same baseline run, whose error they share; a fit over all points at once would take them for independent.
 
 Amdahl's law and Karp and Flatt's fraction are about a fixed amount of work: they are for strong scaling only. Under
-weak scaling the work grows with the devices, S is the ratio of samples per second, and the Universal Scalability law
-alone is fitted.
+weak scaling the work grows with the devices, S is the ratio of samples per second, and the second law alone is fitted.
 """
 
 import math
