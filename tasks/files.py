@@ -6,14 +6,15 @@ Files that a process uses have shared locks, which keep them from `paceline clea
 import errno
 import fcntl
 import hashlib
+import json
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -152,6 +153,27 @@ def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -
     except (OSError, ValidationError):
         return None
     return result if sound and (files is None or set(files) == set(stored.sums)) else None
+
+
+class MeasurementCache(Generic[R]):
+    """A measurement for later runs on the same hardware, in a file named after the facts that it depends on."""
+
+    def __init__(self, home: Path, facts: Mapping[str, object], kind: type[R]) -> None:
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        self._path = home / "searches" / f"{key}.json"
+        self._kind = kind
+
+    def find(self) -> R | None:
+        """The measurement of an earlier run; None without a readable one."""
+        try:
+            return self._kind.model_validate_json(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValidationError):
+            return None
+
+    def keep(self, result: R) -> None:
+        """Save a measurement."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(self._path, result.model_dump_json().encode())
 
 
 def hold(path: Path) -> bool:

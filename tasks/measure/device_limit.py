@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from paceline.tasks.cluster.hardware import cpu_kind, describe
-from paceline.tasks.measure.cache import MeasurementCache
+from paceline.tasks.files import MeasurementCache
 from paceline.tasks.measure.gpu import nvml, read_nvml
 from paceline.tasks.records.hardware import DeviceLimit
 

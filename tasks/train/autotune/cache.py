@@ -4,8 +4,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from paceline.conf.config import Config
+from paceline.tasks.files import MeasurementCache
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.measure.cache import MeasurementCache
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.measurement import AutotuneResult

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.tasks.measure.cache import MeasurementCache
+from paceline.tasks.files import MeasurementCache
 from paceline.tasks.measure.device_limit import limit_cache, measure_limit
 from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.records.record import Choice
