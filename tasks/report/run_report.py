@@ -97,7 +97,7 @@ def render_report(report: ReportInput) -> str:
         flops=format_flops,
         percent=format_share,
         shares=sorted(speedup.shares.items(), key=lambda item: -item[1][0]),
-        next_steps=next_steps(report.config, report.plan, report.prepared, train, (speedup, report.evaluate)),
+        next_steps=next_steps(report.config, report.plan, report.prepared, train, speedup, report.evaluate),
         quality=quality_facts(report.evaluate) if report.evaluate else [],
         quality_pictures=list(quality),
         classes=_classes(report.evaluate) if report.evaluate else None,

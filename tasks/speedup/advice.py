@@ -18,10 +18,10 @@ def next_steps(
     plan: Plan,
     prepared: PreparedSet,
     train: TrainResult,
-    results: tuple[SpeedupResult, EvaluateResult | None],
+    speedup: SpeedupResult,
+    evaluate: EvaluateResult | None,
 ) -> list[str]:
     """Advice as sentences; settings stand between backquotes."""
-    speedup, evaluate = results
     advice = [*_on_speed(config, plan, speedup), *_on_epochs(train)]
     if evaluate:
         advice += _on_classes(evaluate)

@@ -199,7 +199,7 @@ def test_summary_table(report):
 )
 def test_advice_fits_the_cause(report, cause, setting):
     speedup = SpeedupResult(cause=cause)
-    advice = next_steps(report.config, report.plan, report.prepared, report.train, (speedup, report.evaluate))
+    advice = next_steps(report.config, report.plan, report.prepared, report.train, speedup, report.evaluate)
     assert any(setting in item for item in advice)
     assert any("rejected.jsonl" in item for item in advice)
     assert any("commonest mistake" in item for item in advice)
@@ -211,7 +211,7 @@ def test_more_devices_are_advised_only_where_they_bring_cores_of_their_own(repor
     def advise(cause, accelerator):
         plan = report.plan.model_copy(update={"accelerator": accelerator})
         speedup = SpeedupResult(cause=cause)
-        return " ".join(next_steps(report.config, plan, report.prepared, report.train, (speedup, report.evaluate)))
+        return " ".join(next_steps(report.config, plan, report.prepared, report.train, speedup, report.evaluate))
 
     for cause in get_args(Cause):
         raised = re.findall(r"execution\.num_devices=(\d+)", advise(cause, "cpu"))

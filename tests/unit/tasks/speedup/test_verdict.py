@@ -149,7 +149,7 @@ def test_compile_is_not_weighed_without_an_arm_that_shows_its_saving():
 def test_advice_fits_the_cause(report, cause, setting):
     results = (SpeedupResult(cause=cause), report.evaluate)
     assert any(
-        setting in step for step in next_steps(report.config, report.plan, report.prepared, report.train, results)
+        setting in step for step in next_steps(report.config, report.plan, report.prepared, report.train, *results)
     )
 
 
