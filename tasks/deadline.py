@@ -55,12 +55,7 @@ def seconds_left() -> float | None:
 
 
 def check() -> None:
-    """Go on, if there is time and somebody wants it.
-
-    Raises:
-        TimeLimitError: there is none.
-        StoppedError: nobody does.
-    """
+    """Raise TimeLimitError if no time is left, and StoppedError if nobody wants the work any more."""
     wish = _wish.get()
     if wish is not None and (reason := wish()) is not None:
         raise StoppedError(reason)

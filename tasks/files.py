@@ -204,10 +204,7 @@ def hold(path: Path) -> bool:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Lock a file that no process holds.
-
-    Raises BlockingIOError: a process holds it; FileNotFoundError: it is gone; OSError: it cannot be locked.
-    """
+    """Lock a file. Raises BlockingIOError: it is held; FileNotFoundError: it is gone; OSError: it cannot be locked."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _identity(path.stat()) != _identity(os.fstat(file.fileno())):

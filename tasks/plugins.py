@@ -1,7 +1,4 @@
-"""Code of the user's, from an installed package: loaded where it is needed, and named where it fails.
-
-Knows neither sources nor models.
-"""
+"""Code of the user's, from an installed package: loaded where it is needed, and named where it fails."""
 
 import socket
 import traceback

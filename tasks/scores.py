@@ -22,11 +22,8 @@ def score_word(names: Iterable[ScoreName | None]) -> str:
 
 
 def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
-    """Name and value of a run's score; None without an evaluation.
-
-    The accuracy comes last: a segmentation has one of its pixels.
-    """
-    names: tuple[ScoreName, ...] = ("mean_iou", "ssim", "accuracy")
+    """Name and value of a run's score; None without an evaluation."""
+    names: tuple[ScoreName, ...] = ("mean_iou", "ssim", "accuracy")  # accuracy last: segmentations have one of pixels
     return next(((name, metrics[key]) for name in names if (key := Metric.test(name)) in metrics), None)
 
 

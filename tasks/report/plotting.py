@@ -79,12 +79,10 @@ def add_text(axis: Axes, x: float, y: float, text: str, **looks: Any) -> None:
     axis.text(x, y, text, **defaults | looks)
 
 
-def draw_bars(
-    axis: Axes, names: Sequence[str], values: Sequence[float], texts: Sequence[str], colours: str | Sequence[str] = BLUE
-) -> None:
+def draw_bars(axis: Axes, names: Sequence[str], values: Sequence[float], texts: Sequence[str]) -> None:
     """Draw named horizontal bars from the top down, each with its text at its end, without an x axis."""
     places = range(len(values))[::-1]
-    axis.barh(places, values, height=0.64, color=colours)
+    axis.barh(places, values, height=0.64, color=BLUE)
     for place, value, text in zip(places, values, texts, strict=True):
         add_text(axis, value, place, f" {text}")
     axis.set_yticks(places, names, parse_math=False)

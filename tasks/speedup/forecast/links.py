@@ -64,10 +64,7 @@ def given_link(latency_seconds: float | None, gigabytes_per_second: float | None
 
 
 def fit_link(samples: Sequence[AllReduceTime]) -> Link:
-    """Alpha and beta by least squares of the relative errors, neither below 0.
-
-    Raises InputError: too few sizes, or a time that is none.
-    """
+    """Alpha and beta >= 0 by least squares of relative errors. Raises InputError: too few sizes, or a bad time."""
     if len({sample.num_bytes for sample in samples}) < 2:  # noqa: PLR2004  two unknowns
         raise InputError(f"{len(samples)} all-reduces of one size do not give a latency and a bandwidth; measure two")
     for sample in samples:

@@ -10,10 +10,7 @@ from paceline.tasks.speedup.study.records import ArmRun
 
 
 class Ledger:
-    """Runs of a study as JSON lines in a file, each written before the next training starts.
-
-    Raises InputError: another version has written it.
-    """
+    """Runs as JSON lines, each written before the next training. Raises InputError: lines of another version."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
