@@ -101,9 +101,7 @@ def run_probe(
     as "single" for parallel efficiency. `watch` begins to watch the machine before each attempt, and is given on every
     rank or on none. `steps` takes the time of each measured step.
 
-    Raises:
-        ValueError: "baseline" or "candidate" is missing.
-        RunError: A step's time is not a positive finite number.
+    Raises ValueError: "baseline" or "candidate" is missing; RunError: a step's time is not a positive finite number.
     """
     link = _Link(agree, clock, steps or StepTimes())
     started = clock()

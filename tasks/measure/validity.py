@@ -181,9 +181,8 @@ def cached_fraction(files: Iterable[str | Path]) -> float | None:
 def _share_of_window(path: Path, size: int, place: float) -> float:
     """Share of resident pages in one window of the file.
 
-    Raises:
-        OSError: They are unknown. Linux (from 5.2 on) calls every page resident for a caller who neither owns the
-            file nor may write to it, so that nobody learns what others read.
+    Raises OSError: they are unknown. Linux (from 5.2 on) calls every page resident for a caller who neither owns the
+    file nor may write to it, so that nobody learns what others read.
     """
     if sys.platform != "linux" or not (path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK)):
         raise OSError(f"the pages of {path} are unknown")

@@ -77,8 +77,7 @@ def evidence_files(
     are `contaminated`, `reasons`, the ratios `earlier` of earlier starts, and what identifies it. `summary` is as
     `--json` prints it, with `rows` as a terminal shows them; the figures are taken from it.
 
-    Raises:
-        RunError: The step times give other figures than the summary.
+    Raises RunError: the step times give other figures than the summary.
     """
     measured, cost, share = trained.probe, trained.cost, limit_share(trained)
     assert measured is not None
@@ -180,8 +179,7 @@ def unpack(content: bytes, name: str) -> dict[str, bytes]:
 def check(content: bytes, name: str) -> recompute.Figures:
     """The figures of an archive, recomputed; the program inside is not executed.
 
-    Raises:
-        InputError: It has changed, is of another version or a busy machine, or gives other figures than the summary.
+    Raises InputError: it has changed, is of another version or a busy machine, or gives other figures than the summary.
     """
     try:
         figures, differ = recompute.check(unpack(content, name))

@@ -58,8 +58,7 @@ def expand(make: Callable[[list[str]], Config], axes: Axes, *, ladder: bool = Fa
     with a baseline of its own. A ladder starts from the first value of every axis and adds the further values one by
     one, in the order given; each factor beyond the first is also tried alone, so that interactions show.
 
-    Raises:
-        InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder's axis changes the work.
+    Raises InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder's axis changes the work.
     """
     for field, values in axes.items():  # a form's, or those of a stored study
         _check_axis(field, list(values), {})
