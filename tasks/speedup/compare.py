@@ -1,7 +1,6 @@
 """Runs that exist already, side by side: divided by the first only where both did the same work undisturbed.
 
-One run each says nothing of the noise between runs, so these ratios carry no interval; each run's own measured speedup
-does. Knows nothing of stores and pages.
+One run each says nothing of the noise between runs, so these ratios carry no interval; each run's own speedup does.
 """
 
 import math

@@ -32,8 +32,7 @@ class FactorCard(Record):
     interaction: float | None = None
     interaction_low: float | None = None
     interaction_high: float | None = None
-    """Ratio of loading, layout and precision together over the product of what each gives alone, with its interval;
-    None where an arm for it is missing."""
+    """Ratio of loading, layout and precision together over the product of each alone; None where an arm is missing."""
 
 
 class VarianceComponents(Record):

@@ -36,8 +36,7 @@ SECONDS_PER_DAY = 86400.0
 MAX_GAP_DAYS = 31
 """Longest time between two runs of a series. After more, machine and libraries are others: the history starts again."""
 FOUND = 0.8
-"""Alarm limits of the throughput lie at this share of the loss that is to be found. A limit at the loss itself would
-find it in half of the cases."""
+"""Alarm limits of throughput, as a share of the loss to be found. At the loss itself it would be found half the times."""
 
 
 class RunMetrics(Record):
