@@ -36,7 +36,7 @@ SECONDS_PER_DAY = 86400.0
 MAX_GAP_DAYS = 31
 """Longest time between two runs of a series. After more, machine and libraries are others: the history starts again."""
 FOUND = 0.8
-"""Alarm limits of throughput, as a share of the loss to be found. At the loss itself it would be found half the times."""
+"""Alarm limits of throughput, as a share of the loss to be found. At the loss itself half of them would be found."""
 
 
 class RunMetrics(Record):
