@@ -22,9 +22,9 @@ from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.host import has_compiler
-from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.measurement import Measurement, MeasureResult
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast import device_profile
 from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link

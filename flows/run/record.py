@@ -11,12 +11,12 @@ from paceline.flows.run.evidence import log_evidence
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
-from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_report import ReportInput, draw_speed, render_report

@@ -15,10 +15,9 @@ from paceline.flows.run.record import Outcome
 from paceline.tasks import deadline
 from paceline.tasks.errors import PacelineError, RunError, TimeLimitError, one_line
 from paceline.tasks.files import load_result, save_result
-from paceline.tasks.measure.records import FurtherStarts, Measurement
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.execution import Plan, baseline_of
-from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.measurement import FurtherStarts, Measurement, ProbeResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.between_starts import NextStart, next_start
 from paceline.tasks.speedup.nights.confirmation import ORDER, Confirmation, confirm, not_timed

@@ -30,8 +30,7 @@ from scipy import stats
 from paceline.conf.config import Speedup
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, round_ratios, speedup_ratio
-from paceline.tasks.measure.records import FurtherStarts
-from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.measurement import FurtherStarts, ProbeResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.records import VarianceComponents
 

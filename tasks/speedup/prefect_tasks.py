@@ -5,7 +5,7 @@ import logging
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from paceline.tasks.measure.records import FurtherStarts
+from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.training import Trained
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.speedup.records import SpeedupResult

@@ -13,10 +13,9 @@ from paceline.tasks.formatting import enumerate_words, format_interval
 from paceline.tasks.measure import paired_ratio
 from paceline.tasks.measure.carry_over import CarryOver, allow_for, carry_over
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import FACTORS, Arm
-from paceline.tasks.records.measurement import ProbeResult, Validity
+from paceline.tasks.records.measurement import FurtherStarts, ProbeResult, Validity
 from paceline.tasks.records.training import Trained
 from paceline.tasks.speedup import between_starts
 from paceline.tasks.speedup.diagnosis import MIN_SHARE, Bottleneck, Diagnosis, diagnose

@@ -13,10 +13,9 @@ from paceline.tasks.cluster.client import ClusterResources
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
-from paceline.tasks.measure.records import Measurement
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
-from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.measurement import Measurement, ProbeResult
 from paceline.tasks.records.record import Choice, Record
 from paceline.tasks.train.plan import arm_of
 

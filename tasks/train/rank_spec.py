@@ -3,10 +3,9 @@
 from pydantic import Field
 
 from paceline.conf.config import Config
-from paceline.tasks.measure.records import Measurement
 from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
-from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
+from paceline.tasks.records.measurement import AutotuneResult, Measurement, ProbeResult
 from paceline.tasks.records.record import Record
 
 

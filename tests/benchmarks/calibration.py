@@ -33,8 +33,7 @@ from scipy import stats
 from paceline.conf.config import Speedup
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import keep_memory
-from paceline.tasks.measure.records import FurtherStarts
-from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.measurement import FurtherStarts, ProbeResult
 from paceline.tasks.speedup.verdict import speedup_result
 from tests.support.planted_ratios import KINDS, RATIOS, PlantedArms
 

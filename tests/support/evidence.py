@@ -6,12 +6,11 @@ import numpy as np
 
 from paceline.conf.config import Config, Speedup
 from paceline.tasks.measure.probe import ArmRunner, run_probe
-from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.names import Artifact
 from paceline.tasks.records.execution import BASELINE, ladder_arms
-from paceline.tasks.records.measurement import CompetentCosts, Validity
+from paceline.tasks.records.measurement import CompetentCosts, FurtherStarts, Validity
 from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files
 from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share

@@ -7,9 +7,8 @@ absolute time, the median of the profiled execution, gives the scale.
 from collections.abc import Mapping, Sequence
 
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
-from paceline.tasks.measure.records import AllReduceTime
 from paceline.tasks.records.execution import Arm
-from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.measurement import AllReduceTime, ProbeResult
 from paceline.tasks.speedup.forecast.records import Advice, Interference, ProfilePoint
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import optimize, stats
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.measure.records import AllReduceTime
+from paceline.tasks.records.measurement import AllReduceTime
 from paceline.tasks.speedup.forecast.records import Link
 
 MIN_RELATIVE_ERROR = 0.05

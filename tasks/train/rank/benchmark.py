@@ -18,13 +18,12 @@ from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import MeasureMemoryError
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.probe import COMPETENT, ArmLostError, ArmRunner, StepRunner, run_probe
-from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import Arm, Variant, arithmetic_of, baseline_of, ladder_arms
-from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.measurement import AllReduceTime, MeasureResult, ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.competent.arm import CompetentLoop
 from paceline.tasks.train.competent.process import is_wanted

@@ -22,11 +22,10 @@ if __name__ == "__main__":
 
 from paceline.tasks import log_lines
 from paceline.tasks.errors import CaptureError, MeasureMemoryError, PacelineError
-from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
-from paceline.tasks.records.measurement import AutotuneResult
+from paceline.tasks.records.measurement import AutotuneResult, MeasureResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact, redact_logs
 from paceline.tasks.train.autotune.choice import choose

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from paceline.tasks.files import load_result
-from paceline.tasks.measure.records import FurtherStarts
+from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.train.launch.rank_process import log_of, running_ranks
 from tests.integration.conftest import SMALL
 

@@ -4,9 +4,8 @@ import pytest
 from paceline.conf.config import Speedup
 from paceline.tasks.measure.paired_ratio import Interval, estimate_ratio
 from paceline.tasks.measure.probe import run_probe
-from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records.measurement import Validity
+from paceline.tasks.records.measurement import FurtherStarts, Validity
 from paceline.tasks.speedup.between_starts import (
     MAX_SHARE,
     MIN_ROUNDS,

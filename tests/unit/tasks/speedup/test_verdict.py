@@ -2,10 +2,9 @@ from typing import get_args
 
 import pytest
 
-from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records.execution import Arm
-from paceline.tasks.records.measurement import Validity
+from paceline.tasks.records.measurement import FurtherStarts, Validity
 from paceline.tasks.records.training import CompileStats
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.records import SpeedupResult

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.measure.records import AllReduceTime
+from paceline.tasks.records.measurement import AllReduceTime
 from paceline.tasks.report.forecast_report import limit_sentences
 from paceline.tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
 from paceline.tasks.speedup.forecast.model import Forecast, expected_largest

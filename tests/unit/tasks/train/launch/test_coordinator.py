@@ -6,10 +6,9 @@ import pytest
 
 from paceline.conf.load import load
 from paceline.tasks.errors import LostError, RankError
-from paceline.tasks.measure.records import Measurement
 from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.records.hardware import Gpu, Hardware
-from paceline.tasks.records.measurement import AutotuneResult
+from paceline.tasks.records.measurement import AutotuneResult, Measurement
 from paceline.tasks.report.summary import clock_text
 from paceline.tasks.train.launch.coordinator import TrainJob, _Attempts, _merge, scores_so_far
 from paceline.tasks.train.launch.recovery import Recovery
