@@ -52,7 +52,7 @@ class Diagnosis:
     remainder; each from 0 to 1, with its 95 % interval."""
     sentences: tuple[str, ...]  # one for each share, the largest first
     cause: Bottleneck | None
-    """The largest share; `undecided` if neither the remainder nor above `MIN_SHARE`; None: too few rounds for one."""
+    """The largest share; `undecided` if it is neither the remainder nor above `MIN_SHARE`; None: too few rounds."""
     slowest: int | None = None  # rank that takes longest without exchange; None where ranks' times are not recorded
 
     @property
