@@ -57,14 +57,14 @@ class ValidityWatch:
         elapsed = time.perf_counter() - self._started
         steal, foreign = self._cpu_shares(elapsed)
         clocks, gpus = self._clocks + _cpu_clocks(), self._gpus.stop()
-        throttled = {*gpus.throttled, THERMAL} if _num_cpu_brakes() > self._brakes else gpus.throttled
+        heat = {THERMAL} if _num_cpu_brakes() > self._brakes else set[str]()
         figures = {
             "steal_fraction": steal,
             "foreign_load": foreign,
             "num_cores": self._num_cores,
             "min_cpu_mhz": min(clocks, default=None),
             "max_cpu_mhz": max(clocks, default=None),
-            "throttled": tuple(sorted(throttled)),
+            "throttled": tuple(sorted({*gpus.throttled, *heat})),
             "cached_fraction": self._cached,
         }
         return judge(gpus.model_copy(update=figures))
