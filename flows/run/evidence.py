@@ -8,8 +8,8 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.run.metrics import is_disturbed
 from paceline.tasks.files import write_durably
-from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.names import Artifact
+from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.training import Trained
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidence_files, find_steps, json_bytes, pack
