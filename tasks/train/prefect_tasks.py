@@ -14,11 +14,10 @@ from prefect.states import Completed
 from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.files import load_result, save_result
-from paceline.tasks.records.measurement import MeasureResult, Measurement
 from paceline.tasks.metrics_file import require_newest
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
-from paceline.tasks.records.measurement import AutotuneResult, MeasureResult
+from paceline.tasks.records.measurement import AutotuneResult, Measurement, MeasureResult
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import ModuleResult, TrainResult
 from paceline.tasks.redact import redact_errors

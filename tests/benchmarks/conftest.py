@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.tasks.records.measurement import MeasureResult, Measurement, ProbeResult
+from paceline.tasks.records.measurement import Measurement, MeasureResult, ProbeResult
 from paceline.tasks.train.launch.coordinator import measure_group
 from paceline.tasks.train.launch.layout import rank_environment
 from tests.support.jobs import new_job, two_workers

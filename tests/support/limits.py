@@ -14,9 +14,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.tasks.records.measurement import MeasureResult, Measurement
 from paceline.tasks.records.execution import BASELINE
-from paceline.tasks.records.measurement import Measurement
+from paceline.tasks.records.measurement import Measurement, MeasureResult
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.coordinator import measure_group
 from paceline.tasks.train.rank.benchmark import diagnostic_arms

@@ -23,7 +23,7 @@ from paceline.tasks.host import host_identity
 from paceline.tasks.measure.energy import merge as merge_energy
 from paceline.tasks.measure.paired_ratio import joules_per_sample
 from paceline.tasks.metrics_file import FILE, attempts, require_newest
-from paceline.tasks.records.measurement import AutotuneResult, Energy, Measurement, MeasureResult, ProbeResult
+from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ModuleResult, TrainResult
 from paceline.tasks.track.metrics_upload import upload_metrics
