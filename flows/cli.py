@@ -16,7 +16,19 @@ from typing import Any, NoReturn
 from paceline.conf.environment import quieten, set_verbosity
 from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_setting
 from paceline.conf.load import field_paths
-from paceline.flows.commands import advise, compare, evidence, lookup, operations, predict, run, serve, study, sweep
+from paceline.flows.commands import (
+    advise,
+    compare,
+    evidence,
+    lookup,
+    operations,
+    predict,
+    run,
+    serve,
+    study,
+    sweep,
+    watch,
+)
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
 from paceline.flows.lifecycle import signals as interrupt
 from paceline.tasks import log_lines
@@ -26,7 +38,15 @@ from paceline.tasks.redact import redact_logs
 DONE, FAILED, WRONG_INPUT, SIGNALLED = 0, 1, 2, 128
 GROUPS: dict[str, tuple[Command, ...]] = {
     "Train": (run.run, sweep.sweep),
-    "Measure": (study.study, advise.advise, compare.compare, compare.hardware, evidence.evidence, study.no_gpu),
+    "Measure": (
+        watch.watch,
+        study.study,
+        advise.advise,
+        compare.compare,
+        compare.hardware,
+        evidence.evidence,
+        study.no_gpu,
+    ),
     "Use": (predict.predict, predict.features, predict.classify),
     "Operate": (serve.serve, operations.clean, operations.doctor, operations.metrics, operations.ui),
     "Look up": (lookup.presets, lookup.settings, lookup.completion),

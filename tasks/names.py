@@ -72,6 +72,7 @@ class Tag:
 
 
 DOCTOR_EXPERIMENT = "paceline-doctor"  # holds the history of `paceline doctor --measure`
+WATCH_EXPERIMENT = "paceline-watch"  # holds the accounts of users' own scripts
 PREDICTIONS_FILE = "predictions.json"  # next to the parts of a prediction; it describes them
 REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for
 SERIES_RESOURCE = "paceline.series"  # prefix of the event's resource
@@ -98,6 +99,10 @@ class Metric:
 
     PARITY_AGREEMENT = "predict/parity_agreement"
     PARITY_MAX_DIFFERENCE = "predict/parity_max_difference"
+
+    GAIN, GAIN_LOW, GAIN_HIGH = "watch/gain", "watch/gain_low", "watch/gain_high"
+    """Factor of the throughput of a user's own script without the cause that the account names."""
+    STEP_SECONDS = "watch/step_seconds"
 
     LOST_STEPS = "recovery/lost_steps"
     NUM_RESTARTS = "recovery/num_restarts"

@@ -27,7 +27,7 @@ from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.track.store import open_store, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu", "doctor"]
+Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu", "doctor", "watch"]
 NestedRole = Literal["arm", "trial"]
 PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": Tag.STUDY_RUN_ID, "trial": Tag.SWEEP_RUN_ID}
 """Of a run inside another one: the tag with the other one's id."""
@@ -58,8 +58,12 @@ def begin(
     tracking_uri: str, experiment_id: str, config: Config, tags: dict[str, str], name: str | None = None
 ) -> RunHandle:
     """Create a RUNNING run with its tags, named after the configuration or `name`; the caller must `finish` it."""
-    run = MlflowClient(tracking_uri).create_run(experiment_id, run_name=name or config.name, tags=tags)
-    experiment, run_id = config.track.experiment, run.info.run_id
+    return begin_named(tracking_uri, config.track.experiment, experiment_id, name or config.name, tags)
+
+
+def begin_named(tracking_uri: str, experiment: str, experiment_id: str, name: str, tags: dict[str, str]) -> RunHandle:
+    """Create a RUNNING run without a configuration; the caller must `finish` it."""
+    run_id = MlflowClient(tracking_uri).create_run(experiment_id, run_name=name, tags=tags).info.run_id
     return RunHandle(tracking_uri=tracking_uri, experiment=experiment, experiment_id=experiment_id, run_id=run_id)
 
 

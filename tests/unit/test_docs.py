@@ -28,6 +28,8 @@ SETTING = re.compile(r"(?<![\w.])(?<!--param )(?<!--param [\"'])(?P<key>[a-z_]+\
 SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
 README = ROOT / "README.md"
 TABLES = ROOT / "conf" / "README.md"
+WITH_PYTHON = {ROOT / "infra" / "docs" / "guides" / name for name in ("watch.md",)}
+"""Guides whose Python is run by tests/unit/tasks/watch/test_callback.py."""
 SHOWN = {"", "text", "console", "yaml", "json"}
 """Languages of blocks that show something and are not run."""
 SCHEDULER = "$PACELINE_SCHEDULER"
@@ -87,7 +89,9 @@ def test_every_treatment_is_carried_out():
 def test_no_command_hides_in_a_block_that_nobody_runs():
     blocks = [fence for path in living() for fence in fences(path)]
     assert {fence.language for fence in blocks if fence.document == EXTEND} == {"bash", "python", "toml"}
-    assert {fence.language for fence in blocks if fence.document != EXTEND} <= {"bash", *SHOWN}
+    others = [fence for fence in blocks if fence.document != EXTEND]
+    assert {fence.language for fence in others} <= {"bash", "python", *SHOWN}
+    assert {fence.document for fence in others if fence.language == "python"} == WITH_PYTHON
     lines = [line.strip() for fence in blocks if fence.language in SHOWN for line in fence.body.splitlines()]
     assert [line for line in lines if line.startswith(PROGRAMS)] == []
 

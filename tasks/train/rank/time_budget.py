@@ -22,6 +22,10 @@ class Stopwatch:
         previous, self._current = self._current, item
         return previous
 
+    def relabel(self, item: str) -> None:
+        """Account the time since the last switch to `item`."""
+        self._current = item
+
     @contextmanager
     def during(self, item: str) -> Iterator[None]:
         """Account the body to `item`, then switch back."""

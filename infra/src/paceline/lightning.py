@@ -1,0 +1,5 @@
+"""For your own Lightning script: `Trainer(callbacks=[SpeedAccount()])`."""
+
+from paceline.tasks.watch.callback import SpeedAccount
+
+__all__ = ["SpeedAccount"]

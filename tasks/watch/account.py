@@ -1,0 +1,261 @@
+"""The clock of a training loop, which hooks move from part to part, and the order of its blocks.
+
+A block of steps as the user wrote them is measured next to one whose batches were read before. That takes no further
+step and no other order of the batches. A loader is read ahead only if that draws no random number in this process, so
+that the losses stay the same bit for bit.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, estimate_ratio, planned_looks
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.records.measurement import Validity
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.watch.flops import StepFlops
+from paceline.tasks.watch.records import PARTS, Blocks, Kind, Step
+
+NUM_WARM_UP = 6  # counted steps before the first block
+BLOCK_SECONDS = 0.1
+"""Of a block. Shorter than a probe's, because a block takes the steps of a training, and many are short."""
+MIN_BLOCK, MAX_BLOCK = 3, 50  # steps
+MAX_ROUNDS = 24
+TARGET_HALF_WIDTH = 0.02  # of the ratio, at which an attempt ends
+MAX_AHEAD_BYTES = 2**28  # batches that are read ahead
+PALINDROME: tuple[Kind, ...] = ("normal", "at_hand", "at_hand", "settle", "normal")
+
+
+class Account:
+    """The account of one training loop; only the thread that made it is followed."""
+
+    def __init__(
+        self,
+        *,
+        why_not_measured: str = "",
+        after_receive: str = "forward",
+        is_training: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.stopwatch = Stopwatch("outside")
+        self.why_not_measured, self.is_training = why_not_measured, is_training
+        self.num_steps, self.num_samples, self.num_backward = 0, 0, 0
+        self.blocks = Blocks([], [])
+        self.split: list[Step] = []  # on a GPU, steps that waited for it after each part
+        self.validity = Validity()
+        self.time_budget: dict[str, float] = {}  # once it is stopped
+        self.flops: StepFlops | None = None
+        self._after_receive = after_receive
+        self._thread = threading.get_ident()
+        self._loader: Any = None
+        self._trained: Any = None  # the loader of the newest step with a backward pass
+        self._before: dict[str, float] | None = None  # the budget at the start of the open step
+        self._has_backward = self._is_left_out = self._in_update = self._syncs = self._is_done = False
+        self._item_since = self._busy_since = self._idle = 0.0
+        self._num_in_epoch, self._num_to_settle = 0, 1
+        self._warm_up: list[Step] = []
+        self._block: list[Step] = []
+        self._order: tuple[Kind, ...] = ("normal",)
+        self._place, self._num_in_block = 0, 0
+        self._watch = ValidityWatch([os.getpid()])
+        self._disturbed: tuple[Blocks, list[Step], Validity] | None = None  # the newest attempt on a busy machine
+
+    def is_followed(self) -> bool:
+        """Whether this is the thread of the training, in the training."""
+        return threading.get_ident() == self._thread and self.is_training()
+
+    def switch(self, item: str, *, relabel: str | None = None) -> str:
+        """Start the clock of a part; the part that ends counts as `relabel`, where that is given."""
+        if self._syncs:
+            torch.cuda.synchronize()
+        if relabel is not None:
+            self.stopwatch.relabel(relabel)
+        now, busy = time.monotonic(), time.thread_time()
+        ended = self.stopwatch.switch(item)
+        if ended in ("forward", "backward"):
+            self._idle += max(0.0, now - self._item_since - (busy - self._busy_since))
+        self._item_since, self._busy_since = now, busy
+        return ended
+
+    def request(self, loader: Any) -> bool:
+        """Take note that the loop wants the next batch of a loader; returns whether that starts a step."""
+        if self._before is not None and self._has_backward and loader is not self._loader:
+            if torch.is_grad_enabled():
+                self.stop_replay("a step takes batches of several loaders")
+            else:
+                self._is_left_out = True  # a validation in the middle of a step
+            return False
+        if not torch.is_grad_enabled():
+            return False
+        self.leave(is_counted=True)
+        self._loader = loader
+        self.start_step()
+        return True
+
+    def start_step(self) -> None:
+        """Start the time of a step: at the request, or when the batches of a block have been read."""
+        self._before, self._idle = self.stopwatch.budget(), 0.0
+        self._has_backward = self._is_left_out = False
+
+    def num_ahead(self, num_left: float) -> int:
+        """Number of batches to read before the step starts, of `num_left`; 0 where it reads its own batch."""
+        is_settled = self._loader is self._trained and self._num_in_epoch + 1 >= self._num_to_settle
+        if self._is_done or self._kind != "at_hand" or not is_settled:
+            return 0
+        return int(min(num_left, self._num_in_block + 1 - len(self._block)))
+
+    def receive(self, batch: Any, *, is_first: bool, was_ahead: bool) -> None:
+        """Take note that a batch was handed to the loop, and whether it was read before the step."""
+        self._num_in_epoch = 0 if is_first else self._num_in_epoch + 1
+        self._is_left_out |= was_ahead != (self._kind == "at_hand")
+        sizes = [tensor.shape[0] for tensor in tensors(batch) if tensor.ndim]
+        self.num_samples = sizes[0] if sizes else 0
+        self._syncs = torch.cuda.is_initialized() and self._kind == "normal" and not self._block
+        if self.flops is None and len(self._warm_up) == NUM_WARM_UP // 2:
+            self.flops = StepFlops.start()
+        if len(self._warm_up) == NUM_WARM_UP - 1:
+            self._choose_order(self._loader, sum(tensor.nbytes for tensor in tensors(batch)))
+        self.switch(self._after_receive)
+
+    def stop_replay(self, reason: str) -> None:
+        """Read no further batch ahead."""
+        self.why_not_measured = self.why_not_measured or reason
+        if self._order != ("normal",):
+            self._order, self._place, self._block = ("normal",), 0, []
+            self.blocks = Blocks([], [])
+
+    def start_backward(self) -> None:
+        """Start a backward pass. What came before it was its forward pass, also in the closure of an optimizer."""
+        self.num_backward += 1
+        if self._before is not None:
+            self._has_backward, self._trained = True, self._loader
+            self.switch("backward", relabel="forward")
+
+    def end_backward(self) -> None:
+        """End a backward pass."""
+        if self._before is not None:
+            self.switch("optimizer" if self._in_update else "rest")
+
+    def start_update(self) -> None:
+        """Start an optimizer's step, which may call a closure with a forward and a backward pass."""
+        self._in_update = True
+        if self._before is not None:
+            self.switch("optimizer")
+
+    def end_update(self) -> None:
+        """End an optimizer's step."""
+        self._in_update = False
+        if self._before is not None:
+            self.switch("rest")
+
+    def leave(self, item: str = "outside", *, is_counted: bool = False) -> None:
+        """End the open step, if there is one, and start the clock of what follows."""
+        if self._before is None:
+            self.switch(item)
+            return
+        num_done = len(self._block)
+        if num_done in (0, self._num_in_block) and torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # the first step of a block does not count, so that the others end it
+        self.switch(item)
+        self._syncs = False
+        if self.flops is not None and self.flops.is_counting:
+            self.flops.stop()
+            self.flops = self.flops if self._has_backward else None
+        budget = self.stopwatch.budget()
+        parts = {part: budget.get(part, 0.0) - self._before.get(part, 0.0) for part in PARTS}
+        step, self._before = Step(parts, self._idle), None
+        self.num_steps += self._has_backward
+        is_settled = self._num_in_epoch >= self._num_to_settle
+        if is_counted and self._has_backward and not self._is_left_out and is_settled:
+            self._count(step)
+
+    def stop(self) -> None:
+        """End the account with the training."""
+        self.leave()
+        self.time_budget = self.stopwatch.budget()
+        self.is_training = lambda: False
+        if not self._is_done:
+            self._is_done, self.validity = True, self._watch.stop()
+            if self.num_rounds < MIN_INTERVAL_ROUNDS and self._disturbed is not None:
+                self.blocks, self.split, self.validity = self._disturbed
+
+    @property
+    def num_rounds(self) -> int:
+        """Complete pairs of blocks; blocks alone where batches at hand are not measured."""
+        return min(len(self.blocks.normal), len(self.blocks.at_hand)) or len(self.blocks.normal)
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether reads are looked at for random numbers."""
+        return not self._is_done and (len(self._warm_up) < NUM_WARM_UP or self._kind == "at_hand")
+
+    @property
+    def _kind(self) -> Kind:
+        return self._order[self._place % len(self._order)]
+
+    def _choose_order(self, loader: Any, num_bytes: int) -> None:
+        """Choose the length of blocks, and whether batches can be read ahead."""
+        seconds = sorted(step.seconds for step in self._warm_up)[len(self._warm_up) // 2]
+        number = min(MAX_BLOCK, max(MIN_BLOCK, math.ceil(BLOCK_SECONDS / seconds)))
+        affordable = MAX_AHEAD_BYTES // max(1, num_bytes) - 1  # the first step of a block does not count
+        self._num_in_block = max(MIN_BLOCK, min(number, affordable))
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        if affordable < MIN_BLOCK:
+            self.stop_replay(f"a batch takes {num_bytes / 2**20:,.0f} MiB")
+        if is_stream and not loader.num_workers:
+            self.stop_replay("the data set is a stream of the training's own process")
+        ready = 1 + loader.num_workers * (loader.prefetch_factor or 0)  # batches that workers may have ready
+        self._num_to_settle = ready if is_stream else min(ready, max(1, len(loader) // 2))
+        self._order = ("normal",) if self.why_not_measured else PALINDROME
+        self._watch = ValidityWatch([os.getpid()])
+
+    def _count(self, step: Step) -> None:
+        if len(self._warm_up) < NUM_WARM_UP:
+            self._warm_up.append(step)
+            return
+        if self._is_done:
+            return
+        self._block.append(step)
+        kind = self._kind
+        if kind == "settle" and len(self._block) >= self._num_to_settle:
+            self._place, self._block = self._place + 1, []
+        elif kind != "settle" and len(self._block) > self._num_in_block:
+            if kind == "normal" and torch.cuda.is_initialized():
+                self.split.append(self._block[0])
+            (self.blocks.normal if kind == "normal" else self.blocks.at_hand).append(self._block[1:])
+            self._place, self._block = self._place + 1, []
+            self._look()
+
+    def _look(self) -> None:
+        """End the attempt where its interval is narrow or its rounds are done; on a busy machine start another one."""
+        number, looks = self.num_rounds, planned_looks(MAX_ROUNDS)
+        is_pair = self._order == ("normal",) or len(self.blocks.normal) == len(self.blocks.at_hand)
+        if not is_pair or number not in looks:
+            return
+        ratio = estimate_ratio(self.blocks.log_ratios())
+        is_narrow = ratio is not None and (ratio.half_width or math.inf) <= TARGET_HALF_WIDTH
+        if number < MAX_ROUNDS and not is_narrow:
+            return
+        self.validity = self._watch.stop()
+        self._is_done = not self.validity.contaminated
+        if not self._is_done:  # the rule looks at the machine alone
+            self._disturbed = self.blocks, self.split, self.validity
+            self.blocks, self.split, self._place = Blocks([], []), [], 0
+            self._watch = ValidityWatch([os.getpid()])
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, which may be nested."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from tensors(value)

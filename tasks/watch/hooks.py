@@ -1,0 +1,136 @@
+"""Public hooks of torch that follow a training loop: loaders, backward passes and updates of optimizers."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+
+from paceline.tasks.train.lightning.random_state import differ, random_state
+from paceline.tasks.watch.account import Account
+
+_followed: list[Account] = []
+"""Hooks move the clock of the last one."""
+
+
+class Batches:
+    """An iterator over the batches of a loader, which moves the clock of an account.
+
+    Errors of a batch that was read ahead are raised where the loop would have met them.
+    """
+
+    def __init__(self, loader: Any, iterator: Any, account: Account) -> None:
+        self._loader, self._iterator, self._account = loader, iterator, account
+        self._ahead: deque[tuple[Any, bool]] = deque()  # batches, and whether they were read before their step
+        self._end: Exception | None = None
+        self._num_read = self._num_given = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __next__(self) -> Any:
+        account = self._account
+        is_step = account.is_followed() and account.request(self._loader)
+        if not self._ahead and self._end is None:
+            num_ahead = account.num_ahead(self._num_left()) if is_step else 0
+            before = account.switch("data_wait" if self._num_read else "epoch_start") if is_step else ""
+            self._read(max(1, num_ahead), is_ahead=num_ahead > 0, is_probing=is_step and account.is_probing)
+            if is_step:
+                account.switch(before)
+            if num_ahead:
+                account.start_step()
+        if not self._ahead and (end := self._end) is not None:
+            if is_step:
+                account.leave()
+            if not isinstance(end, StopIteration):
+                self._end = None  # the loop may go on with the next batch
+            raise end
+        batch, was_ahead = self._ahead.popleft()
+        if is_step:
+            account.receive(batch, is_first=self._num_given == 0, was_ahead=was_ahead)
+        self._num_given += 1
+        return batch
+
+    def _num_left(self) -> float:
+        """Batches left to read. A loader is not read to its end ahead: samplers may draw a random number there."""
+        try:
+            return max(0, len(self._loader) - self._num_read)
+        except TypeError:  # a stream has no length
+            return float("inf")
+
+    def _read(self, number: int, *, is_ahead: bool, is_probing: bool) -> None:
+        for _ in range(number):
+            before = random_state(self._loader) if is_probing else None
+            try:
+                batch = next(self._iterator)
+            except Exception as error:  # noqa: BLE001  raised when its batch is due
+                self._end = error
+                return
+            self._ahead.append((batch, is_ahead))
+            self._num_read += 1
+            if before is not None and self._num_read > 1 and differ(before, random_state(self._loader)):
+                self._account.stop_replay("the loader draws random numbers in the process of the training")
+                return
+
+
+@contextmanager
+def follow(account: Account) -> Iterator[None]:
+    """Let hooks move the clock of an account, until the end or until another account is followed."""
+    with nullcontext() if _followed else _hooks():
+        _followed.append(account)
+        try:
+            yield
+        finally:
+            _followed.remove(account)
+
+
+@contextmanager
+def _hooks() -> Iterator[None]:
+    make_iterator, run_backward = DataLoader.__iter__, torch.autograd.backward
+
+    @wraps(make_iterator)
+    def iterate(self: Any) -> Any:
+        return Batches(self, make_iterator(self), _followed[-1])
+
+    @wraps(run_backward)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        account = _followed[-1]
+        if not account.is_followed():
+            return run_backward(*args, **kwargs)
+        account.start_backward()
+        try:
+            return run_backward(*args, **kwargs)
+        finally:
+            account.end_backward()
+
+    def start_update(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _followed[-1].is_followed():
+            _followed[-1].start_update()
+
+    def end_update(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _followed[-1].is_followed():
+            _followed[-1].end_update()
+
+    handles = register_optimizer_step_pre_hook(start_update), register_optimizer_step_post_hook(end_update)
+    _replace(iterate, backward)
+    try:
+        yield
+    finally:
+        _replace(make_iterator, run_backward)
+        for handle in handles:
+            handle.remove()
+
+
+def _replace(iterate: Callable[..., Any], backward: Callable[..., None]) -> None:
+    for owner, name, function in ((DataLoader, "__iter__", iterate), (torch.autograd, "backward", backward)):
+        setattr(owner, name, function)

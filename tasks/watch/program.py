@@ -1,0 +1,89 @@
+"""The user's script, as Python would run it, with an account of its training.
+
+    python -m paceline.tasks.watch.program REPLAY SCRIPT [ARGUMENT...]
+
+REPLAY is `replay` or `no-replay`.
+"""
+
+import sys
+from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paceline.tasks.watch import card
+from paceline.tasks.watch.account import Account
+from paceline.tasks.watch.hooks import follow
+
+TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+NO_LOOP = (
+    "Paceline: {script} ran no training loop that Paceline can see",
+    "hint: a loop has a DataLoader of torch, backward() and optimizer.step(), in the process and thread of the script",
+)
+NO_LOADER = (
+    "Paceline: {script} ran {number:,} backward pass(es) and read no DataLoader of torch, so that it has no steps",
+    "hint: read the batches from torch.utils.data.DataLoader",
+)
+
+
+class TrainerFinder(MetaPathFinder):
+    """Adds the callback to each Trainer of Lightning when its module is imported."""
+
+    def __init__(self, *, replay: bool) -> None:
+        self._replay = replay
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The module's own place, with a loader that watches its Trainer."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in TRAINERS else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_watch(module: ModuleType) -> None:
+            execute(module)
+            fit = module.Trainer.fit
+
+            @wraps(fit)
+            def watched(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+                from paceline.tasks.watch.callback import SpeedAccount
+
+                if not any(isinstance(callback, SpeedAccount) for callback in trainer.callbacks):
+                    trainer.callbacks.append(SpeedAccount(replay=self._replay))
+                return fit(trainer, *args, **kwargs)
+
+            module.Trainer.fit = watched
+
+        spec.loader.exec_module = execute_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+def main(replay: str, script: str, *arguments: str) -> int:
+    """Run the script, print the card, and return the exit status; raises what ends a script otherwise."""
+    module, path = ModuleType("__main__"), Path(script)
+    module.__file__ = script
+    sys.modules["__main__"], sys.argv, sys.path[0] = module, [script, *arguments], str(path.resolve().parent)
+    is_replayed = replay == "replay"
+    sys.meta_path.insert(0, TrainerFinder(replay=is_replayed))
+    account = Account(why_not_measured="" if is_replayed else "of --no-replay")
+    ended: BaseException | None = None
+    try:
+        with follow(account):
+            exec(compile(path.read_bytes(), script, "exec"), module.__dict__)
+    except BaseException as error:  # noqa: BLE001  whatever ends a script
+        ended = error
+    if isinstance(ended, Exception):  # as Python would print it
+        sys.excepthook(type(ended), ended, ended.__traceback__ and ended.__traceback__.tb_next)
+    is_done = ended is None or (isinstance(ended, SystemExit) and ended.code in (None, 0))
+    status: card.Status = "FINISHED" if ended is None or is_done else card.status_of(ended)
+    if card.finish(account, path.name, status) is None and not card.finished:
+        lines = NO_LOADER if account.num_backward else NO_LOOP
+        card.say(*(line.format(script=path.name, number=account.num_backward) for line in lines))
+    if ended is not None and not isinstance(ended, Exception):
+        raise ended
+    return 1 if ended else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

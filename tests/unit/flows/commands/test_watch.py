@@ -1,0 +1,30 @@
+"""Wrong input of `paceline watch` starts nothing."""
+
+import pytest
+
+from paceline.flows import cli
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file or directory"),
+        (b"let x = 1;\n", "this is not a Python script (invalid syntax"),
+        (b"\x7fELF\x00\x01", "this is not a Python script ("),
+    ],
+    ids=["missing", "another language", "a program"],
+)
+def test_what_is_no_script_is_refused(content, says, tmp_path, capsys):
+    script = tmp_path / "train.py"
+    if content is not None:
+        script.write_bytes(content)
+    assert cli.main(["watch", str(script), "--epochs", "3"]) == cli.WRONG_INPUT
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: paceline watch {script}: {says}")
+    assert hint.startswith("hint: ")
+
+
+def test_arguments_behind_the_script_are_its_own():
+    options = cli._parse(["watch", "--no-replay", "train.py", "--epochs", "3", "-q", "lr=0.1", "--help"])
+    assert (options.script, options.no_replay, options.quiet) == ("train.py", True, False)
+    assert options.arguments == ["--epochs", "3", "-q", "lr=0.1", "--help"]

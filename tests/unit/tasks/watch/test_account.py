@@ -1,0 +1,297 @@
+"""The account of a loop that others wrote: the same losses and batches, parts that add up, the planted cause."""
+
+import random
+import sys
+from itertools import islice
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from paceline.tasks.measure.validity import judge as judge_validity
+from paceline.tasks.records.measurement import Validity
+from paceline.tasks.train.rank import time_budget
+from paceline.tasks.watch import account as module
+from paceline.tasks.watch.account import Account
+from paceline.tasks.watch.card import card
+from paceline.tasks.watch.hooks import follow
+from paceline.tasks.watch.records import PARTS
+from paceline.tasks.watch.verdict import judge
+
+NUM_SAMPLES, BATCH = 480, 4
+QUIET = judge_validity(Validity(foreign_load=0.0, num_cores=2))
+
+
+class Clock:
+    """A time that passes as tests say, and by a microsecond for each look at it."""
+
+    def __init__(self):
+        self.now = self.busy = 0.0
+
+    def monotonic(self):
+        self.work(1e-6)
+        return self.now
+
+    def thread_time(self):
+        return self.busy
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def work(self, seconds):
+        self.now += seconds
+        self.busy += seconds
+
+
+CLOCK = Clock()
+
+
+class Numbers(Dataset):
+    """Samples that take a time to read, and may draw random numbers."""
+
+    def __init__(self, *, seconds=0.0, draw=None, bad=None):
+        self.seconds, self.draw, self.bad = seconds, draw, bad
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        if index == self.bad:
+            raise ValueError(f"sample {index} is broken")
+        if self.seconds:
+            CLOCK.sleep(self.seconds)
+        noise = self.draw() if self.draw else 0.0
+        return torch.full((8,), index / NUM_SAMPLES) + noise, torch.tensor([float(index % 2)])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (Numbers()[index] for index in range(NUM_SAMPLES))
+
+
+def train(loader, num_epochs=1, *, in_work=0.001, in_step=0.0, in_loop=0.0, limit=None, validation=None):
+    """A plain loop; returns its losses and the batches it saw."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.2), nn.Linear(32, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses, seen = [], []
+    for _ in range(num_epochs):
+        for number, (inputs, targets) in enumerate(islice(loader, limit)):
+            seen.append(inputs.clone())
+            CLOCK.sleep(in_step)
+            CLOCK.work(in_work)
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            CLOCK.sleep(in_loop)
+            if validation is not None and number % 10 == 9:
+                with torch.no_grad():
+                    losses += [float(model(inputs).sum()) for inputs, _ in validation]
+    return losses, torch.stack(seen)
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "TARGET_HALF_WIDTH", 0.5)
+
+
+def watched(loader, *arguments, **options):
+    account = Account()
+    with follow(account):
+        outcome = train(loader, *arguments, **options)
+    account.stop()
+    account.validity = QUIET
+    return outcome, account
+
+
+LOADERS = {
+    "in this process": lambda **options: DataLoader(Numbers(**options), BATCH, shuffle=True),
+    "in workers": lambda **options: DataLoader(Numbers(**options), BATCH, shuffle=True, num_workers=1),
+    "with a generator": lambda **options: DataLoader(
+        Numbers(**options), BATCH, shuffle=True, generator=torch.Generator().manual_seed(3)
+    ),
+    "a stream": lambda: DataLoader(Stream(), BATCH),
+}
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("kind", LOADERS)
+def test_losses_and_batches_stay_the_same(kind):
+    losses, batches = train(LOADERS[kind](), 2)
+    (watched_losses, watched_batches), account = watched(LOADERS[kind](), 2)
+    assert watched_losses == losses
+    assert torch.equal(watched_batches, batches)
+    assert account.num_steps == len(losses)
+    assert bool(account.blocks.at_hand) == (kind != "a stream")
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("draw", [random.random, lambda: torch.rand(8)], ids=["python", "torch"])
+def test_a_loader_that_draws_in_this_process_is_not_read_ahead(draw):
+    random.seed(5)
+    losses, _ = train(LOADERS["in this process"](draw=draw))
+    random.seed(5)
+    (watched_losses, _), account = watched(LOADERS["in this process"](draw=draw))
+    assert watched_losses == losses
+    assert not account.blocks.at_hand
+    assert len(account.blocks.normal) > 2
+    assert account.why_not_measured == "the loader draws random numbers in the process of the training"
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_a_loader_that_draws_late_ends_the_replay():
+    drawing = Numbers()
+    loader = DataLoader(drawing, BATCH)
+    account, seen = Account(), []
+    with follow(account):
+        weight = torch.zeros(1, requires_grad=True)
+        for number, (inputs, _) in enumerate(loader):
+            (weight * inputs.sum()).sum().backward()
+            seen.append(float(inputs.sum()))
+            if number == 60:
+                drawing.draw = random.random
+    account.stop()
+    assert seen[:60] == [float(inputs.sum()) for inputs, _ in islice(DataLoader(Numbers(), BATCH), 60)]
+    assert account.why_not_measured
+    assert not account.blocks.at_hand
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("bad", [200, 215, 260])
+def test_a_broken_sample_fails_at_its_own_step(bad):
+    def steps(done):
+        weight = torch.zeros(1, requires_grad=True)
+        for inputs, _ in DataLoader(Numbers(bad=bad), BATCH):
+            (weight * inputs.sum()).sum().backward()
+            done.append(float(inputs.sum()))
+
+    expected, done = [], []
+    with pytest.raises(ValueError, match=f"sample {bad} is broken"):
+        steps(expected)
+    with follow(Account()), pytest.raises(ValueError, match=f"sample {bad} is broken"):
+        steps(done)
+    assert done == expected
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_epochs_that_end_early_and_a_validation_between():
+    validation = [DataLoader(Numbers(), 120) for _ in range(2)]
+    losses, batches = train(LOADERS["in workers"](), 3, limit=35, validation=validation[0])
+    (watched_losses, watched_batches), account = watched(LOADERS["in workers"](), 3, limit=35, validation=validation[1])
+    assert watched_losses == losses
+    assert torch.equal(watched_batches, batches)
+    assert account.num_steps == 3 * 35
+    assert account.why_not_measured == ""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    for owner in (module, time_budget):
+        monkeypatch.setattr(owner, "time", CLOCK)
+    return CLOCK
+
+
+PLANTED = {
+    "data-bound": ({"seconds": 0.002}, {}),
+    "wait-bound": ({}, {"in_step": 0.008}),
+    "loop-bound": ({}, {"in_loop": 0.008}),
+    "compute-bound": ({}, {"in_work": 0.008}),
+    "launch-bound": ({}, {"in_work": 0.004}),
+}
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("cause", PLANTED)
+def test_the_planted_cause(cause, clock):
+    of_data, of_loop = PLANTED[cause]
+    before = clock.now
+    _, account = watched(LOADERS["in this process"](**of_data), **of_loop)
+    elapsed = clock.now - before
+    result = judge(account, "train.py")
+    assert result.cause == cause
+    assert tuple(result.parts) == PARTS
+    assert sum(result.parts.values()) == pytest.approx(result.step_seconds)
+    assert sum(share.value for share in result.shares.values()) == pytest.approx(1.0, abs=0.01)
+    assert sum(result.time_budget.values()) == pytest.approx(elapsed, abs=1e-4)
+    sources = {"data-bound": "measured", "wait-bound": "at most", "loop-bound": "at most"}
+    assert result.gain_source == sources.get(cause)
+    assert result.why_no_share == ""
+    text = "\n".join(card(result))
+    assert f"verdict  {cause}: " in text
+    assert "next  " in text
+    if result.gain is not None:  # 9 ms in a step of 9 ms, less its work of 1 ms
+        assert result.gain.value == pytest.approx(9.0, rel=0.05)
+        assert result.gain.low == pytest.approx(9.0, rel=0.05)
+
+
+def test_a_busy_machine_gets_no_cause_and_no_gain():
+    _, account = watched(LOADERS["in this process"](seconds=0.0005))
+    account.validity = judge_validity(Validity(foreign_load=1.5, num_cores=2))
+    result = judge(account, "train.py")
+    assert (result.cause, result.gain, result.of_limit) == ("contaminated machine", None, None)
+    assert result.verdict == (
+        "refused: the machine was disturbed meanwhile (1.50 of 2 cores busy with other processes (limit 0.25))"
+    )
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_an_attempt_on_a_busy_machine_starts_again(monkeypatch):
+    contaminated = iter([True] + 50 * [False])
+
+    class Watch:
+        def __init__(self, pids):
+            pass
+
+        def stop(self):
+            return Validity(contaminated=next(contaminated))
+
+    monkeypatch.setattr(module, "ValidityWatch", Watch)
+    (losses, _), account = watched(LOADERS["in this process"](), 3)
+    assert losses == train(LOADERS["in this process"](), 3)[0]
+    assert account.num_rounds >= 8
+    assert next(contaminated) is False
+
+
+def test_two_optimizers_and_a_closure():
+    account, loader = Account(), LOADERS["in this process"]()
+    first, second = nn.Linear(8, 1), nn.Linear(8, 1)
+    plain = torch.optim.SGD(first.parameters(), lr=0.01)
+    searching = torch.optim.LBFGS(second.parameters(), lr=0.01, max_iter=2)
+    with follow(account):
+        for inputs, targets in loader:
+            plain.zero_grad()
+            nn.functional.mse_loss(first(inputs), targets).backward()
+            plain.step()
+
+            def closure(inputs=inputs, targets=targets):
+                searching.zero_grad()
+                loss = nn.functional.mse_loss(second(inputs), targets)
+                loss.backward()
+                return loss
+
+            searching.step(closure)
+    account.stop()
+    budget = account.time_budget
+    assert account.num_steps == len(loader)
+    assert account.num_backward > 2 * len(loader)
+    assert min(budget[part] for part in ("forward", "backward", "optimizer")) > 0
+
+
+def test_a_loop_without_a_loader_has_no_steps():
+    account, weight = Account(), torch.ones(1, requires_grad=True)
+    with follow(account):
+        (2 * weight).backward()
+    account.stop()
+    assert (account.num_steps, account.num_backward, judge(account, "train.py")) == (0, 1, None)
+
+
+def test_hooks_are_gone_afterwards():
+    before = DataLoader.__iter__, torch.autograd.backward
+    with follow(Account()), follow(Account()):
+        assert DataLoader.__iter__ is not before[0]
+    assert (DataLoader.__iter__, torch.autograd.backward) == before
+    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
