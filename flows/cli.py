@@ -157,7 +157,7 @@ class _Parser(argparse.ArgumentParser):
         required = re.fullmatch(r"the following arguments are required: (.*)", message)
         wrong_type = re.fullmatch(r"argument (\S*?/?)([^/\s]+): invalid (\w+) value: '(.*)'", message)
         if required:
-            names = [name for name in required[1].split(", ") if name != "key=value"]
+            names = [name for name in required[1].split(", ") if name not in ("key=value", "ARGS")]
             message, hint = f"{self.prog} needs {' and '.join(names)}", f"for example: {self.example}"
             setting = names[0]
         elif wrong_type:

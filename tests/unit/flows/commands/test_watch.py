@@ -24,6 +24,11 @@ def test_what_is_no_script_is_refused(content, says, tmp_path, capsys):
     assert hint.startswith("hint: ")
 
 
+def test_a_script_is_needed(capsys):
+    assert cli.main(["watch"]) == cli.WRONG_INPUT
+    assert capsys.readouterr().err.splitlines()[0] == "error: paceline watch needs SCRIPT"
+
+
 def test_arguments_behind_the_script_are_its_own():
     options = cli._parse(["watch", "--no-replay", "train.py", "--epochs", "3", "-q", "lr=0.1", "--help"])
     assert (options.script, options.no_replay, options.quiet) == ("train.py", True, False)
