@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +153,28 @@ def test_arms_of_a_diagnosis_share_the_step(make_spec, monkeypatch):
     assert result.cost.training_flops == pytest.approx(3 * result.cost.forward_flops, rel=0.1)
     assert limit_share(result).of_limit > 0
     assert result.units_per_second["bytes"] == pytest.approx(64 * result.samples_per_second)
+
+
+def slow_sample(monkeypatch):
+    from prose.corpus import Windows
+
+    read = Windows.__getitem__
+    monkeypatch.setattr(Windows, "__getitem__", lambda self, index: time.sleep(0.001) or read(self, index))
+
+
+def waiting_step(monkeypatch):
+    change_step(monkeypatch, lambda batch: time.sleep(0.05))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plant", "bottleneck"), [(slow_sample, "data-bound"), (waiting_step, "launch-bound")], ids=["input", "step"]
+)
+def test_a_planted_limit_is_named(make_spec, monkeypatch, plant, bottleneck):
+    plant(monkeypatch)
+    result = train(make_spec(diagnose=True, num_blocks=12, max_seconds=20))
+    speedup = speedup_result(result.probe, result)
+    assert speedup.bottleneck == bottleneck, speedup.diagnosis
 
 
 @pytest.mark.slow
