@@ -27,14 +27,15 @@ from paceline.tasks.train.rank_spec import RankSpec
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
 
-PACKAGE = Path(__file__).parents[3] / "packages" / "text"
+PACKAGES = Path(__file__).parents[3] / "packages"
 FULL = 32
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
 
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch):
-    monkeypatch.syspath_prepend(str(PACKAGE))
+    for package in ("text", "shapes"):
+        monkeypatch.syspath_prepend(str(PACKAGES / package))
     number = torch.get_num_threads()
     yield
     torch.set_num_threads(number)
@@ -60,7 +61,7 @@ def settings(tmp_path):
 def make_spec(settings, tmp_path):
     """Specifies a rank."""
 
-    def make(precision="32-true", compiled="off", attempt=0, **speedup):
+    def make(precision="32-true", compiled="off", attempt=0, settings=settings, **speedup):
         execution = FIXED["execution"] | {"precision": precision, "compile": compiled, "accelerator": "cpu"}
         trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
         short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
@@ -131,6 +132,28 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
     assert result.probe.baseline == result.probe.candidate
     assert result.time_budget["probe"] > 0
     assert speedup_result(result.probe, result).cause == "identical arms"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["GAN", "Autoencoder", "Configured"])
+def test_modules_of_other_shapes_are_probed_and_train_as_by_lightning_alone(name, make_spec):
+    trainer = {"max_epochs": 2, "accelerator": "cpu", "devices": 1}
+    settings = {
+        "seed_everything": 5,
+        "model": {"class_path": f"shapes.{name}"},
+        "data": {"class_path": "shapes.Noise"},
+        "trainer": trainer,
+    }
+    torch.set_num_threads(1)
+    cli = ModuleCLI(settings, QUIET)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    result = train(make_spec(settings=settings, diagnose=True))
+    trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert all(torch.equal(trained[key], weights) for key, weights in cli.model.state_dict().items())
+    assert ("no_update" in result.probe.left_out) == (name == "GAN")
+    assert {"synthetic_input", "half_batch"} <= result.probe.others.keys()
+    assert result.probe.diverged == ()
+    assert result.cost.training_flops > 0
 
 
 @pytest.mark.slow
