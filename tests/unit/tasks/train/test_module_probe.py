@@ -195,7 +195,7 @@ def waiting_step(monkeypatch):
 )
 def test_a_planted_limit_is_named(make_spec, monkeypatch, plant, bottleneck):
     plant(monkeypatch)
-    result = train(make_spec(diagnose=True, num_blocks=12, max_seconds=20))
+    result = train(make_spec(diagnose=True, num_blocks=12, max_seconds=8))
     speedup = speedup_result(result.probe, result)
     assert speedup.bottleneck == bottleneck, speedup.diagnosis
 
