@@ -31,7 +31,7 @@ from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import Wrap
 from paceline.tasks.train.lightning.random_state import random_state, set_random_state
 from paceline.tasks.train.lightning.step_parts import require_end
-from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, halve, without_workers
+from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, without_workers
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
@@ -179,8 +179,7 @@ class ModuleProbe:
 
         steps = TrainerSteps(fit, self._device)
         steps.replays = arm.variant == "synthetic_input"
-        if arm.batch_size is not None:
-            steps.change_batch = halve
+        steps.splits = arm.batch_size is not None
         return steps
 
     def _share(self, data: Any) -> Any:

@@ -44,7 +44,8 @@ class TrainerSteps(Callback):
         self._ends = self._has_loader = False
         self.change_loader: Callable[[Any], Any] = lambda loader: loader
         """Takes the loader, and returns what the steps read."""
-        self.change_batch: Callable[[Any], Any] = lambda batch: batch
+        self.splits = False
+        """Whether a batch serves two steps, half of its samples each, so that half of it is read for each."""
         self.replays = False
         """Whether all steps get the first batch, which is there already."""
         self.batch_size = math.nan
@@ -86,7 +87,7 @@ class TrainerSteps(Callback):
         if isinstance(loader, DataLoader):
             loader = copy.copy(loader)  # one with persistent workers has one iterator at a time
         between = self._wait_between if is_first else iter
-        endless = _EndlessLoader(self.change_loader(loader), between)
+        endless = _EndlessLoader(self.change_loader(loader), between, splits=self.splits)
         if is_first:
             self.num_workers, self.has_length = getattr(loader, "num_workers", 0), endless.length is not None
         return endless
@@ -127,7 +128,7 @@ class TrainerSteps(Callback):
             number = self._num_left if self._is_on_gpu else 1
             for _ in range(number):
                 if first is None or not self.replays:
-                    first = self.change_batch(next(batches))
+                    first = next(batches)
                     if math.isnan(self.batch_size):
                         self.batch_size = num_samples(first)
                 with self._count.count() if self.counts else nullcontext():
@@ -144,9 +145,9 @@ class TrainerSteps(Callback):
 class _EndlessLoader(LoaderProxy):
     """One epoch of a loader after the other, each without its last batch, which may be smaller."""
 
-    def __init__(self, loader: Any, between: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    def __init__(self, loader: Any, between: Callable[[Iterator[Any]], Iterator[Any]], *, splits: bool) -> None:
         super().__init__(loader)
-        self._between = between
+        self._between, self._splits = between, splits
         self.length: int | None = None
         """Of the loader; None where it has none."""
         with suppress(TypeError, NotImplementedError):
@@ -163,20 +164,22 @@ class _EndlessLoader(LoaderProxy):
             is_empty = True
             for batch in islice(self._loader, self.length and max(1, self.length - 1)):
                 is_empty = False
-                yield batch
+                yield from map(halve, (batch, batch), (0, 1)) if self._splits else (batch,)
             if is_empty:
                 raise InputError("the training loader has no batch", hint="check the data of your training loader")
 
 
-def halve(batch: Any) -> Any:
-    """The first half of the samples of a batch, a tree of tensors; other values stay."""
+def halve(batch: Any, part: int) -> Any:
+    """The first (0) or the second (1) half of the samples of a batch, a tree of tensors; other values stay."""
     if isinstance(batch, torch.Tensor):
-        return batch[: max(1, len(batch) // 2)] if batch.dim() else batch
+        number = len(batch) // 2 if batch.dim() else 0
+        return batch[part * number : (part + 1) * number] if number else batch
     if isinstance(batch, dict):
-        return {name: halve(value) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(halve, batch))
-    return type(batch)(map(halve, batch)) if isinstance(batch, (list, tuple)) else batch
+        return {name: halve(value, part) for name, value in batch.items()}
+    if not isinstance(batch, (list, tuple)):
+        return batch
+    parts = [halve(value, part) for value in batch]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
 
 
 def without_workers(loader: Any) -> Any:

@@ -182,22 +182,22 @@ def slow_sample(monkeypatch):
     from prose.corpus import Windows
 
     read = Windows.__getitem__
-    monkeypatch.setattr(Windows, "__getitem__", lambda self, index: time.sleep(0.001) or read(self, index))
+    monkeypatch.setattr(Windows, "__getitem__", lambda self, index: time.sleep(0.003) or read(self, index))
 
 
 def waiting_step(monkeypatch):
-    change_step(monkeypatch, lambda batch: time.sleep(0.05))
+    change_step(monkeypatch, lambda batch: time.sleep(0.15))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "bottleneck"), [(slow_sample, "data-bound"), (waiting_step, "launch-bound")], ids=["input", "step"]
+    ("plant", "share"), [(slow_sample, "input"), (waiting_step, "overhead")], ids=["input", "step"]
 )
-def test_a_planted_limit_is_named(make_spec, monkeypatch, plant, bottleneck):
+def test_a_planted_limit_has_the_largest_share(make_spec, monkeypatch, plant, share):
     plant(monkeypatch)
     result = train(make_spec(diagnose=True, num_blocks=12, max_seconds=8))
     speedup = speedup_result(result.probe, result)
-    assert speedup.bottleneck == bottleneck, speedup.diagnosis
+    assert max(speedup.shares, key=lambda name: speedup.shares[name][0]) == share, speedup.diagnosis
 
 
 @pytest.mark.slow
@@ -210,7 +210,8 @@ def test_an_arm_that_the_module_cannot_run_is_left_out_with_its_reason(make_spec
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
-def test_a_compiled_module_is_compared_with_an_eager_one(make_spec):
+def test_a_compiled_module_is_compared_with_an_eager_one(make_spec, settings):
+    settings["model"]["init_args"]["dropout"] = 0.0  # compiled code draws other random numbers
     result = train(make_spec(compiled="step", steps_per_block=5))
     probe = result.probe
     assert (probe.baseline.compile, probe.candidate.compile) == ("off", "step")

@@ -120,9 +120,11 @@ def test_a_replay_reads_one_batch(start):
 
 def test_half_a_batch_has_half_the_samples(start):
     module = Module(samples)
-    assert start(module, change_batch=halve).run(2)
-    assert module.sizes == [4, 4]
-    assert halve({"a": torch.ones(6), "b": [torch.ones(6), "c"]})["b"][1] == "c"
+    assert start(module, splits=True).run(3)
+    assert module.sizes == [4, 4, 4]
+    first, second = (halve({"a": torch.arange(6), "b": [torch.tensor(1), "c"]}, part) for part in (0, 1))
+    assert torch.equal(torch.cat([first["a"], second["a"]]), torch.arange(6))
+    assert first["b"] == second["b"] == [1, "c"]
 
 
 def test_a_loader_reads_without_its_workers(start):
