@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,14 +17,17 @@ from paceline.conf.load import validate
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import has_compiler, host_identity
 from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.launch.supervisor import free_port
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.code import identities
 from paceline.tasks.train.lightning.fit import fit_module
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
+from tests.conftest import RANK_MODULE
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
@@ -61,8 +66,10 @@ def settings(tmp_path):
 def make_spec(settings, tmp_path):
     """Specifies a rank."""
 
-    def make(precision="32-true", compiled="off", attempt=0, settings=settings, **speedup):
+    def make(precision="32-true", compiled="off", attempt=0, settings=settings, ranks=(0, 1, 0), **speedup):
+        rank, world_size, port = ranks
         execution = FIXED["execution"] | {"precision": precision, "compile": compiled, "accelerator": "cpu"}
+        execution["num_devices"] = world_size
         trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
         short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
         own = settings | {"trainer": trainer | {"enable_model_summary": False}}
@@ -74,17 +81,17 @@ def make_spec(settings, tmp_path):
         plan = Plan(
             accelerator="cpu",
             device_name="this one",
-            world_size=1,
+            world_size=world_size,
             num_threads=1,
             precision=precision,
             compile=compiled,
             memory_format="contiguous",
             loading="foreground",
-            strategy="single",
+            strategy="ddp" if world_size > 1 else "single",
             reasons={},
         )
         run = tmp_path / f"run-{attempt}"
-        directory = run / "attempt-0" / "rank-0"
+        directory = run / "attempt-0" / f"rank-{rank}"
         directory.mkdir(parents=True)
         return RankSpec(
             config=validate(tree),
@@ -94,14 +101,14 @@ def make_spec(settings, tmp_path):
             directory=str(directory),
             checkpoint_directory=str(run / "checkpoints"),
             resume_from=None,
-            rank=0,
-            local_rank=0,
+            rank=rank,
+            local_rank=rank,
             node_rank=0,
-            world_size=1,
+            world_size=world_size,
             num_nodes=1,
-            num_devices=1,
+            num_devices=world_size,
             master_address="127.0.0.1",
-            master_port=0,
+            master_port=port,
             interface=None,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
@@ -132,6 +139,40 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
     assert result.probe.baseline == result.probe.candidate
     assert result.time_budget["probe"] > 0
     assert speedup_result(result.probe, result).cause == "identical arms"
+
+
+def train_in_two_processes(make_spec, **options):
+    """Result of the first of two ranks, as the training group starts them."""
+    port = free_port()
+    specs = [make_spec(ranks=(rank, 2, port), **options) for rank in range(2)]
+    paths = os.pathsep.join([str(PACKAGES / "text"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    processes = []
+    for spec in specs:
+        path = Path(spec.directory) / "spec.json"
+        path.write_text(spec.model_dump_json())
+        command = [sys.executable, "-m", RANK_MODULE, str(path)]
+        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}))
+    try:
+        assert [process.wait(150) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return ModuleResult.model_validate_json((Path(specs[0].directory) / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_two_ranks_are_compared_with_one_and_train_as_without_a_probe(make_spec):
+    plain = train_in_two_processes(make_spec, baseline="none")
+    result = train_in_two_processes(make_spec, attempt=1, diagnose=True)
+    assert result.losses == plain.losses
+    probe = result.probe
+    assert (probe.baseline.num_devices, probe.candidate.num_devices) == (1, 2)
+    assert probe.others.keys() == {"single", "synthetic_input", "no_update", "no_sync", "half_batch"}
+    assert probe.left_out == {}
+    assert probe.samples_per_step["candidate"] == 2 * probe.samples_per_step["baseline"] == 2 * FULL
+    assert probe.samples_per_step["no_sync"] == probe.samples_per_step["candidate"]
+    assert all(len(block.rank_seconds) == 2 for block in probe.rounds[0] if block.arm == "no_sync")
+    assert speedup_result(probe, result).efficiency > 0
 
 
 @pytest.mark.slow
