@@ -6,14 +6,17 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.conf.lightning import FIXED
 from paceline.conf.load import validate
+from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import has_compiler, host_identity
 from paceline.tasks.records.execution import Plan
@@ -272,6 +275,51 @@ def test_without_its_baseline_there_is_no_probe_but_a_training(make_spec, monkey
     assert "NotImplementedError: no such kernel" in result.no_probe
     assert speedup_result(result.probe, result).verdict == f"not measured: {result.no_probe}"
     assert len(result.losses) == 9
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield {"bytes": torch.ones(64, dtype=torch.long), "next": torch.ones(64, dtype=torch.long)}
+
+
+class Stuck(dict):
+    def to(self, device, **how):
+        raise RuntimeError("no such device")
+
+
+def read_from(loader, monkeypatch):
+    from prose.corpus import Corpus
+
+    monkeypatch.setattr(Corpus, "train_dataloader", lambda self: loader)
+
+
+def return_none(monkeypatch):
+    from prose.gpt import GPT
+
+    monkeypatch.setattr(GPT, "training_step", lambda self, batch, batch_idx: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("baseline", ["probe", "none"])
+@pytest.mark.parametrize(
+    ("change", "fault", "hint"),
+    [
+        (return_none, "training_step of GPT returned None", "return the loss"),
+        (partial(read_from, DataLoader(Endless(), 32)), "the training loader has no length", "trainer.max_steps"),
+        (partial(read_from, [Stuck()]), "a batch of type Stuck cannot be moved to cpu", "transfer_batch_to_device"),
+    ],
+    ids=["none", "endless", "stuck"],
+)
+def test_what_cannot_be_trained_is_refused_before_the_probe_is_measured(
+    make_spec, monkeypatch, change, fault, hint, baseline
+):
+    change(monkeypatch)
+    spec = make_spec(baseline=baseline, max_seconds=1000)
+    with pytest.raises(InputError, match=fault) as refusal:
+        train(spec)
+    assert hint in refusal.value.hint
+    assert not (Path(spec.directory) / "probe.json").exists()
 
 
 def change_step(monkeypatch, is_refused):
