@@ -288,6 +288,9 @@ class Stuck(dict):
         raise RuntimeError("no such device")
 
 
+STUCK = DataLoader(range(8), 4, collate_fn=lambda samples: Stuck(bytes=torch.ones(4, 64)))
+
+
 def read_from(loader, monkeypatch):
     from prose.corpus import Corpus
 
@@ -307,7 +310,7 @@ def return_none(monkeypatch):
     [
         (return_none, "training_step of GPT returned None", "return the loss"),
         (partial(read_from, DataLoader(Endless(), 32)), "the training loader has no length", "trainer.max_steps"),
-        (partial(read_from, [Stuck()]), "a batch of type Stuck cannot be moved to cpu", "transfer_batch_to_device"),
+        (partial(read_from, STUCK), "a batch of type Stuck cannot be moved to cpu", "transfer_batch_to_device"),
     ],
     ids=["none", "endless", "stuck"],
 )
