@@ -10,7 +10,7 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.data import SIGNAL_SOURCES, Data
 from paceline.conf.execution import Execution
 from paceline.conf.hints import typed
-from paceline.conf.lightning import COMPILES, FIXED, Lightning
+from paceline.conf.lightning import FIXED, Lightning
 from paceline.conf.model import Model
 from paceline.conf.recipe import FLIPPING, Recipe
 from paceline.conf.section import Section, Text
@@ -245,9 +245,6 @@ def _check_lightning(config: Config) -> None:
         fault = f"speedup.baseline={baseline} cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use {' or '.join(f'speedup.baseline={name}' for name in SELF_CONTAINED_BASELINES)}")
     execution = config.execution
-    if execution.compile not in COMPILES:
-        fault = f"execution.compile={execution.compile} cannot be used with your own Lightning code so far"
-        raise ValueError(f"{fault}; use {' or '.join(f'execution.compile={name}' for name in COMPILES)}")
     precisions = ("32-true", "64-true", "bf16-mixed") + (("16-mixed",) if execution.accelerator != "cpu" else ())
     if execution.precision not in precisions:
         fault = f"execution.precision={execution.precision} cannot be used with your own Lightning code on this device"

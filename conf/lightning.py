@@ -8,7 +8,7 @@ from paceline.conf.section import Section, Text
 
 FIXED: dict[str, dict[str, object]] = {
     "execution": {
-        **{"memory_format": "contiguous", "loading": "foreground", "micro_batch": "off"},
+        **{"compile": "off", "memory_format": "contiguous", "loading": "foreground", "micro_batch": "off"},
         **{"activation_checkpointing": "off", "gradient_compression": "off", "worker_load": "equal"},
     },
     "speedup": {"starts": 0, "competent_loop": False},
@@ -16,9 +16,6 @@ FIXED: dict[str, dict[str, object]] = {
     "track": {"register": None},
 }
 """The only values of these settings with which own Lightning code runs so far."""
-DEFAULTS = {"precision": "32-true", "compile": "off"}
-"""Of the execution of own Lightning code: `auto` would change the losses of a script."""
-COMPILES = ("off", "step")
 
 
 class Lightning(Section):

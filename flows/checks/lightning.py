@@ -8,7 +8,7 @@ import yaml
 
 from paceline.conf.config import Config
 from paceline.conf.hints import did_you_mean, suggest, typed
-from paceline.conf.lightning import DEFAULTS, FIXED
+from paceline.conf.lightning import FIXED
 from paceline.conf.load import PRESETS, apply, field_paths, find_yaml, preset_names, validate
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning import child
@@ -91,7 +91,7 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
 
     Raises InputError: both say something else.
     """
-    execution = DEFAULTS | given
+    execution = {"precision": "32-true"} | given
     for key, name in (("devices", "num_devices"), ("num_nodes",) * 2, ("precision",) * 2, ("accelerator",) * 2):
         value = trainer.pop(key, None)
         if value in (None, "auto", -1, "-1"):

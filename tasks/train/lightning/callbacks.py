@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import Logger
 from torch import distributed
 
 from paceline.tasks.names import Metric
-from paceline.tasks.records.training import STEP_ITEMS, CompileStats
+from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import MAX_SHARE, MIN_SECONDS
 from paceline.tasks.train.lightning.feed import FeedState, Position
 from paceline.tasks.train.lightning.step_parts import (
@@ -33,7 +33,6 @@ from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomic
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
-from paceline.tasks.train.step.compile import CompileWatch, compile_network
 
 _NOT_IN_NAMES = re.compile(r"[^\w\-. /:]")  # what MLflow refuses in the name of a metric
 
@@ -143,24 +142,6 @@ class StepAccount(StepParts):
     def _step_seconds(self) -> float:
         budget = self.stopwatch.budget()
         return sum(budget.get(item, 0.0) for item in ("data_wait", "step", *STEP_ITEMS))
-
-
-class CompileParts(Callback):
-    """Compiles each part of the module that has weights; a compiled LightningModule crashes in `self.log`."""
-
-    def __init__(self) -> None:
-        self.num_parts = 0
-        self._watch = CompileWatch()
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for part in pl_module.children():
-            if any(True for _ in part.parameters()):
-                compile_network(part)
-                self.num_parts += 1
-
-    def stats(self, num_batches: int) -> CompileStats | None:
-        """What was compiled since this object was made, in a probe too, whose code serves the training's batches."""
-        return self._watch.stats(num_batches * self.num_parts)
 
 
 class SaveCheckpoint(Checkpoint):

@@ -21,7 +21,7 @@ from paceline.tasks.metrics_file import MetricsFile
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.lightning import code
-from paceline.tasks.train.lightning.callbacks import CompileParts, FileLogger, SaveCheckpoint, StepAccount, metrics_of
+from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, Feed, FeedState, Wrap
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
@@ -59,7 +59,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
         }
         strategy_of = partial(_strategy, spec, device, trainer_settings.get("strategy"))
-        compiler, probe, no_probe = CompileParts(), spec.probe, None
+        probe, no_probe = spec.probe, None
         facts: dict[str, Any] = {"uncounted": "operations are counted with a new probe only"}
         if probe is None and spec.config.speedup.baseline == "probe":
             with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace():
@@ -76,7 +76,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             **placed,
             "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
-            "callbacks": [account, checkpoints, *([compiler] if plan.compile == "step" else [])],
+            "callbacks": [account, checkpoints],
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
@@ -120,7 +120,6 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         units_per_second={unit: number / seconds for unit, number in account.num_units.items() if seconds},
         steps_per_epoch=int(per_epoch) if math.isfinite(per_epoch) else None,
         samples_per_epoch=round(samples / num_done * per_epoch) if samples and math.isfinite(per_epoch) else None,
-        compile=compiler.stats(trainer.fit_loop.total_batch_idx + 1),
         probe=probe,
         no_probe=no_probe,
         validity=validity,

@@ -26,7 +26,6 @@ from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import BASELINE, Arm, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
-from paceline.tasks.train.lightning.callbacks import CompileParts
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import Wrap
 from paceline.tasks.train.lightning.random_state import random_state, set_random_state
@@ -103,8 +102,6 @@ class ModuleProbe:
         settings, arm, others = self._spec.config.speedup, candidate.arm, dict[str, Arm]()
         if arm.num_devices > 1:
             others["single"] = arm.model_copy(update={"num_devices": 1})
-        if arm.compile != "off":
-            others["uncompiled"] = arm.model_copy(update={"compile": "off"})
         if settings.diagnose:
             others |= diagnostic_arms(arm, candidate.samples_per_step // arm.num_devices)
             others.pop("alone", None)  # each rank reads a batch of the loader's own size: it is `single`
@@ -165,7 +162,7 @@ class ModuleProbe:
                 **self._strategy_of(steps.wrap, is_group),
                 **({} if is_group else {"devices": 1, "num_nodes": 1}),
                 "precision": lightning_precision(arm.precision),
-                "callbacks": [steps, *([CompileParts()] if arm.compile == "step" else [])],
+                "callbacks": [steps],
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,

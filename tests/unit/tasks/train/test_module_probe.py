@@ -18,7 +18,7 @@ from paceline.conf.lightning import FIXED
 from paceline.conf.load import validate
 from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.host import has_compiler, host_identity
+from paceline.tasks.host import host_identity
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.limit_share import limit_share
@@ -69,9 +69,9 @@ def settings(tmp_path):
 def make_spec(settings, tmp_path):
     """Specifies a rank."""
 
-    def make(precision="32-true", compiled="off", attempt=0, settings=settings, ranks=(0, 1, 0), **speedup):
+    def make(precision="32-true", attempt=0, settings=settings, ranks=(0, 1, 0), **speedup):
         rank, world_size, port = ranks
-        execution = FIXED["execution"] | {"precision": precision, "compile": compiled, "accelerator": "cpu"}
+        execution = FIXED["execution"] | {"precision": precision, "accelerator": "cpu"}
         execution["num_devices"] = world_size
         trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
         short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
@@ -87,7 +87,7 @@ def make_spec(settings, tmp_path):
             world_size=world_size,
             num_threads=1,
             precision=precision,
-            compile=compiled,
+            compile="off",
             memory_format="contiguous",
             loading="foreground",
             strategy="ddp" if world_size > 1 else "single",
@@ -119,10 +119,6 @@ def make_spec(settings, tmp_path):
         )
 
     return make
-
-
-def train_again(make_spec):
-    return train(make_spec(baseline="none", attempt=1))
 
 
 def train(spec):
@@ -250,20 +246,6 @@ def test_an_arm_that_the_module_cannot_run_is_left_out_with_its_reason(make_spec
     probe = train(make_spec(diagnose=True)).probe
     assert "half_batch" not in probe.others
     assert probe.left_out == {"half_batch": "NotImplementedError: no such kernel"}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not has_compiler(), reason="torch.compile needs a C++ compiler")
-def test_a_compiled_module_is_compared_with_an_eager_one(make_spec, settings):
-    settings["model"]["init_args"]["dropout"] = 0.0  # compiled code draws other random numbers
-    result = train(make_spec(compiled="step", steps_per_block=5))
-    probe = result.probe
-    assert (probe.baseline.compile, probe.candidate.compile) == ("off", "step")
-    assert probe.others["uncompiled"].compile == "off"
-    assert result.compile.num_graphs >= 3
-    assert result.compile.seconds > 0
-    eager = train_again(make_spec)
-    assert result.losses == pytest.approx(eager.losses, rel=1e-3)
 
 
 @pytest.mark.slow
