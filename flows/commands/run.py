@@ -49,27 +49,10 @@ def run(options: Namespace) -> None:
         else:
             print(show_yaml(config))
         return
-    from paceline.flows.checks import preflight
-    from paceline.flows.checks.prestart import Prestart
-
-    environment = Environment()
     with console.json_stream(options.json) as stream:
         regression = None
         try:
-            with Prestart(config, environment) as prestart:
-                # before the flow: wrong input leaves no flow run
-                is_own = bool(config.lightning.settings)
-                check = preflight.check_lightning if is_own else preflight.check
-                check(config, environment, prestart=prestart)
-                with quiet_flow(environment):
-                    if is_own:
-                        from paceline.flows.run.lightning import run_lightning
-
-                        summary = run_lightning(config, options.resume)
-                    else:
-                        from paceline.flows.run.flow import run_pipeline
-
-                        summary = run_pipeline(config, options.resume)
+            summary = start(config, options.resume)
         except RegressionError as error:  # done and recorded all the same
             summary, regression = error.summary, error
         summary["seconds"] = time.monotonic() - started
@@ -77,6 +60,25 @@ def run(options: Namespace) -> None:
         write_json(stream, summary)
         if regression is not None:
             raise regression
+
+
+def start(config: Config, resume: str | None = None) -> dict[str, Any]:
+    """Check a configuration and run its flow, or resume it; the summary of the run as JSON."""
+    from paceline.flows.checks import preflight
+    from paceline.flows.checks.prestart import Prestart
+
+    environment, is_own = Environment(), bool(config.lightning.settings)
+    with Prestart(config, environment) as prestart:
+        check = preflight.check_lightning if is_own else preflight.check
+        check(config, environment, prestart=prestart)  # before the flow: wrong input leaves no flow run
+        with quiet_flow(environment):
+            if is_own:
+                from paceline.flows.run.lightning import run_lightning
+
+                return run_lightning(config, resume)
+            from paceline.flows.run.flow import run_pipeline
+
+            return run_pipeline(config, resume)
 
 
 def _load(options: Namespace) -> Config:

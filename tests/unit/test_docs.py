@@ -28,8 +28,8 @@ SETTING = re.compile(r"(?<![\w.])(?<!--param )(?<!--param [\"'])(?P<key>[a-z_]+\
 SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
 README = ROOT / "README.md"
 TABLES = ROOT / "conf" / "README.md"
-WITH_PYTHON = {ROOT / "infra" / "docs" / "guides" / name for name in ("watch.md",)}
-"""Guides whose Python is run by tests/unit/tasks/watch/test_callback.py."""
+WITH_PYTHON = {ROOT / "infra" / "docs" / "guides" / name for name in ("watch.md", "compose.md")}
+"""Guides whose Python is run by tests/unit/tasks/watch/test_callback.py and tests/integration/run/test_stages.py."""
 SHOWN = {"", "text", "console", "yaml", "json"}
 """Languages of blocks that show something and are not run."""
 SCHEDULER = "$PACELINE_SCHEDULER"

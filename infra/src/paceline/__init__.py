@@ -1,1 +1,32 @@
-"""Training pipelines that account for their own speed: settings, flows and tasks under one import name."""
+"""Training pipelines that account for their own speed: settings, flows and tasks under one import name.
+
+`run(load("digits"))` is `paceline run digits`. The stages `prepare`, `train`, `evaluate` and `account` share a
+`session`; with them you compose a Prefect flow of your own: see the guide "Your own flow".
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.conf.load import load
+    from paceline.flows.interface import run
+    from paceline.flows.run.stages import Session, Summary, account, evaluate, prepare, session, train
+
+_PLACES = {
+    "load": "paceline.conf.load",
+    "run": "paceline.flows.interface",
+    **dict.fromkeys(
+        ("Session", "Summary", "account", "evaluate", "prepare", "session", "train"), "paceline.flows.run.stages"
+    ),
+}
+__all__ = ["Session", "Summary", "account", "evaluate", "load", "prepare", "run", "session", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use, because the engines behind it take seconds."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from paceline.conf.environment import quieten
+
+    quieten()
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,0 +1,201 @@
+"""The stages of a run, from which users compose a Prefect flow of their own: see guides/compose.md."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+from prefect import get_run_logger
+
+from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
+from paceline.conf.environment import Environment
+from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import train_job
+from paceline.flows.checks.prestart import OpenCluster, cluster_for_run, cold_seconds
+from paceline.flows.checks.space import require_space
+from paceline.flows.lifecycle import mlflow_views
+from paceline.flows.lifecycle.mlflow_run import open_run
+from paceline.flows.lifecycle.outage import publish, with_retries
+from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.run import history, registry
+from paceline.flows.run.record import Outcome, log_model, record, summarise
+from paceline.flows.run.starts import confirm_regression, measure_starts
+from paceline.tasks.cluster.tls import choose_tls
+from paceline.tasks.data import prefect_tasks as data_tasks
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.evaluate import prefect_tasks as evaluate_tasks
+from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.measure.records import FurtherStarts
+from paceline.tasks.names import Tag
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import EvaluateResult, TrainResult
+from paceline.tasks.report.summary import summary_table
+from paceline.tasks.speedup import prefect_tasks as speedup_tasks
+from paceline.tasks.speedup.baselines.ratios import add_ratios
+from paceline.tasks.speedup.evidence.archive import analysis_plan
+from paceline.tasks.speedup.limit_share import add_share
+from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.track.run import RunHandle, log_dataset, set_tags
+from paceline.tasks.train import prefect_tasks as train_tasks
+from paceline.tasks.train.autotune.cache import AutotuneCache
+from paceline.tasks.train.launch.coordinator import TrainJob
+
+
+class Summary(Record):
+    """Result of a run: the keys of `paceline run --json`, which `reference/outputs.md` explains."""
+
+    run_id: str
+    experiment: str
+    tracking_uri: str  # without credentials
+    workload: str
+    dataset: dict[str, Any]
+    pretrained: dict[str, Any] | None
+    train: dict[str, Any]
+    evaluate: EvaluateResult
+    speedup: SpeedupResult
+    prediction: dict[str, Any] | None
+    regression: dict[str, Any] | None
+    registered: dict[str, Any] | None
+    view: str
+    time_budget: dict[str, float]  # seconds
+    execution: dict[str, Any]
+    seconds: float
+
+
+@dataclass
+class Session:
+    """What the stages of a run share: the configuration, a Dask cluster, and the MLflow run that `prepare` opens."""
+
+    config: Config
+    environment: Environment
+    checked: preflight.PreflightResult
+    cluster: OpenCluster
+    resume: str | None
+    started: float
+    workload: str = ""
+    starts: FurtherStarts = field(default_factory=FurtherStarts)
+    training: TrainJob | None = None
+    outcome: Outcome | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    """JSON of the run, once it is accounted for; after the session with the confirmation of a regression."""
+    _handle: RunHandle | None = None
+    _run: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def handle(self) -> RunHandle:
+        """The MLflow run. Raises InputError: no data were prepared."""
+        if self._handle is None:
+            raise InputError("this session has no run yet", hint="prepared = prepare(session)")
+        return self._handle
+
+    def open_run(self, workload: str) -> RunHandle:
+        """Create the MLflow run, or resume it; the session ends it with its true status."""
+        run = open_run("run", self.config, self.environment, self.checked.experiment_id, workload, self.resume)
+        self.workload, self._handle = workload, self._run.enter_context(run)
+        return self._handle
+
+
+@contextmanager
+def session(config: Config, resume: str | None = None) -> Iterator[Session]:
+    """Check a configuration, and open its cluster; inside a Prefect flow. The MLflow run ends with the body.
+
+    After a run that was accounted for, the registered model is promoted, and a regression is confirmed and reported.
+
+    Args:
+        config: All settings, for example of `load("digits")`.
+        resume: Id of an unfinished MLflow run, which continues from its newest checkpoint.
+
+    Raises:
+        InputError: a setting does not fit this machine; nothing was started.
+        RegressionError: the run got worse than those before it, and `track.on_regression` is `fail`.
+    """
+    started, environment = time.monotonic(), Environment()
+    checked = preflight.result_of(preflight.check, config, environment)
+    cancel_older()  # only now: a refused run must not cancel its predecessor
+    tls = choose_tls(config.cluster)
+    get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
+    get_run_logger().info("data.stored_size=%s: %s", *config.stored_size)
+    with cluster_for_run(config, checked.plan, environment) as cluster:
+        checked = preflight.confirm_on_cluster(config, checked, cluster.address)
+        with ExitStack() as run:
+            made = Session(config, environment, checked, cluster, resume, started, _run=run)
+            yield made
+        if (outcome := made.outcome) is None or made.training is None:
+            return
+        registry.promote(outcome, made.summary["registered"], made.handle)  # a run that is KILLED has no champion
+        made.summary = confirm_regression(outcome, made.training, cluster.address, made.handle, made.summary)
+    publish(summary_table(made.summary), "summary", "What the run achieved and how fast")
+    mlflow_views.link(made.summary["view"], "This run among those like it")
+    history.report_regression(outcome, made.summary)
+
+
+def prepare(session: Session) -> PreparedSet:
+    """Prepare the data, or find them prepared, and open the MLflow run; a failure leaves a FAILED run."""
+    config, environment = session.config, session.environment
+    try:
+        prepare_data = with_retries(data_tasks.prepare, config.limits)
+        limit = config.limits.prepare_seconds  # a resume follows a fault, which may have damaged the set
+        is_resume = session.resume is not None
+        prepared = prepare_data(config.stored_data, str(environment.root), session.cluster.address, limit, is_resume)
+    except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
+        session.open_run("")
+        raise
+    get_run_logger().info("%s", require_space(config, environment, session.checked.checkpoint_bytes))
+    workload = workload_fingerprint(config.workload, prepared.fingerprint, session.checked.weights)
+    handle = session.open_run(workload)
+    log_dataset(handle, prepared, config.data.source)
+    set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
+    return prepared
+
+
+def train(session: Session, prepared: PreparedSet) -> TrainResult:
+    """Train on the cluster, with the probe before the first step, and time further starts of the process."""
+    config, address = session.config, session.cluster.address
+    cache = AutotuneCache(session.environment.root, config, session.checked.hardware, prepared)
+    options = {"resume": session.resume is not None, "search": cache.find(), "may_search": True}
+    job = train_job(config, session.checked, prepared, session.handle.run_id, session.environment, **options)
+    session.training, trained = job, train_tasks.train(job, address)
+    session.starts = measure_starts(job, trained, address)
+    if config.track.on_regression != "confirm":
+        session.cluster.release()
+    cache.keep(trained.search)
+    require_space(config, session.environment, 0, has_run=True)
+    return trained
+
+
+def evaluate(session: Session, prepared: PreparedSet, trained: TrainResult) -> EvaluateResult:
+    """Measure the quality on the test split."""
+    directory = session.environment.root / "runs" / session.handle.run_id
+    return evaluate_tasks.evaluate(trained, prepared, session.config.limits.evaluate_seconds, directory)
+
+
+def account(session: Session, prepared: PreparedSet, trained: TrainResult, evaluated: EvaluateResult) -> Summary:
+    """Judge the speed and the quality against the baseline and earlier runs, and record it all in the MLflow run."""
+    config, checked, handle = session.config, session.checked, session.handle
+    plan = trained.plan or checked.plan
+    pretrained, workload = checked.pretrained, session.workload
+    outcome = Outcome(config, plan, prepared, trained, evaluated, workload, checked.hardware, pretrained)
+    if config.speedup.baseline in SELF_CONTAINED_BASELINES:
+        outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle), starts=session.starts)
+        speedup = speedup_tasks.account(trained, checked.hardware.num_cores, outcome.earlier, session.starts)
+    else:
+        speedup = history.speedup_over_others(outcome, handle)
+        get_run_logger().info("%s", speedup.verdict)
+    outcome = replace(outcome, speedup=add_share(speedup, outcome.share))
+    log_model(outcome, handle)
+    judgement = history.judge_run(outcome, handle)
+    outcome = replace(
+        outcome,
+        judgement=judgement,
+        prediction=history.check_prediction(outcome, handle),
+        registered=registry.register_model(outcome, judgement, handle),
+    )
+    view = mlflow_views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
+    speedup = add_ratios(outcome.speedup, config, prepared, trained, cold_seconds())
+    session.outcome = outcome = replace(outcome, speedup=speedup)
+    session.summary = summarise(outcome, handle, view, time.monotonic() - session.started)
+    record(outcome, handle, session.summary)
+    return Summary.model_validate(session.summary)

@@ -1,0 +1,83 @@
+"""The Python interface: a run as a function, and the flow of guides/compose.md with a user's own steps."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+import paceline
+from paceline.tasks.errors import InputError
+from tests.support.documents import ROOT, fences
+
+SHORT = ["recipe.num_epochs=1", "speedup.baseline=none", "model.width=4"]
+BLOCKS = [fence.body for fence in fences(ROOT / "infra/docs/guides/compose.md") if fence.language == "python"]
+
+
+def test_public_names_are_imported_on_their_first_use():
+    code = "import sys, paceline; print([name for name in ('prefect', 'torch', 'pydantic') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert {name: getattr(paceline, name).__name__ for name in paceline.__all__} == dict(
+        zip(paceline.__all__, paceline.__all__, strict=True)
+    )
+    with pytest.raises(AttributeError, match="has no attribute 'missing'"):
+        _ = paceline.missing
+
+
+def test_own_lightning_code_is_no_preset():
+    config = paceline.load("digits").model_copy(
+        update={"lightning": paceline.load("digits").lightning.model_copy(update={"settings": {"model": {}}})}
+    )
+    with pytest.raises(InputError, match="takes presets"):
+        paceline.run(config)
+
+
+def start(script, *arguments, home):
+    environment = os.environ | {"PACELINE_HOME": str(home / "state")}
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, check=False)
+
+
+def runs_of(home):
+    client = MlflowClient(f"sqlite:///{home / 'state' / 'mlflow.db'}")
+    return client.search_runs([one.experiment_id for one in client.search_experiments()])
+
+
+@pytest.mark.slow
+def test_the_flow_of_the_guide_exports_and_notifies(tmp_path):
+    (body,) = [block for block in BLOCKS if "def export" in block]
+    script = tmp_path / "own_flow.py"
+    script.write_text(body)
+    done = start(script, tmp_path / "exported.pt", *SHORT, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_of(tmp_path)
+    assert run.info.status == "FINISHED"
+    assert (tmp_path / "exported.pt").stat().st_size > 1000
+    assert f"has an accuracy of {run.data.metrics['test/accuracy']:.3f}. not measured" in done.stdout
+
+
+@pytest.mark.slow
+def test_an_own_step_that_fails_fails_the_run(tmp_path):
+    (body,) = [block for block in BLOCKS if "def export" in block]
+    script = tmp_path / "own_flow.py"
+    script.write_text(body)
+    done = start(script, tmp_path / "missing" / "exported.pt", *SHORT, home=tmp_path)
+    assert done.returncode == 1
+    (run,) = runs_of(tmp_path)
+    assert run.info.status == "FAILED"
+    assert "test/accuracy" in run.data.metrics
+
+
+@pytest.mark.slow
+def test_a_run_as_a_function(tmp_path):
+    (body,) = [block for block in BLOCKS if "summary = run(" in block]
+    script = tmp_path / "own_run.py"
+    settings = repr(["recipe.num_epochs=1", *SHORT[1:]])
+    code = body.replace('["recipe.num_epochs=2"]', settings)
+    script.write_text(code + "print(type(summary).__name__, summary.run_id, summary.speedup.cause)\n")
+    done = start(script, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_of(tmp_path)
+    assert done.stdout.splitlines()[-1] == f"Summary {run.info.run_id} not measured"
