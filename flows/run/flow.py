@@ -6,7 +6,7 @@ from prefect import flow
 
 from paceline.conf.config import Config
 from paceline.flows.lifecycle.outage import guard_flow
-from paceline.flows.run.stages import account, evaluate, prepare, session, train
+from paceline.flows.run.stages import evaluate, judge, prepare, session, train
 
 
 @flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)
@@ -22,5 +22,5 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
         prepared = prepare(stages)
         trained = train(stages, prepared)
         evaluated = evaluate(stages, prepared, trained)
-        account(stages, prepared, trained, evaluated)
+        judge(stages, prepared, trained, evaluated)
     return stages.summary

@@ -174,6 +174,11 @@ def evaluate(session: Session, prepared: PreparedSet, trained: TrainResult) -> E
 
 def account(session: Session, prepared: PreparedSet, trained: TrainResult, evaluated: EvaluateResult) -> Summary:
     """Judge the speed and the quality against the baseline and earlier runs, and record it all in the MLflow run."""
+    return Summary.model_validate(judge(session, prepared, trained, evaluated))
+
+
+def judge(session: Session, prepared: PreparedSet, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, Any]:
+    """The same as `account`, with the summary as JSON."""
     config, checked, handle = session.config, session.checked, session.handle
     plan = trained.plan or checked.plan
     pretrained, workload = checked.pretrained, session.workload
@@ -198,4 +203,4 @@ def account(session: Session, prepared: PreparedSet, trained: TrainResult, evalu
     session.outcome = outcome = replace(outcome, speedup=speedup)
     session.summary = summarise(outcome, handle, view, time.monotonic() - session.started)
     record(outcome, handle, session.summary)
-    return Summary.model_validate(session.summary)
+    return session.summary
