@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from paceline.flows.run.stages import Session, Summary, account, evaluate, prepare, session, train
 
 _PLACES = {
-    "load": "paceline.conf.load",
-    "run": "paceline.flows.interface",
+    "load": ".conf.load",
+    "run": ".flows.interface",
     **dict.fromkeys(
-        ("Session", "Summary", "account", "evaluate", "prepare", "session", "train"), "paceline.flows.run.stages"
+        ("Session", "Summary", "account", "evaluate", "prepare", "session", "train"), ".flows.run.stages"
     ),
 }
 __all__ = ["Session", "Summary", "account", "evaluate", "load", "prepare", "run", "session", "train"]
@@ -29,4 +29,4 @@ def __getattr__(name: str) -> Any:
     from paceline.conf.environment import quieten
 
     quieten()
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_PLACES[name], __name__), name)
