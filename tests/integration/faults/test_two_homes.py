@@ -45,11 +45,17 @@ def on_host(prefect_url):
     def start(home, *arguments):
         words = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec paceline "$@"', home.name, *arguments]
         places = {"PACELINE_HOME": str(home), "PACELINE_LEASES": f"{home}-leases", "PREFECT_API_URL": prefect_url}
+        places["MLFLOW_TRACKING_URI"] = store_of(home)
         return subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | places
         )
 
     return start
+
+
+def store_of(home):
+    """MLflow's store of both hosts, which SQLite locks."""
+    return f"sqlite:///{home.parent}/mlflow.db"
 
 
 def result_of(run):
@@ -80,4 +86,4 @@ def test_a_run_that_another_host_has_resumed_publishes_nothing_more(homes, on_ho
     assert result_of(run).losses == result_of(undisturbed).losses
     assert result_of(run).first_step >= 4
     assert step_of(max(run.glob("checkpoints/step-*.ckpt"))) == result_of(run).num_steps
-    assert MlflowClient().get_run(run.name).info.status == "FINISHED"
+    assert MlflowClient(store_of(first_home)).get_run(run.name).info.status == "FINISHED"
