@@ -48,10 +48,10 @@ def _prepared(site: Site) -> Iterator[Finding]:
 
 def _runs(site: Site) -> Iterator[Finding]:
     tracking_uri = site.facts["mlflow_url"]
-    roles = ", ".join(f"'{role}'" for role in RESUMABLE)
-    condition = f"attributes.status != 'FINISHED' and tags.`{Tag.ROLE}` IN ({roles})"
     for experiment in existing_client(tracking_uri).search_experiments():
-        for run in find_runs(tracking_uri, experiment.name, condition, None):
+        for run in find_runs(tracking_uri, experiment.name, "attributes.status != 'FINISHED'", None):
+            if run.tags.get(Tag.ROLE) not in RESUMABLE:
+                continue
             yield (
                 f"{run.run_id} ({run.tags[Tag.ROLE]} in {experiment.name})",
                 _why_not(tracking_uri, experiment.name, run.run_id, run.tags),

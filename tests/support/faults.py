@@ -3,13 +3,13 @@
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
-import pytest
 
 from paceline.conf.environment import Environment
 from paceline.tasks.train.launch.rank_process import RANK_MODULE, log_of
@@ -21,17 +21,60 @@ SHORT, LONG = 3.0, 14.0
 """Seconds: a fault that connections survive, and one that they do not."""
 
 
-def clock_settings(file):
-    """Variables of processes whose clock is shifted by what a file says, now and later; skips without libfaketime.
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
 
-    Their monotonic clock is not shifted, as when an administrator or NTP sets the clock of a host.
+static long shift(void) {
+    long seconds = 0;
+    FILE *file = fopen(getenv("SHIFT_FILE"), "re");
+    if (file) {
+        if (fscanf(file, "%ld", &seconds) != 1) seconds = 0;
+        fclose(file);
+    }
+    return seconds;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(clock, now);
+    if (clock == CLOCK_REALTIME && !status) now->tv_sec += shift();
+    return status;
+}
+
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec exact;
+    int status = clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec;
+    now->tv_usec = exact.tv_nsec / 1000;
+    return status;
+}
+
+time_t time(time_t *place) {
+    struct timespec exact;
+    clock_gettime(CLOCK_REALTIME, &exact);
+    if (place) *place = exact.tv_sec;
+    return exact.tv_sec;
+}
+"""
+
+
+def clock_settings(file):
+    """Variables of processes whose clock is shifted by the seconds in a file, now and later.
+
+    Their monotonic clock is not shifted, as when an administrator or NTP sets the clock of a host. (libfaketime lets
+    absolute sleeps on the monotonic clock fail while the shift changes.)
     """
-    file.write_text("+0\n")
-    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-    if library is None:
-        pytest.skip("needs libfaketime; infra/test installs it when called by root on Debian")
-    shifted = {"LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(file), "FAKETIME_NO_CACHE": "1"}
-    return shifted | {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1"}
+    file.write_text("0")
+    library = file.with_suffix(".so")
+    command = ["gcc", "-x", "c", "-shared", "-fPIC", "-O2", "-o", library, "-", "-ldl"]
+    subprocess.run(command, input=CLOCK, text=True, check=True)
+    return {"LD_PRELOAD": str(library), "SHIFT_FILE": str(file)}
 
 
 class Faults:
@@ -132,7 +175,9 @@ class Faults:
 
     def set_the_clock(self, flow, chance):
         """Of the flow, of Dask and of the ranks, by minutes to days, forwards or back."""
-        self._clock.write_text(f"{chance.choice('+-')}{chance.choice([90, 3600, 200_000])}\n")
+        shifted = self._clock.with_suffix(".new")
+        shifted.write_text(f"{chance.choice('+-')}{chance.choice([90, 3600, 200_000])}")
+        shifted.replace(self._clock)
 
     def _named(self, word):
         found = []
