@@ -97,6 +97,17 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def sync_tree(directory: Path) -> None:
+    """Push the files below a directory and their names to the disk, and the names of its parents up to the second."""
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with (Path(place) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(Path(place))
+    for parent in directory.parents[:2]:
+        sync_directory(parent)
+
+
 def nearest_existing(path: Path) -> Path:
     """The path itself where it exists, else its nearest ancestor that does: where creating it would begin."""
     while not path.exists() and path != path.parent:

@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import yaml
 from mlflow.data.code_dataset_source import CodeDatasetSource
@@ -19,6 +21,7 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.config import Config
 from paceline.conf.load import flatten
 from paceline.tasks.errors import InputError
+from paceline.tasks.files import sync_tree
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.record import Record
@@ -72,6 +75,7 @@ def log_config(handle: RunHandle, config: Config) -> None:
     params = [Param(key, redact(str(value))[:MAX_PARAM_CHARACTERS]) for key, value in flatten(config).items()]
     handle.client.log_batch(handle.run_id, params=params)
     log_document(handle, Artifact.CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    _sync_artifacts(handle)
 
 
 def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
@@ -94,6 +98,10 @@ def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
     except (MlflowException, OSError) as error:
         fault = f"--resume {run_id}: no such run of paceline in {redact(tracking_uri)}"
         raise InputError(f"{fault}; see paceline ui for the ids") from error
+    if not isinstance(tree, dict):
+        raise InputError(
+            f"--resume {run_id}: {Artifact.CONFIG} of the run is damaged; start a new one with paceline run"
+        )
     if run.info.status == "FINISHED":
         raise InputError(f"--resume {run_id}: the run is FINISHED; start a new one with paceline run")
     handle = RunHandle(tracking_uri=tracking_uri, experiment=experiment, experiment_id=experiment_id, run_id=run_id)
@@ -155,8 +163,17 @@ def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | b
         handle.client.log_artifact(handle.run_id, str(target), folder)
 
 
+def _sync_artifacts(handle: RunHandle) -> None:
+    """Push the run's artifacts to the disk if they are files: after a loss of power, MLflow's would be empty."""
+    uri = urlparse(handle.client.get_run(handle.run_id).info.artifact_uri)
+    if uri.scheme in ("", "file"):
+        sync_tree(Path(url2pathname(uri.path)))
+
+
 def finish(handle: RunHandle, status: Status, error: str | None = None) -> None:
     """Set the run's true final status."""
+    if status == "FINISHED":
+        _sync_artifacts(handle)
     if error is not None:
         handle.client.set_tag(handle.run_id, Tag.ERROR, redact(error)[:5000])
     handle.client.set_terminated(handle.run_id, status)

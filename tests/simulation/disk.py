@@ -64,6 +64,7 @@ class Inode:
                     else:
                         self.entries[name] = inode
             for inode in self.entries.values():
+                inode.num_links = 1  # a name that was removed may be back
                 inode.crash(random)
         self.sync()
 

@@ -44,6 +44,8 @@ class Ledger:
         if not group:
             self.kernel.at(START_SECONDS, self._check_start, str(attempt), spec.world_size)
             self._check_newest(spec, attempt)
+            # A full disk may have kept its flow from making the directory.
+            self._attempts[str(attempt)] = next(flow for flow in self.world.flows if flow.pid == spec.coordinator[1])
         group[spec.rank] = rank
         rank.watchers.append(lambda ended: self._end_rank(str(attempt), ended))
 

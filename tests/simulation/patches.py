@@ -141,6 +141,7 @@ def replacements():
         (tracking, "check_reachable", lambda uri: None),
         (tracking, "sqlite_path", lambda uri: None),
         (tracking, "log_config", lambda handle, config: None),
+        (tracking, "_sync_artifacts", lambda handle: None),
         (tracking, "time", system.Time()),
         (mlflow_run, "find_runs", lambda *arguments, **options: servers.MlflowClient().find_runs(*arguments)),
         (mlflow_run, "sqlite_path", lambda uri: None),
