@@ -236,7 +236,7 @@ def test_settings_of_presets_and_a_directory_without_code_are_refused_at_once(pr
         (["model.class_path=prose.gpt.GTP"], "model.class_path=prose.gpt.GTP cannot be imported", "--code DIR"),
         (["model.init_args.widht=8"], "model.init_args.widht is not an argument of prose.gpt.GPT", "width"),
         (["model.init_args.width=wide"], "model.init_args.width=wide must be of type int", "another value"),
-        (["trainer.max_epoch=2"], "trainer.max_epoch", "trainer.max_epoch"),
+        (["trainer.epochs=2"], "trainer.epochs", "trainer.epochs"),
         (["trainer.devices=2", "execution.num_devices=1"], "trainer.devices=2 conflicts with", "trainer.devices"),
         (["trainer.strategy=fsdp"], "trainer.strategy=fsdp cannot be used", "trainer.strategy=ddp"),
         (["speedup.baseline=matched"], "speedup.baseline=matched cannot be used", "speedup.baseline=probe"),
