@@ -12,7 +12,7 @@ import math
 import statistics
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,16 +58,12 @@ class CheckpointInterval:
     ) -> None:
         self._course, self._log_steps = course, log_steps
         self._since, self._since_time, self._started = step, now, now
-        self._read_failures, self._num_devices = read_failures, num_devices
+        self._read_failures, self._num_devices = cache(read_failures), num_devices
         self._costs: list[float] = []
         self._spent = 0.0
         self._longest = 2 * MIN_SECONDS  # longest time since the last checkpoint for which the next may be postponed
         self.seconds = MIN_SECONDS  # current interval
         self.choice: Choice | None = None  # the interval in steps with its reason; None before the first checkpoint
-
-    @cached_property
-    def _failures(self) -> FailureHistory:
-        return self._read_failures()
 
     def next_step(self, step: int, now: float) -> int:
         """The step at which to ask again; `step` itself, at least one after the last checkpoint, if one is due now."""
@@ -90,7 +86,8 @@ class CheckpointInterval:
         pace = max(now - cost - self._since_time, 1e-9) / max(1, step - self._since)
         self._costs, self._spent = [*self._costs, cost][-NUM_COSTS:], self._spent + cost
         cost = statistics.median(self._costs)
-        between = self._failures.hours_per_failure * 3600 / self._num_devices
+        failures = self._read_failures()
+        between = failures.hours_per_failure * 3600 / self._num_devices
         young = math.sqrt(2 * cost * between)
         longest = MAX_LOST_SECONDS - cost - write_seconds
         most = longest - QUESTION_SECONDS
@@ -106,7 +103,7 @@ class CheckpointInterval:
             bounds = {MIN_SECONDS: "a restart takes as long", most: f"up to {MAX_LOST_SECONDS:.0f} s may be lost"}
             rule = f"{rule}, but {bounds.get(self.seconds, f'checkpoints may take {MAX_SHARE:.0%}')}"
         reason = (
-            f"a checkpoint takes {_brief(cost)}, a step {_brief(pace)}; {self._failures.reason}; {rule}: "
+            f"a checkpoint takes {_brief(cost)}, a step {_brief(pace)}; {failures.reason}; {rule}: "
             f"{self.seconds:.0f} s apart, {cost / (self.seconds + cost):.2%} of the time; "
             f"up to {lost + cost + write_seconds:.0f} s of work can be lost"
         )

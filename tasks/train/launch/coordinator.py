@@ -33,7 +33,7 @@ from paceline.tasks.train.launch.placement import can_add_ranks, find_placements
 from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup
 from paceline.tasks.train.launch.rank_process import interface_of
 from paceline.tasks.train.launch.recovery import Recovery
-from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
+from paceline.tasks.train.launch.supervisor import PROGRESS_TOPIC, RankOutcome, free_port
 from paceline.tasks.train.plan import without_graph
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from paceline.tasks.train.rank_spec import RankSpec, Work
@@ -120,7 +120,7 @@ def measure_group(job: TrainJob, address: str, kind: type[R]) -> R:
 
 def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -> tuple[list[RankOutcome], Recovery]:
     recovery = Recovery(job.checkpoints, job.config.execution.max_restarts)
-    attempts, topic = _Attempts(job, recovery, on_progress), progress_topic(job.run_id)
+    attempts, topic = _Attempts(job, recovery, on_progress), PROGRESS_TOPIC + job.run_id
     while True:
         try:
             with ExitStack() as stack:

@@ -50,8 +50,8 @@ class HeartbeatReader:
     """The supervisor's end of the pipe."""
 
     def __init__(self) -> None:
-        self._reading, self.writing = os.pipe()
-        os.set_blocking(self._reading, False)
+        self.reading, self.writing = os.pipe()
+        os.set_blocking(self.reading, False)
         self._unfinished_line = b""
         self.last_beat: float | None = None  # monotonic time; None before the first
         self.step: int | None = None
@@ -60,7 +60,7 @@ class HeartbeatReader:
     def read(self) -> None:
         """Read the messages that have arrived."""
         with contextlib.suppress(BlockingIOError):
-            while received := os.read(self._reading, 65536):
+            while received := os.read(self.reading, 65536):
                 *lines, self._unfinished_line = (self._unfinished_line + received).split(b"\n")
                 for line in lines:
                     message: int | dict[str, Any] | None = json.loads(line)
@@ -69,7 +69,3 @@ class HeartbeatReader:
                         self.final_error = message
                     else:
                         self.step = message
-
-    def close(self) -> None:
-        """Close the reading end."""
-        os.close(self._reading)

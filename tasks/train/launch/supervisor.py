@@ -35,6 +35,7 @@ POLL_SECONDS = 0.25
 LOCK_UPDATE_SECONDS = 2.0
 ORPHAN_SECONDS = 10.0
 LOG_TAIL_CHARACTERS = 4000
+PROGRESS_TOPIC = "paceline-progress-"  # with the run's id, the Dask event topic of rank 0's progress
 
 
 class RankOutcome(Record):
@@ -166,7 +167,7 @@ def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
         heartbeat.read()
     finally:
         watch.started = watch.heartbeat = None
-        heartbeat.close()
+        os.close(heartbeat.reading)
     return _outcome(spec, process.returncode, heartbeat.final_error or {}, time.monotonic() - started, watts)
 
 
@@ -187,17 +188,12 @@ def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock:
             watch.heartbeat.read()
             if spec.rank == 0 and progress.exists() and (text := progress.read_text(encoding="utf-8")) != last_text:
                 last_text = text
-                get_worker().log_event(progress_topic(spec.run_id), json.loads(text))
+                get_worker().log_event(PROGRESS_TOPIC + spec.run_id, json.loads(text))
             if time.monotonic() > next_beat:
                 next_beat = time.monotonic() + LOCK_UPDATE_SECONDS
                 os.utime(device_lock.fileno())  # shows people that the holder lives
     finally:
         os.close(ended)
-
-
-def progress_topic(run_id: str) -> str:
-    """Dask event topic on which rank 0's progress travels to the coordinator."""
-    return f"paceline-progress-{run_id}"
 
 
 def _outcome(

@@ -25,7 +25,7 @@ def test_a_rank_tells_its_steps_until_it_is_stopped():
     last = reader.last_beat
     reader.read()  # at its end: nothing comes, and nothing breaks
     assert reader.last_beat == last
-    reader.close()
+    os.close(reader.reading)
 
 
 def test_a_rank_without_a_supervisor_has_no_pulse(monkeypatch):
@@ -44,4 +44,4 @@ def test_last_words_need_no_disk():
         time.sleep(0.01)
     reader.read()
     assert reader.final_error == {"message": "full", "traceback": "x" * 100_000}
-    reader.close()
+    os.close(reader.reading)
