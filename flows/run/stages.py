@@ -27,9 +27,9 @@ from paceline.tasks.data import prefect_tasks as data_tasks
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.evaluate import prefect_tasks as evaluate_tasks
 from paceline.tasks.fingerprint import workload_fingerprint
-from paceline.tasks.measure.records import FurtherStarts
 from paceline.tasks.names import Tag
 from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.summary import summary_table
