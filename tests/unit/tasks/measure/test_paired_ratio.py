@@ -101,8 +101,11 @@ def test_estimate_lies_inside_and_inverts_with_the_arms(log_ratios):
     assert there.significant == back.significant
 
 
-@given(arrays(np.float64, st.integers(3, 24), elements=st.floats(-1, 1, width=32)), st.floats(-2, 2))
+@given(
+    arrays(np.float64, st.integers(3, 24), elements=st.integers(-1000, 1000).map(lambda n: n / 1000)), st.floats(-2, 2)
+)
 def test_estimate_scales_with_the_truth(log_ratios, shift):
+    # Differences that a shift rounds away would turn an order into a tie.
     before, after = estimate_ratio(log_ratios), estimate_ratio(log_ratios + shift)
     assert after.value == pytest.approx(before.value * np.exp(shift))
     assert after.half_width == pytest.approx(before.half_width, abs=1e-9)
