@@ -166,8 +166,9 @@ def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | b
 def _sync_artifacts(handle: RunHandle) -> None:
     """Push the run's artifacts to the disk if they are files: after a loss of power, MLflow's would be empty."""
     uri = urlparse(handle.client.get_run(handle.run_id).info.artifact_uri)
-    if uri.scheme in ("", "file"):
-        sync_tree(Path(url2pathname(uri.path)))
+    directory = Path(url2pathname(uri.path))
+    if uri.scheme in ("", "file") and directory.exists():  # it comes with the first artifact
+        sync_tree(directory)
 
 
 def finish(handle: RunHandle, status: Status, error: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The data set of a run, in a real store."""
+"""What a run writes into a real store."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mlflow.tracking import MlflowClient
 
 from paceline.tasks.records.data import PreparedSet
-from paceline.tasks.track.run import RunHandle, log_dataset, log_interval
+from paceline.tasks.track.run import RunHandle, finish, log_dataset, log_document, log_interval
 
 NUM_RUNS, NUM_ROUNDS = 4, 5
 
@@ -46,3 +46,16 @@ def test_an_interval_is_three_points_of_one_moment_and_its_newest_is_the_ratio(t
     assert client.get_run(run_id).data.metrics == {"speedup/interval": 1.5}
     log_interval(handle, "unknown", 1.5, None, None)
     assert client.get_metric_history(run_id, "unknown") == []
+
+
+def test_a_run_finishes_with_and_without_artifacts(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("artifacts", artifact_location=str(tmp_path / "artifacts"))
+    for content in (None, "text"):
+        run_id = client.create_run(experiment).info.run_id
+        handle = RunHandle(tracking_uri=uri, experiment="artifacts", experiment_id=experiment, run_id=run_id)
+        if content is not None:
+            log_document(handle, "folder/text.txt", content)
+        finish(handle, "FINISHED")
+        assert client.get_run(run_id).info.status == "FINISHED"
