@@ -186,7 +186,10 @@ def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock:
             watch.check_coordinator()
             events.poll(POLL_SECONDS * 1000)
             watch.heartbeat.read()
-            if spec.rank == 0 and progress.exists() and (text := progress.read_text(encoding="utf-8")) != last_text:
+            text = last_text
+            with contextlib.suppress(OSError):  # not there yet, or replaced just now on a network file system
+                text = progress.read_text(encoding="utf-8") if spec.rank == 0 else ""
+            if text != last_text:
                 last_text = text
                 get_worker().log_event(PROGRESS_TOPIC + spec.run_id, json.loads(text))
             if time.monotonic() > next_beat:
