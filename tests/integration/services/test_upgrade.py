@@ -105,9 +105,13 @@ def test_an_older_set_is_carried_over_and_what_is_not_is_named(old, program, mon
         monkeypatch.setenv(name, value)
     whole = old.start("run", "digits", *SMALL)
     assert whole.wait(280) == 0, (old.code / "run.log").read_text()[-3000:]
+    finished = {path.name for path in home.glob("runs/*")}
     killed = old.start("run", "digits", *SMALL, *LONG)
-    until(lambda: list(home.glob("runs/*/checkpoints/step-*.ckpt")), "checkpoint", process=killed)
-    (unfinished,) = {path.parents[1].name for path in home.glob("runs/*/checkpoints/step-*.ckpt")}
+
+    def begun():
+        return {path.parents[1].name for path in home.glob("runs/*/checkpoints/step-*.ckpt")} - finished
+
+    (unfinished,) = until(begun, "checkpoint", process=killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait(30)
     deploy(known, "good", {"config": {"name": "digits"}})
