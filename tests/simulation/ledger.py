@@ -28,6 +28,7 @@ class Ledger:
     def __init__(self, world):
         self.world, self.kernel = world, world.kernel
         self._devices, self._groups, self._saved, self._attempts, self._run_ids = {}, {}, {}, {}, {}
+        self._damaged = set()
         self.num_published = 0
 
     # All ranks or none, and one owner of each device
@@ -70,11 +71,13 @@ class Ledger:
 
     def acknowledge(self, run_id, step):
         """A rank has been told that its checkpoint is safe; the step."""
-        self._saved.setdefault(run_id, []).append(step)
+        if (run_id, step) not in self._damaged:
+            self._saved.setdefault(run_id, []).append(step)
         return step
 
     def forget(self, run_id, step):
-        """A fault has damaged a checkpoint."""
+        """A fault has damaged a checkpoint, perhaps before its rank heard that it is safe."""
+        self._damaged.add((run_id, step))
         self._saved[run_id] = [each for each in self._saved.get(run_id, []) if each != step]
 
     def _check_newest(self, spec, attempt):
@@ -92,6 +95,7 @@ class Ledger:
         """A file gets its name: a checkpoint or a result is published."""
         mine = process()
         if target.name.endswith(".ckpt"):
+            self._damaged.discard((target.parent.parent.name, int(target.stem.removeprefix("step-"))))
             self._check_fence(target, mine.memory["attempt"])
         elif target.name == "trained.json":
             mine_too = [path for path, owner in self._attempts.items() if owner is mine]
