@@ -76,7 +76,7 @@ def test_a_run_as_a_function(tmp_path):
     script = tmp_path / "own_run.py"
     settings = repr(["recipe.num_epochs=1", *SHORT[1:]])
     code = body.replace('["recipe.num_epochs=2"]', settings)
-    script.write_text(code + "print(type(summary).__name__, summary.run_id, summary.speedup.cause)\n")
+    script.write_text(code + "    print(type(summary).__name__, summary.run_id, summary.speedup.cause)\n")
     done = start(script, home=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = runs_of(tmp_path)
