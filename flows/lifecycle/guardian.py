@@ -42,7 +42,11 @@ def main() -> None:
     """Read records of flow runs from stdin until their process has ended; then end those that are still there."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    records = [Path(line) for line in dict.fromkeys(sys.stdin.read().splitlines())]
+    end_runs([Path(line) for line in dict.fromkeys(sys.stdin.read().splitlines())])
+
+
+def end_runs(records: list[Path]) -> None:
+    """End the flow runs whose records a lost process has left, and wait for APIs that are away."""
     time.sleep(GRACE_SECONDS)
     deadline = time.monotonic() + WAIT_SECONDS
     while (records := [record for record in records if record.exists()]) and time.monotonic() < deadline:

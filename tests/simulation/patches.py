@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 import distributed
 
-from paceline.flows.lifecycle import flow_run_lock, mlflow_run
+from paceline.conf import environment
+from paceline.flows.lifecycle import flow_run_lock, guardian, mlflow_run
 from paceline.tasks import deadline, files, metrics_file
 from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.track import metrics_upload
@@ -56,6 +57,7 @@ MODULES = (
         mlflow_run,
         flow_run_lock,
     ),
+    guardian,
 )
 KEPT = {(placement, "os"), (placement, "threading"), (mlflow_run, "Path")}
 _LOG = logging.getLogger("simulation")
@@ -114,8 +116,9 @@ def replacements():
     yield rank_group, "fetch", of_cluster("fetch")
     for module in (placement, rank_group):
         yield module, "workers", of_cluster("addresses")
-    for module in (placement, supervisor):
+    for module in (environment, placement, supervisor):
         yield module, "Environment", lambda: kernel().world.environment
+    yield environment, "quieten", lambda: None
     yield coordinator, "free_port", free_port
     yield coordinator, "host_identity", lambda: process().host.name
     yield placement, "worker_facts", worker_facts

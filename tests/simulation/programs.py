@@ -175,7 +175,7 @@ def _flow(world, name, flow_run_id, resume):
     kernel().wait(1.0 if world.site.start_together else world.seconds("imports"))
     try:
         record = flow_run_lock.flow_run_lock(world.environment, flow_run_id)
-        kernel().spawn(mine.host, "guardian", guardian_main, world, mine, record)
+        kernel().spawn(mine.host, "guardian", guardian_main, mine, record)
         mine.watchers.append(world.ledger.end_flow)
     except OSError:  # as `outage._own`: nobody can see that it has ended
         mine.memory["has_no_record"] = True
@@ -215,21 +215,11 @@ def _flow(world, name, flow_run_id, resume):
     raise Exit(0 if state == "COMPLETED" else 1)
 
 
-def guardian_main(world, flow, record):
-    """`guardian.main`: end the flow run once its process is gone, unless it has ended in order."""
+def guardian_main(flow, record):
+    """`guardian.main`, which reads until the process of the flow has ended."""
     while flow.is_alive:
         kernel().wait(1.0)
-    kernel().wait(guardian.GRACE_SECONDS)
-    deadline = kernel().now + guardian.WAIT_SECONDS
-    while record.exists() and kernel().now < deadline:
-        try:
-            flow_run_lock.end_lost_run(world.environment, record)
-            break
-        except Killed:
-            raise
-        except Exception as error:  # noqa: BLE001  an API or the disk is away
-            kernel().log(f"guardian waits: {error!r}")
-            kernel().wait(guardian.RETRY_SECONDS)
+    guardian.end_runs([record])
     raise Exit(0)
 
 
