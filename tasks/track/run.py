@@ -8,8 +8,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 
 import yaml
 from mlflow.data.code_dataset_source import CodeDatasetSource
@@ -27,7 +25,7 @@ from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact, redact_tree
 from paceline.tasks.track.connectivity import check_reachable
-from paceline.tasks.track.store import open_store, sqlite_path
+from paceline.tasks.track.store import local_path, open_store, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu", "doctor", "watch"]
@@ -165,9 +163,8 @@ def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | b
 
 def _sync_artifacts(handle: RunHandle) -> None:
     """Push the run's artifacts to the disk if they are files: after a loss of power, MLflow's would be empty."""
-    uri = urlparse(handle.client.get_run(handle.run_id).info.artifact_uri)
-    directory = Path(url2pathname(uri.path))
-    if uri.scheme in ("", "file") and directory.exists():  # it comes with the first artifact
+    directory = local_path(handle.client.get_run(handle.run_id).info.artifact_uri)
+    if directory is not None and directory.exists():  # it comes with the first artifact
         sync_tree(directory)
 
 
