@@ -26,7 +26,6 @@ ATTENTION = {
     _FLASH_BACKWARD: lambda grad, query, key, value, *_, **__: sdpa_backward_flop_count(grad, query, key, value),
 }
 """Formulas of torch's counter for operators on CPUs, which it does not know."""
-KNOWN = {f"aten::{operator.__name__}" for operator in ATTENTION}
 UNKNOWN = {"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product_flash_attention_for_cpu"}
 """Operators of torch with matrix products inside that its counter does not know."""
 
@@ -46,17 +45,23 @@ def count_cost(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[C
         counts["forward"], counts["training"] = given
     elif reason:
         return None, reason
-    weights = list(network.parameters())
     cost = Cost(
         forward_flops=counts["forward"],
         training_flops=counts["training"],
-        num_parameters=sum(weight.numel() for weight in weights),
-        num_trained=sum(weight.numel() for weight in weights if weight.requires_grad),
+        **_num_weights(network),
         saved_values=counts.get("saved_values", 0.0),
         saved_bytes=counts.get("saved_bytes", 0.0),
         image_bytes=prod(image_shape),
     )
     return cost, ""
+
+
+def _num_weights(network: nn.Module) -> dict[str, int]:
+    weights = list(network.parameters())
+    return {
+        "num_parameters": sum(weight.numel() for weight in weights),
+        "num_trained": sum(weight.numel() for weight in weights if weight.requires_grad),
+    }
 
 
 def _count_growth(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[dict[str, float], str]:
@@ -67,13 +72,15 @@ def _count_growth(network: nn.Module, image_shape: tuple[int, int, int]) -> tupl
         except (RuntimeError, TypeError):  # the network reads values, or has tensors that are no parameters
             few, many = (_Count(copy.deepcopy(network).cpu(), image_shape, size) for size in SIZES)
     growth = {name: (value - few.totals[name]) / (SIZES[1] - SIZES[0]) for name, value in many.totals.items()}
-    if many.uncounted:
-        return growth, f"torch does not count the operations of {', '.join(sorted(many.uncounted))}"
+    if many.why_not:
+        return growth, many.why_not
     return growth, "" if growth["training"] else "the network has no convolution and no matrix product"
 
 
 class UncountedOperators(TorchDispatchMode):
     """Notes the operators that torch's counter, which comes before it, has let through without a count."""
+
+    known: frozenset[str] = frozenset()  # operators that its counter has formulas for
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,6 +92,12 @@ class UncountedOperators(TorchDispatchMode):
         if func.namespace not in NAMESPACES or name in UNKNOWN:
             self.uncounted.add(func._schema.name)
         return func(*args, **(kwargs or {}))
+
+    @property
+    def why_not(self) -> str:
+        """Why the count is not complete; "" if it is."""
+        unknown = sorted(self.uncounted - self.known)
+        return f"torch does not count the operations of {', '.join(unknown)}" if unknown else ""
 
 
 class _Count(UncountedOperators):
@@ -123,6 +136,8 @@ def _storage_id(tensor: torch.Tensor) -> int:
 class StepCount(UncountedOperators):
     """Operations of a training step, counted while it runs: the same kernels, once, and slower."""
 
+    known = frozenset(f"aten::{operator.__name__}" for operator in ATTENTION)
+
     def __init__(self) -> None:
         super().__init__()
         self._counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
@@ -142,16 +157,10 @@ class StepCount(UncountedOperators):
 
     def cost(self, network: nn.Module, num_samples: float) -> tuple[Cost | None, str]:
         """What a sample of the step needed; None, with the reason, where that was not counted."""
-        total, unknown = self._counter.get_total_flops(), self.uncounted - KNOWN
-        if unknown:
-            return None, f"torch does not count the operations of {', '.join(sorted(unknown))}"
+        if self.why_not:
+            return None, self.why_not
+        total = self._counter.get_total_flops()
         if not total or not num_samples > 0:
             return None, "the step has no matrix product" if not total else "a batch shows no number of samples"
-        weights = list(network.parameters())
-        cost = Cost(
-            forward_flops=(self.forward or total) / num_samples,
-            training_flops=total / num_samples,
-            num_parameters=sum(weight.numel() for weight in weights),
-            num_trained=sum(weight.numel() for weight in weights if weight.requires_grad),
-        )
-        return cost, ""
+        forward = (self.forward or total) / num_samples
+        return Cost(forward_flops=forward, training_flops=total / num_samples, **_num_weights(network)), ""

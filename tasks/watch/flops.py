@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.tasks.measure.device_limit import DTYPES
-from paceline.tasks.model.flops import KNOWN, StepCount
+from paceline.tasks.model.flops import StepCount
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution"}
 
@@ -20,7 +20,7 @@ class StepFlops(StepCount):
         super().__init__()
         self._stack = ExitStack()
         self._dtypes: Counter[torch.dtype] = Counter()
-        self.is_counting, self.why_not = False, ""
+        self.is_counting = self._is_compiled = False
 
     @classmethod
     def start(cls) -> "StepFlops":
@@ -28,7 +28,7 @@ class StepFlops(StepCount):
         count = cls()
         dynamo = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None and dynamo.counters["frames"]:
-            count.why_not = "the operations of compiled code are not counted"
+            count._is_compiled = True
             return count
         count.is_counting = True
         count._stack.enter_context(count.count())
@@ -38,8 +38,11 @@ class StepFlops(StepCount):
         """Stop to count."""
         self._stack.close()
         self.is_counting = False
-        if unknown := self.uncounted - KNOWN:
-            self.why_not = f"torch does not count the operations of {', '.join(sorted(unknown))}"
+
+    @property
+    def why_not(self) -> str:
+        """Why the count is not complete; "" if it is."""
+        return "the operations of compiled code are not counted" if self._is_compiled else super().why_not
 
     @property
     def total(self) -> int:
