@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.support.mounts import mounted
 from tests.support.patience import until
 
 SHUT_DOWN = 0x8004587D
@@ -23,10 +24,9 @@ class Disk:
     def __init__(self, image, path):
         self.image, self.path = image, path
 
-    def mount(self):
-        return subprocess.run(
-            ["mount", "-o", "loop", self.image, self.path], capture_output=True, text=True, check=False
-        )
+    @property
+    def command(self):
+        return "mount", "-o", "loop", self.image
 
     def lose_power(self):
         place = os.open(self.path, os.O_RDONLY)
@@ -38,7 +38,7 @@ class Disk:
     def restore_power(self):
         """Mount again, by which the journal is replayed; all processes that used it must be ending."""
         until(self.unmount, "unmounted disk", seconds=60)
-        assert self.mount().returncode == 0
+        subprocess.run([*self.command, self.path], check=True)
 
     def unmount(self):
         return subprocess.run(["umount", self.path], capture_output=True, check=False).returncode == 0
@@ -51,13 +51,8 @@ def disk(directory, kind, megabytes=512):
     if maker is None:
         pytest.skip(f"there is no mkfs.{kind}")
     found = Disk(directory / f"{kind}.img", directory / kind)
-    found.path.mkdir(parents=True)
     with found.image.open("wb") as image:
         image.truncate(megabytes * 2**20)
     subprocess.run([maker, "-q", found.image], check=True)
-    if (mounted := found.mount()).returncode:
-        pytest.skip(f"no disk can be mounted: {mounted.stderr.strip()}; run as root, with loop devices")
-    try:
+    with mounted(found.path, *found.command):
         yield found
-    finally:
-        subprocess.run(["umount", "--lazy", found.path], check=True)

@@ -1,23 +1,15 @@
 """A disk that is soon full, as it is on a host that others have filled."""
 
-import subprocess
 from contextlib import contextmanager, suppress
 
-import pytest
+from tests.support.mounts import mounted
 
 
 @contextmanager
 def small_disk(directory, megabytes):
     """Mount a small disk on a new directory; yields a file for `fill`. Skips where nothing may be mounted."""
-    directory.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", directory]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted: {mounted.stderr.strip()}; run as root")
-    try:
+    with mounted(directory, "mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs"):
         yield directory / "filler"
-    finally:
-        subprocess.run(["umount", "--lazy", directory], check=True)
 
 
 def fill(path):

@@ -14,6 +14,7 @@ from paceline.tasks.files import load_result
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.train.rank.checkpoint import step_of
 from tests.integration.conftest import SMALL
+from tests.support.mounts import mounted
 from tests.support.patience import until
 
 RUN = [*SMALL, "recipe.num_epochs=60", "execution.checkpoint_steps=4", "execution.num_threads=1"]
@@ -30,13 +31,7 @@ def homes(tmp_path):
     (tmp_path / "export").mkdir()
     with ExitStack() as stack:
         for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-            mounted = subprocess.run(
-                ["bindfs", tmp_path / "export", tmp_path / name], capture_output=True, text=True, check=False
-            )
-            if mounted.returncode:
-                pytest.skip(f"bindfs cannot mount: {mounted.stderr.strip()}")
-            stack.callback(subprocess.run, ["umount", "--lazy", tmp_path / name], check=True)
+            stack.enter_context(mounted(tmp_path / name, "bindfs", tmp_path / "export"))
         yield tmp_path / "one", tmp_path / "two"
 
 
