@@ -17,7 +17,7 @@ from paceline.tasks.records.cost import Cost
 
 SIZES = (2, 4)  # samples of the two batches that are counted; a batch norm cannot train on fewer
 GIVEN = "flops_per_sample"  # attribute of a network with its own operations for a sample: forward, and with backward
-NAMESPACES = {"aten", "prim", "prims", "profiler"}  # torch's own operators
+NAMESPACES = {"aten", "c10d", "prim", "prims", "profiler"}  # torch's own operators
 _FLASH, _FLASH_BACKWARD = (
     getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{end}") for end in ("", "_backward")
 )

@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningDataModule, LightningModule
 
 from paceline.tasks.errors import InputError, MeasureMemoryError, one_line
 from paceline.tasks.measure.energy import EnergyMeter
@@ -111,8 +112,7 @@ class ModuleProbe:
         return others
 
     def _watch(self) -> ValidityWatch:
-        gpus = self._spec.devices if self._device.type == "cuda" else ()
-        return ValidityWatch(own_processes(self._spec), gpu_uuids=gpus)
+        return ValidityWatch(own_processes(self._spec), gpu_uuids=self._spec.devices)
 
     def _runner(self, stack: ExitStack, arm: Arm, *, is_candidate: bool = False, counts: bool = False) -> ArmRunner:
         """An arm after its first step. Raises ArmLostError, on all ranks: the module cannot run it."""
@@ -170,6 +170,8 @@ class ModuleProbe:
                 "enable_model_summary": False,
             }
             cli = ModuleCLI(self._settings, options)
+            if self._spec.world_size > 1 and not is_group:  # all ranks would meet around an overridden one
+                cli.model.prepare_data = MethodType(LightningModule.prepare_data, cli.model)
             if arm.variant == "no_update":
                 _leave_out_update(cli.model)
             cli.trainer.fit(cli.model, datamodule=self._share(cli.datamodule))
@@ -185,7 +187,7 @@ class ModuleProbe:
             return None
         if self._data is None:
             self._data = data
-            data.prepare_data = _nothing
+            data.prepare_data = MethodType(LightningDataModule.prepare_data, data)  # not overridden: see `_steps`
             return data
         shared = copy.copy(self._data)
         shared.setup = _nothing
