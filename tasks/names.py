@@ -1,6 +1,10 @@
 """Names in MLflow: tags, metrics and artifacts of our runs. Public contract: a name never changes."""
 
 from collections.abc import Mapping
+from typing import Literal
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+"""Last status of a run."""
 
 
 class Tag:

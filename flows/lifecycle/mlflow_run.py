@@ -20,7 +20,7 @@ from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError, SupersededError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.log_lines import labels
-from paceline.tasks.names import Artifact, Tag
+from paceline.tasks.names import Artifact, Status, Tag
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.metrics_upload import upload_left, upload_rest
@@ -172,7 +172,7 @@ def _ends_with_status(handle: RunHandle, resume_hint: str) -> Iterator[None]:
         tracking.finish(handle, "FINISHED")
 
 
-def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
+def _finish(handle: RunHandle, status: Status, error: str) -> None:
     """Set the status without hiding the error that ended the run."""
     try:
         with defer_signals():

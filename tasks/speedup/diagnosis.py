@@ -164,7 +164,11 @@ def _difference(first: Mapping[str, float], *rest: Mapping[str, float]) -> dict[
 def _share(times: Mapping[str, Floats], terms: Mapping[str, float]) -> Interval:
     """Location and interval of the terms' sum over the candidate's step time, each cut to 0 to 1."""
     sums: Floats = np.sum([weight * times[role] for role, weight in terms.items()], axis=0)
-    shares = sums / times["candidate"]
+    return share_interval(sums / times["candidate"])
+
+
+def share_interval(shares: Floats) -> Interval:
+    """Location and interval of a share of a step, each cut to 0 to 1."""
     if shares.size < MIN_INTERVAL_ROUNDS:
         return Interval(value=float(np.clip(np.median(shares), 0.0, 1.0)))
     value, low, high = (float(np.clip(end, 0.0, 1.0)) for end in location_interval(shares))

@@ -20,14 +20,13 @@ from paceline.conf.config import Config
 from paceline.conf.load import flatten
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sync_tree
-from paceline.tasks.names import Artifact, Tag
+from paceline.tasks.names import Artifact, Status, Tag
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact, redact_tree
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.track.store import local_path, open_store, sqlite_path
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
 Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu", "doctor", "watch"]
 NestedRole = Literal["arm", "trial"]
 PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": Tag.STUDY_RUN_ID, "trial": Tag.SWEEP_RUN_ID}

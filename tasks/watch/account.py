@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from paceline.conf.environment import Environment
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, estimate_ratio, planned_looks
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.measurement import Validity
@@ -44,7 +45,9 @@ class Account:
     ) -> None:
         self.stopwatch = Stopwatch("outside")
         self.why_not_measured, self.is_training = why_not_measured, is_training
-        self.num_steps, self.num_samples, self.num_backward = 0, 0, 0
+        site = Environment()
+        self.environment = site.model_copy(update={"home": site.root})  # also once the script is in another directory
+        self.num_steps, self.num_backward, self._num_samples = 0, 0, 0
         self.blocks = Blocks([], [])
         self.split: list[Step] = []  # on a GPU, steps that waited for it after each part
         self.validity = Validity()
@@ -113,8 +116,7 @@ class Account:
         """Take note that a batch was handed to the loop, and whether it was read before the step."""
         self._num_in_epoch = 0 if is_first else self._num_in_epoch + 1
         self._is_left_out |= was_ahead != (self._kind == "at_hand")
-        sizes = [tensor.shape[0] for tensor in tensors(batch) if tensor.ndim]
-        self.num_samples = sizes[0] if sizes else 0
+        self._num_samples = next((tensor.shape[0] for tensor in tensors(batch) if tensor.ndim), 0)
         self._syncs = torch.cuda.is_initialized() and self._kind == "normal" and not self._block
         if self.flops is None and len(self._warm_up) == NUM_WARM_UP // 2:
             self.flops = StepFlops.start()
@@ -168,7 +170,7 @@ class Account:
             self.flops = self.flops if self._has_backward else None
         budget = self.stopwatch.budget()
         parts = {part: budget.get(part, 0.0) - self._before.get(part, 0.0) for part in PARTS}
-        step, self._before = Step(parts, self._idle), None
+        step, self._before = Step(parts, self._idle, self._num_samples), None
         self.num_steps += self._has_backward
         is_settled = self._num_in_epoch >= self._num_to_settle
         if is_counted and self._has_backward and not self._is_left_out and is_settled:

@@ -6,8 +6,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from paceline.tasks.names import Status
 from paceline.tasks.watch.account import Account
-from paceline.tasks.watch.card import Status, finish, status_of
+from paceline.tasks.watch.card import finish, status_of
 from paceline.tasks.watch.hooks import follow
 from paceline.tasks.watch.records import WatchResult
 

@@ -1,26 +1,24 @@
 """The end of an account: a card on stderr, and a run in MLflow."""
 
 import sys
-from typing import Literal
 
 from paceline.conf.environment import Environment, quieten
 from paceline.tasks.errors import PacelineError, one_line
 from paceline.tasks.formatting import number_text
-from paceline.tasks.names import WATCH_EXPERIMENT, Artifact, Metric, Tag
+from paceline.tasks.names import WATCH_EXPERIMENT, Artifact, Metric, Status, Tag
 from paceline.tasks.redact import redact
 from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.records import WatchResult
 from paceline.tasks.watch.verdict import format_gain, judge
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
 finished: list[WatchResult] = []
 """Accounts of this process that have ended, the oldest first."""
 WORDS = {"data_wait": "input"}
 GAINS = {
-    "measured": "{gain} with the batches at hand: measured in {rounds} pairs of blocks",
+    "measured": "{gain} if each batch were ready in time: measured in {rounds} pairs of blocks",
     "computed": "{gain} without the wait: computed, not measured, because {why}",
-    "at most": "{gain} at most, if nothing were left of it: computed from its share",
+    "at most": "{gain} at most, if this cause were gone altogether: computed from its share of a step",
 }
 
 
@@ -35,7 +33,7 @@ def finish(account: Account, name: str, status: Status = "FINISHED") -> WatchRes
         if result is not None:
             finished.append(result)
             say(*card(result))
-            say(f"  run      {_record(result, status)}")
+            say(f"  run      {_record(result, status, account.environment)}")
         return result
     except PacelineError as error:
         say(f"error: {error}", *([f"hint: {error.hint}"] if error.hint else []))
@@ -71,13 +69,12 @@ def card(result: WatchResult) -> list[str]:
     return [*lines, f"  next     {result.next_step}"]
 
 
-def _record(result: WatchResult, status: Status) -> str:
+def _record(result: WatchResult, status: Status, site: Environment) -> str:
     """Record a run in MLflow, and return where it is."""
     quieten()
     from paceline.tasks.track import run as tracking
     from paceline.tasks.track.store import check_store
 
-    site = Environment()
     experiment_id = check_store(site.tracking_uri, WATCH_EXPERIMENT, site.artifact_root)
     tags = {Tag.ROLE: "watch", Tag.CAUSE: result.cause, Tag.VERDICT: result.verdict}
     handle = tracking.begin_named(site.tracking_uri, WATCH_EXPERIMENT, experiment_id, result.name, tags)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from paceline.tasks.names import Status
 from paceline.tasks.watch import card
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.hooks import follow
@@ -75,14 +76,14 @@ def main(replay: str, script: str, *arguments: str) -> int:
         ended = error
     if isinstance(ended, Exception):  # as Python would print it
         sys.excepthook(type(ended), ended, ended.__traceback__ and ended.__traceback__.tb_next)
-    is_done = ended is None or (isinstance(ended, SystemExit) and ended.code in (None, 0))
-    status: card.Status = "FINISHED" if ended is None or is_done else card.status_of(ended)
+    is_done = isinstance(ended, SystemExit) and ended.code in (None, 0)
+    status: Status = "FINISHED" if ended is None or is_done else card.status_of(ended)
     if card.finish(account, path.name, status) is None and not card.finished:
         lines = NO_LOADER if account.num_backward else NO_LOOP
         card.say(*(line.format(script=path.name, number=account.num_backward) for line in lines))
     if ended is not None and not isinstance(ended, Exception):
         raise ended
-    return 1 if ended else 0
+    return int(ended is not None)
 
 
 if __name__ == "__main__":

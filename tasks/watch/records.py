@@ -32,6 +32,7 @@ class Step(NamedTuple):
 
     parts: dict[str, float]
     idle: float
+    num_samples: int  # 0 where the batch shows no size
 
     @property
     def seconds(self) -> float:
@@ -47,8 +48,8 @@ class Blocks(NamedTuple):
 
     def log_ratios(self) -> Floats:
         """Of the pairs: throughput with batches at hand over that of the steps as they are."""
-        pairs = [[seconds_of(block) for block in pair] for pair in zip(self.normal, self.at_hand, strict=False)]
-        return np.log([slow / fast for slow, fast in pairs])
+        pairs = zip(self.normal, self.at_hand, strict=False)
+        return np.log([seconds_of(normal) / seconds_of(at_hand) for normal, at_hand in pairs])
 
 
 def seconds_of(block: Sequence[Step]) -> float:
@@ -76,7 +77,7 @@ class WatchResult(Record):
     gain_source: Literal["measured", "computed", "at most"] | None
     """`measured`: the same loop with its batches read before. `computed`: from the wait in the same thread. `at most`:
     from the share of the cause, as if nothing were left of it."""
-    why_not_measured: str = ""
+    why_not_measured: str = ""  # why no batches were read ahead; empty where they were
     num_rounds: int  # blocks of steps as they are, each next to one with batches at hand where that was measured
     precision: str = ""
     flops_per_second: float | None = None

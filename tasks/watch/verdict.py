@@ -6,11 +6,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from paceline.conf.environment import Environment
 from paceline.tasks.errors import one_line
 from paceline.tasks.measure.device_limit import limit_cache, measure_limit
-from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Floats, Interval, estimate_ratio, location_interval
-from paceline.tasks.speedup.diagnosis import MIN_SHARE
+from paceline.tasks.measure.paired_ratio import Interval, estimate_ratio
+from paceline.tasks.speedup.diagnosis import MIN_SHARE, share_interval
 from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.speedup.verdict import MIN_STEP_SECONDS, format_ends, format_ratio
 from paceline.tasks.watch.account import Account
@@ -40,9 +39,9 @@ NEXT_STEPS: dict[StepCause, str] = {
     "loop-bound": "look at callbacks, loggers, metrics and .item() between the steps",
     "launch-bound": "use larger batches or torch.compile: calling operators takes longer than their work",
     "compute-bound": "use bf16 (precision='bf16-mixed'), torch.compile or more devices",
-    "undecided": "no share is clearly the largest: train longer, for a narrower interval",
+    "undecided": "no cause clearly takes more than 10% of a step: train longer, for a narrower interval",
     "too few steps": "train for some hundred steps",
-    "contaminated machine": "repeat it on a quiet machine, and divide nothing by these figures",
+    "contaminated machine": "repeat it on a quiet machine, and compare nothing with these figures",
 }
 
 
@@ -78,7 +77,9 @@ def judge(account: Account, name: str) -> WatchResult | None:
         num_measured=len(steps),
         step_seconds=step_seconds,
         parts=parts,
-        samples_per_second=account.num_samples / step_seconds if account.num_samples and step_seconds else None,
+        samples_per_second=sum(step.num_samples for step in split) / len(split) / step_seconds or None
+        if step_seconds
+        else None,
         shares=shares,
         cause=cause,
         verdict=verdict,
@@ -121,18 +122,11 @@ def _shares(account: Account) -> dict[str, Interval]:
     number = min(map(len, shares.values()))
     columns = {name: np.clip(values[:number], 0.0, 1.0) for name, values in shares.items()}
     columns["compute"] = np.clip(1 - np.sum(list(columns.values()), axis=0), 0.0, 1.0)
-    return {name: _interval(values) for name, values in columns.items()}
+    return {name: share_interval(values) for name, values in columns.items()}
 
 
 def _mean_share(block: Sequence[Step], part: str) -> float:
     return sum(step.parts[part] for step in block) / (seconds_of(block) * len(block))
-
-
-def _interval(values: Floats) -> Interval:
-    if len(values) < MIN_INTERVAL_ROUNDS:
-        return Interval(value=float(np.median(values)))
-    value, low, high = (float(np.clip(end, 0.0, 1.0)) for end in location_interval(values))
-    return Interval(value=value, low=low, high=high)
 
 
 def _cause(shares: dict[str, Interval], step_seconds: float) -> StepCause:
@@ -167,7 +161,7 @@ def _limit_share(account: Account, device: torch.device, step_seconds: float) ->
     rate = flops.total / step_seconds
     known: dict[str, Any] = {"precision": precision, "flops_per_second": rate}
     try:
-        cache = limit_cache(Environment().root, device)
+        cache = limit_cache(account.environment.root, device)
         limit = cache.find()
         if limit is None:
             cache.keep(limit := measure_limit(device, [precision], LIMIT_SECONDS))

@@ -12,9 +12,10 @@ RandomState = dict[str, Any]
 
 def differ(before: RandomState, after: RandomState) -> bool:
     """Whether random numbers were drawn between two states."""
-    pairs = zip([before["torch"], *before["loader"]], [after["torch"], *after["loader"]], strict=True)
+    devices = {"torch", "cuda"} & before.keys() & after.keys()
+    first, second = ([*map(state.get, sorted(devices)), *state["loader"]] for state in (before, after))
     is_drawn = any(before[name] != after[name] for name in ("python", "numpy"))
-    return is_drawn or any(not torch.equal(first, second) for first, second in pairs)
+    return is_drawn or any(not torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 def random_state(loader: Any) -> RandomState:

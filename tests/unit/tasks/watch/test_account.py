@@ -295,3 +295,15 @@ def test_hooks_are_gone_afterwards():
         assert DataLoader.__iter__ is not before[0]
     assert (DataLoader.__iter__, torch.autograd.backward) == before
     assert not sys.modules["torch.optim.optimizer"]._global_optimizer_pre_hooks
+
+
+def test_a_smaller_last_batch_does_not_stand_for_all():
+    account, weight = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for inputs, _ in DataLoader(Numbers(), batch_size=7):
+            (inputs @ weight).sum().backward()
+    assert len(inputs) == 4
+    account.stop()
+    account.validity = QUIET
+    result = judge(account, "train.py")
+    assert result.samples_per_second == pytest.approx(7 / result.step_seconds)

@@ -88,7 +88,7 @@ def test_losses_stay_the_same(tmp_path, monkeypatch, settings, by_hand):
     if by_hand:
         options.pop("gradient_clip_val", None)
         options.pop("accumulate_grad_batches", None)
-    monkeypatch.setattr("paceline.tasks.watch.card._record", lambda result, status: "")
+    monkeypatch.setattr("paceline.tasks.watch.card._record", lambda *_: "")
     plain, _ = fit(directory=tmp_path, settings=options, by_hand=by_hand)
     watch = SpeedAccount()
     watched, _ = fit(watch, directory=tmp_path, settings=options, by_hand=by_hand)
