@@ -179,10 +179,10 @@ def _check_store(config: Config, environment: Environment) -> str:
 
 def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -> PreflightResult:
     """Check the hardware that Slurm gave and the packages of a cluster's workers; raise InputError if they fail."""
-    if config.lightning.settings:
-        require_code(config.lightning, address)
     if address != config.cluster.address:  # `check` did this for a cluster that already ran
         require_packages(address, config.packages)
+        if config.lightning.settings:
+            require_code(config.lightning, address)
     if kind_of(config.cluster).has_known_hardware:
         return checked
     hardware = inspect(config, address)

@@ -1,5 +1,6 @@
 """Stores the raw data behind the speedup of a run."""
 
+from hashlib import sha256
 from typing import Any
 
 from prefect import get_run_logger
@@ -8,7 +9,7 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.run.metrics import is_disturbed
 from paceline.tasks.files import write_durably
-from paceline.tasks.names import Artifact
+from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.training import Trained
 from paceline.tasks.report.summary import summary_table
@@ -16,6 +17,11 @@ from paceline.tasks.speedup.evidence.archive import PLAN, analysis_plan, evidenc
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
+
+
+def log_plan(handle: RunHandle, config: Config) -> None:
+    """Record by which rules the probe is measured and judged, before its first step."""
+    tracking.set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
 
 
 def log_evidence(
@@ -36,11 +42,12 @@ def log_evidence(
     raw = [content for content in contents if content is not None]
     if trained.probe is None or len(raw) < len(contents):
         return
-    validities = (speedup.validity, trained.validity if is_disturbed(trained) else None)
+    disturbed = is_disturbed(trained)
+    validities = (speedup.validity, trained.validity if disturbed else None)
     facts = {
         "run_id": handle.run_id,
         "workload": summary["workload"],
-        "contaminated": bool(speedup.contaminated) or is_disturbed(trained),
+        "contaminated": bool(speedup.contaminated) or disturbed,
         "reasons": [reason for validity in validities if validity for reason in validity.reasons],
         "earlier": earlier,
     }

@@ -1,7 +1,6 @@
 """A training of the user's own Lightning code: prepare its data, train, account. The flow is one MLflow run."""
 
 import time
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.prestart import cluster_for_run
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, publish
-from paceline.flows.run.evidence import log_evidence
+from paceline.flows.run.evidence import log_evidence, log_plan
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.fingerprint import lightning_fingerprint
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.training import ModuleResult
-from paceline.tasks.redact import redact
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.baselines.ratios import add_ratios
-from paceline.tasks.speedup.evidence.archive import analysis_plan
 from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
 from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.speedup.records import SpeedupResult
@@ -71,7 +68,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             home=str(environment.root),
             resume=resume is not None,
         )
-        tracking.set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
+        log_plan(handle, config)
         if module.code is not None:
             code.copy(Path(module.code), job.directory)
         if module.prepares_data:
@@ -83,7 +80,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         speedup = add_ratios(speedup, config, None, trained, None)
         summary = {
             **{"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload},
-            "tracking_uri": redact(handle.tracking_uri),
+            "tracking_uri": handle.public_uri,
             "packages": module.packages,
             "train": trained.model_dump(mode="json", include={*TRAIN_KEYS})
             | share.model_dump(mode="json", include={*SHARES}),

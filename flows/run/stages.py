@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import Any
 
 from prefect import get_run_logger
@@ -20,6 +19,7 @@ from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import publish, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.run import history, registry
+from paceline.flows.run.evidence import log_plan
 from paceline.flows.run.record import Outcome, log_model, record, summarise
 from paceline.flows.run.starts import confirm_regression, measure_starts
 from paceline.tasks.cluster.tls import choose_tls
@@ -27,7 +27,6 @@ from paceline.tasks.data import prefect_tasks as data_tasks
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.evaluate import prefect_tasks as evaluate_tasks
 from paceline.tasks.fingerprint import workload_fingerprint
-from paceline.tasks.names import Tag
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.record import Record
@@ -35,10 +34,9 @@ from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup import prefect_tasks as speedup_tasks
 from paceline.tasks.speedup.baselines.ratios import add_ratios
-from paceline.tasks.speedup.evidence.archive import analysis_plan
 from paceline.tasks.speedup.limit_share import add_share
 from paceline.tasks.speedup.records import SpeedupResult
-from paceline.tasks.track.run import RunHandle, log_dataset, set_tags
+from paceline.tasks.track.run import RunHandle, log_dataset
 from paceline.tasks.train import prefect_tasks as train_tasks
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.launch.coordinator import TrainJob
@@ -75,6 +73,7 @@ class Session:
     cluster: OpenCluster
     resume: str | None
     started: float
+    _run: ExitStack
     workload: str = ""
     starts: FurtherStarts = field(default_factory=FurtherStarts)
     training: TrainJob | None = None
@@ -82,7 +81,6 @@ class Session:
     summary: dict[str, Any] = field(default_factory=dict)
     """JSON of the run, once it is accounted for; after the session with the confirmation of a regression."""
     _handle: RunHandle | None = None
-    _run: ExitStack = field(default_factory=ExitStack)
 
     @property
     def handle(self) -> RunHandle:
@@ -121,7 +119,7 @@ def session(config: Config, resume: str | None = None) -> Iterator[Session]:
     with cluster_for_run(config, checked.plan, environment) as cluster:
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
         with ExitStack() as run:
-            made = Session(config, environment, checked, cluster, resume, started, _run=run)
+            made = Session(config, environment, checked, cluster, resume, started, run)
             yield made
         if (outcome := made.outcome) is None or made.training is None:
             return
@@ -147,7 +145,7 @@ def prepare(session: Session) -> PreparedSet:
     workload = workload_fingerprint(config.workload, prepared.fingerprint, session.checked.weights)
     handle = session.open_run(workload)
     log_dataset(handle, prepared, config.data.source)
-    set_tags(handle, {Tag.ANALYSIS_PLAN: sha256(analysis_plan(config.speedup)).hexdigest()})
+    log_plan(handle, config)
     return prepared
 
 

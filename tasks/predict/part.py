@@ -213,7 +213,7 @@ def finished_record(part: Part) -> PartRecord | None:
 
 
 def check_parity(part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
-    """Compare the executed model with the plain one on a part's images; None if none can be read. Also the reads."""
+    """Compare the executed model with the plain one on a part's first images (None: none readable), and count reads."""
     facts = predictor(settings).facts
     size, _, channels = facts.image_shape
     origin, samples, _, _, num_planes = part.images

@@ -39,7 +39,7 @@ class Predicted(Record):
     records: tuple[PartRecord, ...]  # one for each part
     num_reused: int  # samples of parts that an earlier call has left
     reads: Reads  # what this call had the workers read from afar
-    parity: Parity | None  # none where nothing was left to predict, or nothing can be read
+    parity: Parity | None  # None where nothing was left to predict, or nothing can be read
     seconds: float  # wall time of the parts that were predicted now
 
 

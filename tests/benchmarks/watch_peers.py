@@ -44,14 +44,14 @@ def compare(script, ways, lengths, repeats):
                 seconds, text = seconds_of(ways[name], script, length)
                 times[name][length].append(seconds)
                 found = VERDICT.search(text)
-                verdicts.setdefault(name, []).append((found[1] or found[2])[:100] if found else "none")
+                verdicts[name] = (found[1] or found[2])[:100] if found else "none"
     short, long = lengths
     typical = {name: {length: statistics.median(times[name][length]) for length in lengths} for name in ways}
     rates = {name: (long - short) / (typical[name][long] - typical[name][short]) for name in ways}
     for name in ways:
         more = typical[name][short] - typical["plain"][short]
         text = f"{rates[name]:8.1f} {rates[name] / rates['plain']:6.3f} {more:6.1f}"
-        print(f"{script.stem:<26} {name:<9} {text}  {verdicts[name][-1]}", flush=True)
+        print(f"{script.stem:<26} {name:<9} {text}  {verdicts[name]}", flush=True)
 
 
 def main():

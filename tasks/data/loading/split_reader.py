@@ -43,15 +43,15 @@ def open_split(prepared: PreparedSet, split: SplitName) -> Split:
     def load(kind: str, dtype: type[np.generic], shape: tuple[int, ...] | None) -> list[Any]:
         return [_load(path, shard, kind, dtype, shape) for shard in facts.of_split(split)]
 
-    has_squares, num_targets = facts.storage == "raw" and facts.stored_size is None, len(facts.target_names)
+    num_targets = len(facts.target_names)
     no_targets = np.empty((0, num_targets), dtype=np.float32)
     try:
         labels_N = np.concatenate([np.empty(0, dtype=np.int64), *load("labels", np.int64, ())])
         if labels_N.size and not 0 <= labels_N.min() <= labels_N.max() < len(facts.class_names):
             raise manifest.DamagedError(f"a label of {split} is outside of its {len(facts.class_names)} classes")
-        images = load("images", np.uint8, facts.image_shape if has_squares else None)
+        images = load("images", np.uint8, facts.image_shape if prepared.has_squares else None)
         targets = [no_targets, *load("targets", np.float32, (num_targets,))] if num_targets else []
-        if has_squares:
+        if prepared.has_squares:
             return Split(split, images, labels_N, np.concatenate(targets) if targets else None, facts.image_shape)
         shapes = load("shapes", np.int64, (3,))
         return PhotoSplit(split, images, labels_N, None, facts.image_shape, shapes, facts.storage, facts.stored_size)

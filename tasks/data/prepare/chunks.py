@@ -68,7 +68,7 @@ class ChunkPlanner:
             yield from (self._chunk(split, number) for number in range(self.num_chunks[split]))
 
     def portions(self, num_readers: int, num_threads: int) -> Iterator[TaskChunks]:
-        """Chunks without a shard, in portions for their readers by turns; the last are small, so that all end soon."""
+        """Chunks without a shard, in portions for their readers by turns; the last are small, so all end together."""
         listing = self.listing
         total_chunks = max(1, sum(self.num_chunks.values()))
         encoded = sum(int(listing.split(split).sizes.sum()) for split in SPLITS)

@@ -23,7 +23,7 @@ MEASURED_SECONDS = 0.1
 
 
 def choose_storage(listing: SampleListing, data: Data, home: Path) -> Choice:
-    """The value of `data.storage` and the reason; InputError if the samples cannot be stored in the set form."""
+    """The value of `data.storage` and the reason; InputError if they cannot be stored as the settings say."""
     unfit = _unfit(listing, data)
     for setting, is_used in (("storage=jpeg", data.storage == "jpeg"), ("stored_size", data.keeps_aspect)):
         if is_used and unfit:

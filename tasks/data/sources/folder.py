@@ -288,7 +288,7 @@ def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool
 
 
 def _read_partitions(root: str, suffixes: frozenset[str], trust_times: bool = False) -> Tree | None:
-    """The tree by class folders, which workers read, in one process's order; None for one, or images next to them."""
+    """The tree by class folders, which workers read, in one process's order; None for one, or images beside it."""
     filesystem, path = open_root(root)
     tops, ignored, partitions = [""], Counter[str](), list[str]()
     for top in tops:

@@ -105,7 +105,7 @@ class DamagedError(Exception):
 
 
 def of_this_host() -> Cache | None:
-    """This host's cache; None for size 0. InputError if that is not a number, RunError if others can write to it."""
+    """This host's cache; None for size 0. InputError if that is no number, RunError if its directory is not safe."""
     site = Environment()
     limit = limit_of(site.cache_gib_given)
     return _open_cache(site.cache_directory, limit) if limit else None

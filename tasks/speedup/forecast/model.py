@@ -183,7 +183,7 @@ class Forecast:
 
     def cheapest(self, scaling: ScalingKind, deadline_seconds: float, price: float | None = None) -> CheapestChoice:
         """The number of devices, a power of two, with the fewest device-hours that meets a deadline."""
-        predictions = self._on_powers(scaling).values()
+        predictions = self._on_powers(scaling, price).values()
         meeting = [prediction for prediction in predictions if prediction.total_seconds <= deadline_seconds]
         best = min(meeting, key=lambda prediction: prediction.device_hours, default=None)
         return CheapestChoice(
@@ -191,13 +191,13 @@ class Forecast:
             num_devices=best.num_devices if best else None,
             total_seconds=best.total_seconds if best else None,
             device_hours=best.device_hours if best else None,
-            cost=best.device_hours * price if best and price is not None else None,
+            cost=best.cost if best else None,
         )
 
-    def _on_powers(self, scaling: ScalingKind) -> dict[int, Prediction]:
+    def _on_powers(self, scaling: ScalingKind, price: float | None = None) -> dict[int, Prediction]:
         """Predictions for the powers of two, by the number of devices."""
         most = MAX_DEVICES if scaling == "weak" else min(MAX_DEVICES, self.profile.batch_size)
-        return {number: self.predict(number, scaling) for number in _powers_of_two(most)}
+        return {number: self.predict(number, scaling, price=price) for number in _powers_of_two(most)}
 
     def _in_company(self, values_CD: list[Floats], batch_size: float) -> Floats:
         """On the line between the two batch sizes of two devices, and beyond them as at the nearer one."""

@@ -227,7 +227,7 @@ class _AutotuneSession:
         return choice.roles_of(probe)[winner]
 
     def _start_arm(self, stack: ExitStack, arm: Arm, candidate: Arm, *, compiles: bool) -> ArmRunner | None:
-        """Run the first steps of an arm; None if it does not fit, fails to compile, or is much slower than another."""
+        """Run first steps of an arm; None if it does not fit, fails to compile, or is far slower than `candidate`."""
         if left_out := self.bench.left_out({"": arm}):
             self.failed[arm.label] = left_out[""][:MAX_REASON]
             return None

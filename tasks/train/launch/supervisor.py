@@ -187,8 +187,9 @@ def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock:
             events.poll(POLL_SECONDS * 1000)
             watch.heartbeat.read()
             text = last_text
-            with contextlib.suppress(OSError):  # not there yet, or replaced just now on a network file system
-                text = progress.read_text(encoding="utf-8") if spec.rank == 0 else ""
+            if spec.rank == 0:
+                with contextlib.suppress(OSError):  # not there yet, or replaced just now on a network file system
+                    text = progress.read_text(encoding="utf-8")
             if text != last_text:
                 last_text = text
                 get_worker().log_event(PROGRESS_TOPIC + spec.run_id, json.loads(text))

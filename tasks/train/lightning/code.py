@@ -3,7 +3,7 @@
 import hashlib
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,9 @@ def package_names(settings: dict[str, Any], directory: Path | None) -> tuple[str
     return tuple(sorted(names - local))
 
 
-def identify(names: Iterable[str]) -> tuple[str, ...]:
+def identify(names: tuple[str, ...]) -> tuple[str, ...]:
     """Packages by name, version and digest, without importing them."""
-    owners = metadata.packages_distributions()
+    owners = metadata.packages_distributions() if names else {}  # it reads all installed packages
     packages = {name: owners.get(name, [name])[0] for name in names}
     return tuple(
         f"{package} {f'{metadata.version(package)} ' if name in owners else ''}(code {code_of(name)})"

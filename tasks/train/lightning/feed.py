@@ -115,7 +115,9 @@ class Feed(LoaderProxy):
 class _Fed(Strategy):
     """A strategy that wraps each loader, as in a `Feed`, and names a batch that cannot be moved."""
 
-    _wrap: Wrap
+    def __init__(self, wrap: Wrap, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._wrap = wrap
 
     def process_dataloader(self, dataloader: Any) -> Any:
         return self._wrap(dataloader)
@@ -134,14 +136,6 @@ class _Fed(Strategy):
 class FedDevice(_Fed, SingleDeviceStrategy):
     """Lightning's strategy of one device."""
 
-    def __init__(self, wrap: Wrap, device: torch.device) -> None:
-        super().__init__(device=device)
-        self._wrap = wrap
-
 
 class FedGroup(_Fed, DDPStrategy):
     """Lightning's DDP."""
-
-    def __init__(self, wrap: Wrap, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._wrap = wrap

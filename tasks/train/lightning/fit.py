@@ -50,8 +50,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         log = None
         if spec.rank == 0:
             metrics = stack.enter_context(closing(MetricsFile(directory / METRICS_FILE)))
-            gpus = spec.devices if device.type == "cuda" else ()
-            stack.enter_context(log_system_metrics(metrics.log_durably, gpus))
+            stack.enter_context(log_system_metrics(metrics.log_durably, spec.devices))
             log = metrics.log
         trainer_settings = module.settings.get("trainer", {})
         shared: dict[str, Any] = {
@@ -90,7 +89,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         validity = watch.stop() if watch else None
     if facts.get("cost"):
         with stopwatch.during("limit"):
-            facts |= known_limit(spec, device, partial(ValidityWatch, own_processes(spec), gpu_uuids=spec.devices))
+            facts |= known_limit(spec, device, lambda: ValidityWatch(own_processes(spec), gpu_uuids=spec.devices))
     budget = stopwatch.budget()
     seconds = sum(duration for _, _, duration in account.windows)
     num_done = sum(number for _, number, _ in account.windows)
@@ -157,6 +156,6 @@ def _strategy(spec: RankSpec, device: torch.device, given: object, wrap: Wrap, i
     `given` is the strategy in the settings of the trainer.
     """
     if not is_group:
-        return {"strategy": FedDevice(wrap, device), "plugins": []}
+        return {"strategy": FedDevice(wrap, device=device), "plugins": []}
     finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}
     return {"strategy": FedGroup(wrap, **finds_unused), "plugins": [group.RankEnvironment(spec)]}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,13 @@ def limit_facts(context: RankContext) -> dict[str, Any]:
     num_samples = max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
     num_bytes = bytes_per_sample(cost, context.spec.plan, context.config.recipe, num_samples)
     facts: dict[str, Any] = {"cost": cost, "bytes_per_sample": num_bytes}
-    watch = partial(ValidityWatch, context.own_processes(), gpu_uuids=context.gpu_uuids())
-    return facts | known_limit(context.spec, context.device, watch)
+    return facts | known_limit(
+        context.spec, context.device, lambda: ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids())
+    )
 
 
 def known_limit(spec: RankSpec, device: torch.device, watch: Callable[[], ValidityWatch]) -> dict[str, Any]:
-    """The limit as a field of the result, or why it is not known."""
+    """The limit as a field of the result, or why it is not known; a measurement starts the watch."""
     try:
         return {"limit": _find_limit(spec, device, watch)}
     except RuntimeError as error:  # the training has succeeded, whatever the device says now

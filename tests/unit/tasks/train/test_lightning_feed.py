@@ -109,7 +109,7 @@ def train(loader, options, directory=None, every=None, stop_at=None):
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
     plugins = {
         "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
-        "strategy": FedDevice(partial(Feed, state), torch.device("cpu")),
+        "strategy": FedDevice(partial(Feed, state), device=torch.device("cpu")),
     }
     newest = newest_valid_checkpoint(directory) if directory.exists() else None
     trainer = pl.Trainer(**settings, **plugins)

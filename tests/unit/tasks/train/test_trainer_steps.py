@@ -68,7 +68,7 @@ def start():
             trainer = pl.Trainer(
                 accelerator="cpu",
                 devices=1,
-                strategy=FedDevice(steps.wrap, CPU),
+                strategy=FedDevice(steps.wrap, device=CPU),
                 callbacks=[steps],
                 max_epochs=3,
                 logger=False,
