@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import sys
+import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.conf.cluster import Cluster
@@ -51,9 +56,33 @@ def local_cuda_arguments(gpus: Sequence[Gpu], demand: ClusterResources, security
     return local_arguments(demand.workers_per_host, security) | PRELOAD
 
 
+def require_main_guard() -> None:
+    """Raise InputError if a worker that imports the program's main module would arrive here as well."""
+    path = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # a run may start its cluster in a thread
+    frames = traceback.walk_stack(frame)
+    modules = ((line, one) for one, line in frames if one.f_code.co_name == "<module>")
+    line = next((line for line, one in modules if one.f_globals["__name__"] == "__main__"), 0)
+    if not line or path.suffix != ".py" or not path.is_file():  # a console script, a notebook, standard input
+        return
+    for statement in ast.parse(path.read_bytes()).body:
+        if statement.lineno <= line <= (statement.end_lineno or 0):
+            if isinstance(statement, ast.If) and "'__name__'" in ast.dump(statement.test):
+                return
+            raise InputError(
+                f'line {line} of {path.name} starts a run outside of `if __name__ == "__main__":`, and workers on this '
+                "host import this file, so that each would start the run again",
+                hint=f'put `if __name__ == "__main__":` before line {line} of {path.name}, and indent what follows',
+            )
+
+
 @contextmanager
 def open_local(settings: Cluster, demand: ClusterResources, security: Security | None) -> Iterator[str]:
-    """Start workers on loopback and yield the scheduler's address; end them afterwards."""
+    """Start workers on loopback and yield the scheduler's address; end them afterwards.
+
+    Raises InputError: workers would run the user's script again, and there are too few GPUs.
+    """
+    require_main_guard()
     from distributed import LocalCluster
 
     if settings.kind == "local_cuda":

@@ -1,3 +1,7 @@
+import re
+import subprocess
+import sys
+
 import pytest
 from distributed import Client
 
@@ -10,6 +14,8 @@ from paceline.tasks.cluster.local import local_arguments, local_cuda_arguments, 
 from paceline.tasks.cluster.tls import local_security
 from paceline.tasks.records.hardware import Gpu
 from tests.support.refusals import refused
+
+START = "from paceline.tasks.cluster.local import require_main_guard as start"
 
 
 def gpus(count):
@@ -56,3 +62,21 @@ def test_the_number_of_local_workers():
     assert num_local_workers(Cluster(num_workers=3), demand(2, on_gpus=False)) == 3
     assert num_local_workers(Cluster(), demand(1, on_gpus=False)) == usable_cores()
     assert num_local_workers(Cluster(), demand(usable_cores() + 1, on_gpus=False)) == usable_cores() + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "faulty_line"),
+    [
+        ("start()", 3),
+        ("from threading import Thread\nthread = Thread(target=start)\nthread.start()\nthread.join()", 6),
+        ("def main():\n    start()\n\nfor _ in range(1):\n    main()", 7),
+        ('if __name__ == "__main__":\n    start()', None),
+        ("if True:\n    start()", 4),
+    ],
+)
+def test_a_script_that_workers_would_run_again_is_refused(tmp_path, body, faulty_line):
+    script = tmp_path / "train.py"
+    script.write_text(f"{START}\n\n{body}\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    line = re.search(r"InputError: line (\d+) of train.py starts a run outside of", done.stderr)
+    assert (line and int(line[1])) == faulty_line, done.stderr
