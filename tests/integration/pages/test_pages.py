@@ -29,7 +29,7 @@ TINY = [
     "track.experiment=watched",
 ]
 PRESENTABLE = ["digits", "recipe.num_epochs=24", "track.experiment=pictures"]
-TWO_DEVICES = ["execution.num_devices=2", "speedup.num_blocks=6", "speedup.max_seconds=20"]
+TWO_DEVICES = ["execution.num_devices=2", "speedup.num_blocks=6", "speedup.max_seconds=6"]
 AXIS = ["--axis", "execution.precision=32-true,bf16-mixed", "--repeats", "1"]
 CHART_TITLES = [
     "speedup/ratio vs speedup/low vs speedup/high",
