@@ -68,7 +68,7 @@ def test_the_number_of_local_workers():
     ("body", "faulty_line"),
     [
         ("start()", 3),
-        ("from threading import Thread\nthread = Thread(target=start)\nthread.start()\nthread.join()", 6),
+        ("from threading import Thread\nthread = Thread(target=start)\nthread.start(); thread.join()", 5),
         ("def main():\n    start()\n\nfor _ in range(1):\n    main()", 7),
         ('if __name__ == "__main__":\n    start()', None),
         ("if True:\n    start()", 4),
