@@ -25,6 +25,8 @@ class Lightning(Section):
     """Configuration as LightningCLI reads it: model, data, trainer, optimizer, lr_scheduler, seed_everything."""
     code: Text | None = None
     """Directory of your code, given by `--code`; null where all classes are in installed packages."""
+    ckpt_path: Text | None = None
+    """Checkpoint of a plain script to start from, in LightningCLI's word; null to start from the beginning."""
     prepares_data: bool = False
     """Whether the data, or else the model, define `prepare_data`. Paceline sets it."""
     packages: tuple[Text, ...] = ()

@@ -39,7 +39,7 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: 
 
 def lightning_fingerprint(lightning: Lightning) -> str:
     """8 hex digits over the settings and the code of the user's module and data; what the data hold is not known."""
-    facts = lightning.model_dump(mode="json", exclude={"code"})
+    facts = lightning.model_dump(mode="json", exclude={"code", "ckpt_path"})
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

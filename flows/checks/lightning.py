@@ -18,6 +18,8 @@ WORD = "lightning"
 """In place of a preset: all settings are on the command line."""
 SECTIONS = ("model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything")
 """Of LightningCLI."""
+CHECKPOINT = "ckpt_path"
+"""Of LightningCLI too, for the subcommand `fit` as a whole."""
 OWN = ("execution.", "cluster.", "speedup.", "track.", "limits.", "name=")
 """Settings of Paceline that go with them."""
 WORDS = {
@@ -51,6 +53,8 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
     for_paceline = [override for override in overrides if override.startswith(OWN)]
+    given = dict(override.split("=", 1) for override in overrides if override.startswith(f"{CHECKPOINT}="))
+    overrides = [override for override in overrides if not override.startswith(f"{CHECKPOINT}=")]
     for override in overrides:
         key = override.partition("=")[0]
         if override not in for_paceline and key.partition(".")[0].rstrip("+") not in SECTIONS:
@@ -67,6 +71,7 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
         task="parse",
         code=str(code) if code else None,
         file=None if preset == WORD and not Path(preset).is_file() else str(Path(preset).absolute()),
+        ckpt_path=given.get(CHECKPOINT),
         overrides=tuple(override for override in overrides if override not in for_paceline),
     )
     answer = child.ask(request)
@@ -82,6 +87,7 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
         "settings": settings,
         "code": request.code,
         **{key: answer[key] for key in ("packages", "prepares_data")},
+        CHECKPOINT: str(Path(answer[CHECKPOINT]).absolute()) if answer[CHECKPOINT] else None,
     }
     return validate(tree)
 

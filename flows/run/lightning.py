@@ -71,6 +71,8 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         log_plan(handle, config)
         if module.code is not None:
             code.copy(Path(module.code), job.directory)
+        if module.ckpt_path is not None:
+            code.copy_checkpoint(Path(module.ckpt_path), job.directory)
         if module.prepares_data:
             prepare_module_data(job, cluster.address)
         trained = fit_module(job, cluster.address)

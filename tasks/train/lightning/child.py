@@ -6,11 +6,13 @@ import the user's code.
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import traceback
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +34,7 @@ class Request(Record):
     task: Literal["parse", "prepare"]
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
+    ckpt_path: str | None = None  # in place of the file's
     overrides: tuple[str, ...] = ()
     settings: dict[str, Any] = Field(default_factory=dict)  # to prepare
     host_index: int = 0
@@ -73,22 +76,43 @@ def _do(request: Request) -> dict[str, Any]:
         if request.host_index == 0 or owner.prepare_data_per_node:
             owner.prepare_data()
         return {}
-    settings = ModuleCLI(_arguments(request), only_parse=True).settings()
+    tree = {} if request.file is None else yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
+    tree = tree.get("fit", tree)
+    checkpoint = request.ckpt_path or tree.get("ckpt_path")
+    if checkpoint is not None:
+        _check_checkpoint(Path(checkpoint))
+    settings = ModuleCLI(_arguments(request, tree), only_parse=True).settings()
     prepares_data = check_module(settings)
     packages = code.identities(settings, directory)
-    return {"settings": settings, "packages": packages, "prepares_data": prepares_data}
+    found = {"packages": packages, "prepares_data": prepares_data, "ckpt_path": checkpoint}
+    return {"settings": settings, **found}
 
 
-def _arguments(request: Request) -> list[str]:
+def _check_checkpoint(path: Path) -> None:
+    """Raise InputError: a training cannot start from this file."""
+    import torch
+
+    hint = "give a file that Lightning's Trainer saved, for example ckpt_path=checkpoints/last.ckpt"
+    if not path.is_file():
+        raise InputError(f"ckpt_path={path} is not a file", hint=hint, setting="ckpt_path")
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"ckpt_path={path} is damaged, or no checkpoint", hint=hint, setting="ckpt_path")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        fault = f"ckpt_path={path} holds objects that only code can load ({one_line(error).partition('. ')[0]})"
+        raise InputError(fault, hint="save it with trainer.save_checkpoint and plain values alone") from error
+    except (RuntimeError, OSError) as error:
+        raise InputError(f"ckpt_path={path} cannot be read ({one_line(error)})", hint=hint) from error
+    if not isinstance(content, dict) or not {"state_dict", "loops", "optimizer_states"} <= content.keys():
+        raise InputError(f"ckpt_path={path} is no checkpoint of a training: it has weights at most", hint=hint)
+
+
+def _arguments(request: Request, tree: dict[str, Any]) -> list[str]:
     """The command line of LightningCLI; a file of its subcommand `fit` without what only the subcommand reads."""
     overrides = [f"--{override}" for override in request.overrides]
     if request.file is None:
         return overrides
-    tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
-    tree = tree.get("fit", tree)
-    if tree.get("ckpt_path"):
-        fault = f"ckpt_path={tree['ckpt_path']} cannot be used so far"
-        raise InputError(fault, hint="remove ckpt_path from the file", setting="ckpt_path")
     return ["--config", yaml.safe_dump({key: value for key, value in tree.items() if key not in WRAPPED}), *overrides]
 
 

@@ -1,6 +1,7 @@
 """Identity of the user's code: of the installed packages, and of the directory given by `--code`."""
 
 import hashlib
+import shutil
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from paceline.tasks.files import write_durably
 
 ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
+START_CHECKPOINT = "start.ckpt"  # copy of the plain script's
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
@@ -77,6 +79,15 @@ def copy(source: Path, directory: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_durably(place, path.read_bytes())
     temporary.rename(target)
+
+
+def copy_checkpoint(source: Path, directory: Path) -> None:
+    """Copy the checkpoint to start from into the directory of a run, where all hosts see it, unless it is there."""
+    target = directory / START_CHECKPOINT
+    if not target.exists():
+        temporary = target.with_name(f".{START_CHECKPOINT}")
+        shutil.copyfile(source, temporary)
+        temporary.replace(target)
 
 
 def check_size(directory: Path) -> None:

@@ -85,7 +85,10 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)  # without the arms of the probe
-        trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=spec.resume_from, weights_only=True)
+        start = spec.resume_from
+        if start is None and module.ckpt_path is not None:
+            start = str(Path(spec.home) / "runs" / spec.run_id / code.START_CHECKPOINT)
+        trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=start, weights_only=True)
         validity = watch.stop() if watch else None
     if facts.get("cost"):
         with stopwatch.during("limit"):
@@ -109,8 +112,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         samples_per_second=samples / seconds if samples and seconds else None,
         losses=tuple(loss if loss == loss else None for loss in account.losses),  # noqa: PLR0124  NaN: none returned
         metrics=metrics_of(trainer),
-        checkpoint=str(checkpoints.last or spec.resume_from or "") or None,
-        resumed_from=spec.resume_from,
+        checkpoint=str(checkpoints.last or start or "") or None,
+        resumed_from=start,
         time_budget=budget,
         wall_seconds=sum(budget.values()),
         data_wait_fraction=data_wait,

@@ -173,6 +173,17 @@ def test_a_plain_script_resumes_from_its_checkpoint(run, code, tmp_path):
     assert len(resumed["train_loss"]) == NUM_BATCHES[1] // 2
 
 
+@pytest.mark.slow
+def test_a_run_starts_from_the_checkpoint_of_a_plain_script(run, code, tmp_path):
+    train_plainly(code, tmp_path / "first", "--trainer.max_epochs=1")
+    checkpoint = next((tmp_path / "first").rglob("*.ckpt"))
+    plain = train_plainly(code, tmp_path / "then", f"--ckpt_path={checkpoint}", "--weights_only=true")
+    summary = summary_of(run(f"ckpt_path={checkpoint}"))
+    own = curves(summary["run_id"])
+    assert len(own["train_loss"]) == NUM_BATCHES[1] // 2
+    assert (own["train_loss"], own["val_loss"]) == (plain["train_loss"], plain["val_loss"])
+
+
 ENDLESS = """
 class Windows(torch.utils.data.IterableDataset):
     def __init__(self, *text):
@@ -240,6 +251,12 @@ def test_settings_of_presets_and_a_directory_without_code_are_refused_at_once(pr
         (["trainer.devices=2", "execution.num_devices=1"], "trainer.devices=2 conflicts with", "trainer.devices"),
         (["trainer.strategy=fsdp"], "trainer.strategy=fsdp cannot be used", "trainer.strategy=ddp"),
         (["speedup.baseline=matched"], "speedup.baseline=matched cannot be used", "speedup.baseline=probe"),
+        (["ckpt_path=none.ckpt"], "ckpt_path=none.ckpt is not a file", "ckpt_path=checkpoints/last.ckpt"),
+        (
+            [f"ckpt_path={PACKAGE / 'main.py'}"],
+            "main.py is damaged, or no checkpoint",
+            "that Lightning's Trainer saved",
+        ),
         (["speedup.starts=2"], "speedup.starts=2 cannot be used", "speedup.starts=0"),
     ],
 )
