@@ -255,7 +255,7 @@ def test_settings_of_presets_and_a_directory_without_code_are_refused_at_once(pr
         (
             [f"ckpt_path={PACKAGE / 'main.py'}"],
             "main.py is damaged, or no checkpoint",
-            "that Lightning's Trainer saved",
+            "Lightning's Trainer saved",
         ),
         (["speedup.starts=2"], "speedup.starts=2 cannot be used", "speedup.starts=0"),
     ],
