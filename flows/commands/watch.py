@@ -30,6 +30,6 @@ def watch(options: Namespace) -> None:
         fault = f"paceline watch {options.script}: this is not a Python script ({one_line(error)})"
         raise InputError(fault, hint=f"python {options.script}", setting="SCRIPT") from error
     replay = "no-replay" if options.no_replay else "replay"
-    program = [sys.executable, "-m", "paceline.tasks.watch.program", replay, options.script, *options.arguments]
+    program = [sys.executable, "-P", "-m", "paceline.tasks.watch.program", replay, options.script, *options.arguments]
     sys.stdout.flush()
     os.execv(sys.executable, program)  # the process becomes the script: signals and exit status are its own

@@ -1,6 +1,6 @@
 """The user's script, as Python would run it, with an account of its training.
 
-    python -m paceline.tasks.watch.program REPLAY SCRIPT [ARGUMENT...]
+    python -P -m paceline.tasks.watch.program REPLAY SCRIPT [ARGUMENT...]
 
 REPLAY is `replay` or `no-replay`.
 """
@@ -64,7 +64,8 @@ def main(replay: str, script: str, *arguments: str) -> int:
     """Run the script, print the card, and return the exit status; raises what ends a script otherwise."""
     module, path = ModuleType("__main__"), Path(script)
     module.__file__ = script
-    sys.modules["__main__"], sys.argv, sys.path[0] = module, [script, *arguments], str(path.resolve().parent)
+    sys.modules["__main__"], sys.argv = module, [script, *arguments]
+    sys.path.insert(0, str(path.resolve().parent))
     is_replayed = replay == "replay"
     sys.meta_path.insert(0, TrainerFinder(replay=is_replayed))
     account = Account(why_not_measured="" if is_replayed else "of --no-replay")
