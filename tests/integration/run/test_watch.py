@@ -72,12 +72,14 @@ def test_a_script_with_a_planted_cause(name, tmp_path):
         ("def fail():\n    raise ValueError('planted')\nfail()", 1, "ValueError: planted"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", -9, ""),
         ("import sys\nprint(sys.argv[1:], __name__, __file__ == sys.argv[0])", 0, ""),
+        ("import sys\nfrom beside import word\nprint(word, '' in sys.path)", 0, ""),
     ],
-    ids=["no loop", "no loader", "an error", "a signal", "arguments"],
+    ids=["no loop", "no loader", "an error", "a signal", "arguments", "a module beside it"],
 )
 def test_a_script_ends_as_without_paceline(text, status, says, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(text)
+    (tmp_path / "beside.py").write_text("word = 'beside'")
     plain = start(sys.executable, str(script), "--json", "-q", "a=b", home=tmp_path)
     done = start(*WATCH, str(script), "--json", "-q", "a=b", home=tmp_path)
     assert done.returncode == plain.returncode == status, done.stderr
