@@ -76,8 +76,10 @@ def _do(request: Request) -> dict[str, Any]:
         if request.host_index == 0 or owner.prepare_data_per_node:
             owner.prepare_data()
         return {}
-    tree: dict[str, Any] = {} if request.file is None else yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
-    tree = tree.get("fit", tree)
+    tree: dict[str, Any] = {}
+    if request.file is not None:
+        tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
+        tree = tree.get("fit", tree)
     checkpoint = request.ckpt_path or tree.get("ckpt_path")
     if checkpoint is not None:
         _check_checkpoint(Path(checkpoint))
