@@ -81,6 +81,10 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline watch train.py --epochs 3": AS_WATCHED,
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
+    "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt": AS_LIGHTNING,
+    "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2 trainer.max_epochs=1 "
+    "speedup.max_seconds=10 --diagnose": AS_LIGHTNING,
+    "paceline run CONFIG.yaml --code DIR": AS_LIGHTNING,
     "paceline run lightning --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus "
     "data.init_args.directory=data": AS_LIGHTNING,
     "pip install ./acme": AS_OWN,
