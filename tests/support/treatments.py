@@ -85,6 +85,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2 trainer.max_epochs=1 "
     "speedup.max_seconds=10 --diagnose": AS_LIGHTNING,
     "paceline run CONFIG.yaml --code DIR": AS_LIGHTNING,
+    "cp -r tests/packages/text text": AS_LIGHTNING,
+    "cd text": AS_LIGHTNING,
+    "python main.py fit --config config.yaml": AS_LIGHTNING,
     "paceline run lightning --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus "
     "data.init_args.directory=data": AS_LIGHTNING,
     "pip install ./acme": AS_OWN,
