@@ -19,8 +19,8 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.record import run_comparison_facts
-from paceline.flows.study.trainings import arm_run, training_metrics
+from paceline.flows.run.record import run_comparison_facts, stage_metrics
+from paceline.flows.study.trainings import arm_run, quality_of, time_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
 from paceline.tasks.evaluate.prefect_tasks import evaluate
@@ -238,7 +238,8 @@ def _train(running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle
     scores = {"test_score": evaluated.score, "samples_per_second": trained.samples_per_second}
     trial = running.record("done").model_copy(update=scores | {"restarts": len(trained.restarts)})
     arm = StudyArm(name=config.name, overrides=work.overrides(running.proposal), group="", is_baseline=False)
-    metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated) | _metrics(trial)
+    run = arm_run(arm, trained, **quality_of(trained, evaluated))
+    metrics = stage_metrics(trained, evaluated) | time_metrics(run) | _metrics(trial)
     tags = {Tag.TRIAL: str(trial.number), Tag.DATASET: work.prepared.fingerprint}
     tracking.log_facts(handle, metrics, tags)
     facts = run_comparison_facts(config, work.prepared, job.plan, job.pretrained)

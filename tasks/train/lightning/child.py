@@ -32,8 +32,8 @@ class Request(Record):
     task: Literal["parse", "prepare"]
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
-    overrides: tuple[str, ...] = ()
-    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare
+    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, or to parse where there is no file
+    variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
     host_index: int = 0
 
 
@@ -73,23 +73,27 @@ def _do(request: Request) -> dict[str, Any]:
         if request.host_index == 0 or owner.prepare_data_per_node:
             owner.prepare_data()
         return {}
-    settings = ModuleCLI(_arguments(request), only_parse=True).settings()
-    prepares_data = check_module(settings)
-    packages = code.identities(settings, directory)
-    return {"settings": settings, "packages": packages, "prepares_data": prepares_data}
+    variants, arguments = [], _arguments(request)
+    for overrides in request.variants:
+        options = [f"--{override}" for override in overrides]
+        settings = ModuleCLI([*arguments, *options], only_parse=True).settings()
+        facts = {"prepares_data": check_module(settings), "packages": code.identities(settings, directory)}
+        variants.append({"settings": settings} | facts)
+    return {"variants": variants}
 
 
 def _arguments(request: Request) -> list[str]:
-    """The command line of LightningCLI; a file of its subcommand `fit` without what only the subcommand reads."""
-    overrides = [f"--{override}" for override in request.overrides]
-    if request.file is None:
-        return overrides
-    tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
-    tree = tree.get("fit", tree)
+    """The configuration for LightningCLI; a file of its subcommand `fit` without what only the subcommand reads."""
+    tree = request.settings
+    if request.file is not None:
+        tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
+        tree = tree.get("fit", tree)
+    if not tree:
+        return []
     if tree.get("ckpt_path"):
         fault = f"ckpt_path={tree['ckpt_path']} cannot be used so far"
         raise InputError(fault, hint="remove ckpt_path from the file", setting="ckpt_path")
-    return ["--config", yaml.safe_dump({key: value for key, value in tree.items() if key not in WRAPPED}), *overrides]
+    return ["--config", yaml.safe_dump({key: value for key, value in tree.items() if key not in WRAPPED})]
 
 
 def main(directory: str) -> int:
