@@ -34,10 +34,12 @@ class Lightning(Section):
 
 
 class Objective(Section):
-    """A metric that your module logs, by which a study or a sweep compares trainings."""
+    """A metric that your module logs, by which a study compares trainings."""
 
     name: Text
+    """Its name in `self.log`."""
     goal: Literal["minimize", "maximize"]
+    """Whether smaller or larger is better."""
 
     @property
     def sign(self) -> int:

@@ -1,4 +1,4 @@
-"""Options of the commands that also train the user's own Lightning code: `run`, `study` and `sweep`."""
+"""Options of the commands that also train the user's own Lightning code: `run` and `study`."""
 
 from argparse import Namespace
 

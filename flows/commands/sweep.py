@@ -36,10 +36,11 @@ def sweep(options: Namespace) -> None:
         tree = stored_request(options, "sweep")
     else:
         require(options, "preset")
+        config = load(options.preset, options.overrides)
         parse_parameters(options.param)
         tree = {
             "preset": options.preset,
-            "config": load(options.preset, options.overrides),
+            "config": config,
             "parameters": dict(split_parameter(text) for text in options.param),
             "num_trials": options.trials,
             "sampler": options.sampler or SAMPLERS[0],

@@ -7,7 +7,7 @@ from paceline.conf.config import Config
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.run.metrics import training_metrics
 from paceline.flows.study.trainings import PlannedArm, StudyContext, add_cause, arm_run, time_metrics
-from paceline.tasks.scores import SCORE, logged_score
+from paceline.tasks.scores import SCORE, is_share, logged_score
 from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
@@ -41,7 +41,8 @@ def train_own_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: R
     quality: dict[str, Any] = {"score_name": SCORE}
     if (logged := logged_score(trained.metrics, work.request.objective)) is not None:
         objective, score = logged
-        quality = {"score_name": objective.name, "objective": objective, "score": score}
+        name = f"logged {objective.name}" if is_share(objective.name) else objective.name  # not Paceline's score
+        quality = {"score_name": name, "objective": objective, "score": score}
     if trained.startup_seconds is not None:
         quality["end_to_end_seconds"] = trained.startup_seconds + trained.seconds
     run = arm_run(arm.arm, trained, **quality)

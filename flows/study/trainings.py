@@ -249,8 +249,9 @@ def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
                 Tag.REPEAT: str(run.repeat),
                 Tag.CONTAMINATED: str(run.contaminated),
                 Tag.CONTAMINATION: "; ".join(run.contamination),
-                Tag.DATASET: run.facts.get("data", ""),
             }
+            if prepared is not None:
+                tags[Tag.DATASET] = prepared.fingerprint
             tracking.set_tags(handle, tags)
             tracking.log_document(handle, Artifact.FACTS, run.facts)
             return run

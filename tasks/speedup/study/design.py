@@ -95,9 +95,9 @@ def _grid(axes: Axes, work: Sequence[str]) -> list[StudyArm]:
 
 
 def _ladder(axes: Axes, work: Sequence[str]) -> list[StudyArm]:
-    for field in work:
+    if work:
         raise InputError(
-            f"--ladder with --axis {field}, which changes the work itself; "
+            f"--ladder with --axis {work[0]}, which changes the work itself; "
             "a ladder adds factors of execution: drop that axis or --ladder"
         )
     base = {field: values[0] for field, values in axes.items()}
