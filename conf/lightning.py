@@ -34,7 +34,7 @@ class Lightning(Section):
 
 
 class Objective(Section):
-    """A metric that your module logs, by which a study compares trainings."""
+    """A metric that your module logs, by which a study or a sweep compares trainings."""
 
     name: Text
     """Its name in `self.log`."""

@@ -1,4 +1,4 @@
-"""Options of the commands that also train the user's own Lightning code: `run` and `study`."""
+"""Options of the commands that also train the user's own Lightning code: `run`, `study` and `sweep`."""
 
 from argparse import Namespace
 

@@ -62,10 +62,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
         job = train_job(config, checked, None, handle.run_id, environment, resume=resume is not None)
         log_plan(handle, config)
-        if module.code is not None:
-            code.copy(Path(module.code), job.directory)
-        if module.prepares_data:
-            prepare_module_data(job, cluster.address)
+        prepare_own(job, cluster.address)
         trained = fit_module(job, cluster.address)
         cluster.release()
         share = limit_share(trained)
@@ -87,6 +84,15 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         _record(handle, trained, speedup, summary, job)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     return summary
+
+
+def prepare_own(job: TrainJob, address: str) -> None:
+    """Copy the user's code into the run's directory, and prepare the data on each host."""
+    own = job.config.lightning
+    if own.code is not None:
+        code.copy(Path(own.code), job.directory)
+    if own.prepares_data:
+        prepare_module_data(job, address)
 
 
 def _record(
