@@ -213,6 +213,13 @@ class Config(Section):
             self.data.check_root()
             _check_task(self.data, self.model, self.recipe)
 
+    def with_seed(self, seed: int) -> Self:
+        """The same with another seed, which own Lightning code has as `seed_everything`."""
+        own = self.lightning
+        if own.settings:
+            own = own.model_copy(update={"settings": own.settings | {"seed_everything": seed}})
+        return self.model_copy(update={"seed": seed, "lightning": own})
+
     @property
     def global_batch_size(self) -> int:
         """Samples per step over all ranks."""

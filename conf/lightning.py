@@ -1,11 +1,13 @@
 """The settings of a training of the user's own Lightning code, in the form that LightningCLI reads."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from paceline.conf.section import Section, Text
 
+SECTIONS = ("model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything")
+"""Of LightningCLI."""
 FIXED: dict[str, dict[str, object]] = {
     "execution": {
         **{"compile": "off", "memory_format": "contiguous", "loading": "foreground", "micro_batch": "off"},
@@ -31,3 +33,17 @@ class Lightning(Section):
     """Whether the data, or else the model, define `prepare_data`. Paceline sets it."""
     packages: tuple[Text, ...] = ()
     """Packages and directory of the classes, with versions and digests of their files. Paceline sets them."""
+
+
+class Objective(Section):
+    """A metric that your module logs, by which a study or a sweep compares trainings."""
+
+    name: Text
+    """Its name in `self.log`."""
+    goal: Literal["minimize", "maximize"]
+    """Whether smaller or larger is better."""
+
+    @property
+    def sign(self) -> int:
+        """Factor that makes a larger value the better one."""
+        return 1 if self.goal == "maximize" else -1

@@ -17,6 +17,8 @@ from paceline.conf.hints import VALUE_ALIASES, HintedError, suggest, suggest_set
 from paceline.conf.section import Section, Text
 
 FOLDER = Path(__file__).parent
+LIGHTNING = "lightning"
+"""In place of a preset: all settings of own Lightning code are on the command line."""
 PRESETS, PLANS, DASK_SETTINGS = FOLDER / "presets", FOLDER / "plans", FOLDER / "dask" / "dask.yaml"
 M = TypeVar("M", bound=BaseModel)
 NOTHING = ("", "null", "none", "~")  # words that leave an optional setting unset, in any case of their letters
@@ -49,9 +51,27 @@ def find_yaml(directory: Path, name: str) -> Path | None:
 
 def load(preset: str, overrides: list[str] | None = None) -> Config:
     """Read a preset by name or path and apply `key=value` overrides; raise ConfigError with the first problem."""
+    if is_lightning(preset):
+        fault = f"{preset} stands for your own Lightning code, which cannot be used here so far"
+        raise ConfigError(fault, hint="use paceline run, study or sweep", setting="preset")
     tree = apply(_read_preset(preset), *overrides or ())
     tree.setdefault("name", Path(preset).stem)
     return validate(tree)
+
+
+def is_lightning(preset: str) -> bool:
+    """Whether this is a file of LightningCLI, or the word for settings on the command line."""
+    path = None if preset in preset_names() else find_yaml(PRESETS, preset)
+    if path is None:
+        return preset == LIGHTNING
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError):
+        return False  # the reader of presets reports it
+    if not isinstance(tree, dict):
+        return False
+    model = tree.get("model")
+    return bool({"fit", "trainer"} & {*tree}) or (isinstance(model, dict) and "class_path" in model)
 
 
 def validate(tree: dict[str, Any]) -> Config:

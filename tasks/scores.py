@@ -4,8 +4,12 @@ Intersection over union (Jaccard 1912): of the pixels of a class that are predic
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard, get_args
 
+from paceline.conf.lightning import Objective
 from paceline.conf.plugins import Task
+from paceline.tasks.errors import InputError
+from paceline.tasks.formatting import number_text
 from paceline.tasks.names import Metric
 from paceline.tasks.records.training import EvaluateResult, ScoreName
 
@@ -15,10 +19,38 @@ SCORE_OF_TASK: dict[Task, ScoreName] = {"classify": "accuracy", "segment": "mean
 SCORE = "score"  # what the scores of different tasks have in common
 
 
-def score_word(names: Iterable[ScoreName | None]) -> str:
+def is_share(name: str) -> TypeGuard[ScoreName]:
+    """Whether a score of this name is one of Paceline's, from 0 to 1, and not a metric of own Lightning code."""
+    return name in get_args(ScoreName)
+
+
+def score_text(name: str | None, value: float | None) -> str:
+    """A score for people."""
+    return number_text(value, ".2%" if name is None or is_share(name) else ".4g")
+
+
+def score_word(names: Iterable[str | None]) -> str:
     """The word for the scores of several models, as in the head of a column."""
-    distinct = {name for name in names if name is not None}
-    return SCORE_WORDS[distinct.pop()] if len(distinct) == 1 else SCORE if distinct else SCORE_WORDS["accuracy"]
+    distinct = {name for name in names if name is not None} or {"accuracy"}
+    if len(distinct) > 1:
+        return SCORE
+    (name,) = distinct
+    return SCORE_WORDS[name] if is_share(name) else name
+
+
+def logged_score(metrics: Mapping[str, float], named: Objective | None) -> tuple[Objective, float] | None:
+    """Metric and value that compare trainings of own Lightning code: the named one, or the only validation loss.
+
+    Raises InputError: the named one was not logged.
+    """
+    if named is None:
+        losses = [name for name in metrics if "val" in name.lower() and "loss" in name.lower()]
+        return (Objective(name=losses[0], goal="minimize"), metrics[losses[0]]) if len(losses) == 1 else None
+    if named.name not in metrics:
+        fault = f"--{named.goal} {named.name}: the training has logged no such number"
+        hint = f"name one of {', '.join(metrics)}" if metrics else "call self.log in your module"
+        raise InputError(fault, hint=hint, setting=f"--{named.goal}")
+    return named, metrics[named.name]
 
 
 def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:

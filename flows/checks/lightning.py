@@ -1,23 +1,18 @@
 """Reads a configuration of LightningCLI, a file or settings of the command line, into a `Config`."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from paceline.conf.config import Config
 from paceline.conf.hints import did_you_mean, suggest, typed
-from paceline.conf.lightning import FIXED
-from paceline.conf.load import PRESETS, apply, field_paths, find_yaml, preset_names, validate
+from paceline.conf.lightning import FIXED, SECTIONS
+from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, validate
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning import child
 from paceline.tasks.train.lightning.code import check_size
 
-WORD = "lightning"
-"""In place of a preset: all settings are on the command line."""
-SECTIONS = ("model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything")
-"""Of LightningCLI."""
 CHECKPOINT = "ckpt_path"
 """Of LightningCLI too, for the subcommand `fit` as a whole."""
 OWN = ("execution.", "cluster.", "speedup.", "track.", "limits.", "name=")
@@ -32,64 +27,74 @@ EQUIVALENTS = {"recipe.num_epochs": "trainer.max_epochs", "seed": "seed_everythi
 """Settings of presets, and of LightningCLI."""
 
 
-def is_lightning(preset: str) -> bool:
-    """Whether this is a file of LightningCLI, or the word for settings on the command line."""
-    path = None if preset in preset_names() else find_yaml(PRESETS, preset)
-    if path is None:
-        return preset == WORD
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError):
-        return False  # the reader of presets reports it
-    if not isinstance(tree, dict):
-        return False
-    model = tree.get("model")
-    return bool({"fit", "trainer"} & {*tree}) or (isinstance(model, dict) and "class_path" in model)
-
-
 def load_lightning(preset: str, overrides: Sequence[str], directory: str | None) -> Config:
     """Read a file of LightningCLI, or settings alone, with code from a directory or from installed packages.
 
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
-    for_paceline = [override for override in overrides if override.startswith(OWN)]
-    given = dict(override.split("=", 1) for override in overrides if override.startswith(f"{CHECKPOINT}="))
-    overrides = [override for override in overrides if not override.startswith(f"{CHECKPOINT}=")]
-    for override in overrides:
+    given = [override for override in overrides if override.startswith(f"{CHECKPOINT}=")]
+    for_paceline, yours = _split([override for override in overrides if override not in given])
+    for override in yours:
         key = override.partition("=")[0]
-        if override not in for_paceline and key.partition(".")[0].rstrip("+") not in SECTIONS:
+        if key.partition(".")[0].rstrip("+") not in SECTIONS:
             near = EQUIVALENTS.get(key) or suggest(
                 key, [*SECTIONS, *(path for path in field_paths() if f"{path}=".startswith(OWN))]
             )
             hint = did_you_mean(near, f"settings start with {', '.join((*SECTIONS, *OWN))}")
             raise InputError(f"{key} is not a setting of your own Lightning code", hint=hint, setting=key)
     tree = apply({}, *for_paceline)
-    code = Path(directory).expanduser().absolute() if directory is not None else None
+    code = None if directory is None else str(Path(directory).expanduser().absolute())
     if code is not None:
-        check_size(code)
-    request = child.Request(
-        task="parse",
-        code=str(code) if code else None,
-        file=None if preset == WORD and not Path(preset).is_file() else str(Path(preset).absolute()),
-        ckpt_path=given.get(CHECKPOINT),
-        overrides=tuple(override for override in overrides if override not in for_paceline),
-    )
-    answer = child.ask(request)
-    settings = answer["settings"]
-    trainer = settings.get("trainer", {})
-    tree["execution"] = FIXED["execution"] | execution_of(trainer, tree.get("execution", {}))
-    check_trainer(trainer)
-    tree.setdefault(
-        "name", settings["model"]["class_path"].rpartition(".")[2] if request.file is None else Path(preset).stem
-    )
+        check_size(Path(code))
+    file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
+    checkpoint = given[-1].partition("=")[2] if given else None
+    answer = child.ask(child.Request(task="parse", code=code, file=file, ckpt_path=checkpoint, variants=(yours,)))
+    (parsed,), checkpoint = answer["variants"], answer[CHECKPOINT]
+    settings = parsed["settings"]
+    name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem
+    seed = settings.get("seed_everything")
+    tree = {"name": name, "seed": seed if type(seed) is int else Config().seed} | tree
+    tree["execution"] = FIXED["execution"] | _take_execution(settings, tree.get("execution", {}))
     tree["speedup"] = FIXED["speedup"] | tree.get("speedup", {})
-    tree["lightning"] = {
-        "settings": settings,
-        "code": request.code,
-        **{key: answer[key] for key in ("packages", "prepares_data")},
-        CHECKPOINT: str(Path(answer[CHECKPOINT]).absolute()) if answer[CHECKPOINT] else None,
-    }
+    tree["lightning"] = parsed | {"code": code, CHECKPOINT: checkpoint and str(Path(checkpoint).absolute())}
     return validate(tree)
+
+
+def configure(config: Config, variants: Sequence[Sequence[str]]) -> list[Config]:
+    """A configuration with each of several lists of overrides; LightningCLI reads those of own code, all in one go.
+
+    Raises ConfigError or InputError as `load_lightning` does.
+    """
+    if not config.lightning.settings:
+        return [make_config(config, list(overrides)) for overrides in variants]
+    split = [_split(overrides) for overrides in variants]
+    yours = tuple(dict.fromkeys(mine for _, mine in split if mine))
+    parsed = {}
+    if yours:
+        own = config.lightning
+        request = child.Request(task="parse", code=own.code, settings=own.settings, variants=yours)
+        parsed = dict(zip(yours, child.ask(request)["variants"], strict=True))
+    configs = []
+    for for_paceline, mine in split:
+        tree = config.model_dump(mode="json")
+        if mine:
+            tree["lightning"] |= copy.deepcopy(parsed[mine])
+            tree["execution"] = _take_execution(tree["lightning"]["settings"], tree["execution"])
+        configs.append(validate(apply(tree, *for_paceline)))
+    return configs
+
+
+def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Overrides of Paceline's settings, and those that LightningCLI reads."""
+    for_paceline = tuple(override for override in overrides if override.startswith(OWN))
+    return for_paceline, tuple(override for override in overrides if override not in for_paceline)
+
+
+def _take_execution(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    trainer = settings.get("trainer", {})
+    execution = execution_of(trainer, given)
+    check_trainer(trainer)
+    return execution
 
 
 def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

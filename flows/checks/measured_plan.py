@@ -18,17 +18,18 @@ from paceline.tasks.train.prefect_tasks import measure_layers
 def train_job(
     config: Config,
     checked: PreflightResult,
-    prepared: PreparedSet,
+    prepared: PreparedSet | None,
     run_id: str,
     environment: Environment,
     **options: Any,
 ) -> TrainJob:
-    """The job of a checked configuration on a prepared set, with further fields of the job."""
+    """The job of a checked configuration on a prepared set, or of own Lightning code, with further fields of it."""
     return TrainJob(
         config=config,
         plan=checked.plan,
         prepared=prepared,
         pretrained=checked.pretrained,
+        packages=config.lightning.packages,
         run_id=run_id,
         tracking_uri=environment.tracking_uri,
         home=str(environment.root),

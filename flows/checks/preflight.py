@@ -192,6 +192,8 @@ def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -
 def plan_on(config: Config, hardware: Hardware, num_train: int) -> Plan:
     """Plan a configuration; raise InputError if the hardware or the number of training samples do not allow it."""
     plan = resolve(config, hardware, num_train)
+    if config.lightning.settings:
+        return plan
     size, batch = config.global_batch_size, config.recipe.batch_size
     if size > num_train:
         fault = f"recipe.batch_size={batch} ({size} over all ranks) exceeds the {num_train} training samples"

@@ -7,10 +7,11 @@ from typing import Any
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.conf.load import apply, load, validate
+from paceline.conf.load import apply, validate
 from paceline.flows.commands import console
 from paceline.flows.commands.console import argument, command, preset, write_json
 from paceline.flows.commands.lookup import print_common
+from paceline.flows.commands.own_code import CODE, load_config
 from paceline.flows.commands.prefect_session import quiet_flow, take_cluster
 from paceline.tasks.errors import InputError, RegressionError
 
@@ -23,7 +24,7 @@ RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
     *preset(resume="resume an unfinished run from its newest checkpoint"),
     argument("--show", "print the configuration as YAML that can be saved as a preset, and stop"),
     argument("--diagnose", "measure what limits the step (speedup.diagnose=true)"),
-    argument("--code DIR", "directory of your own Lightning code, with a file of LightningCLI as the preset"),
+    CODE,
     argument("-h --help", "print this help and the most common settings"),
     own_help=True,
 )
@@ -38,7 +39,7 @@ def run(options: Namespace) -> None:
         console.require(options, "preset")
         if options.diagnose:
             options.overrides.append("speedup.diagnose=true")
-        config = _load(options)
+        config = load_config(options)
     else:
         config = _load_run(options)
     if options.show:
@@ -79,16 +80,6 @@ def start(config: Config, resume: str | None = None) -> dict[str, Any]:
             from paceline.flows.run.flow import run_pipeline
 
             return run_pipeline(config, resume)
-
-
-def _load(options: Namespace) -> Config:
-    from paceline.flows.checks import lightning
-
-    if lightning.is_lightning(options.preset):
-        return lightning.load_lightning(options.preset, options.overrides, options.code)
-    if options.code is not None:
-        raise InputError(f"--code {options.code} has no meaning for a preset", hint="remove --code", setting="--code")
-    return load(options.preset, options.overrides)
 
 
 def _load_run(options: Namespace) -> Config:

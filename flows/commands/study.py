@@ -3,8 +3,9 @@
 from argparse import Namespace
 from typing import Any
 
-from paceline.conf.load import load, load_plan, plan_names, validate_as
+from paceline.conf.load import is_lightning, load, load_plan, plan_names, validate_as
 from paceline.flows.commands.console import argument, command, preset, require, run_location, say_pairs, say_table
+from paceline.flows.commands.own_code import CODE, GOALS, load_config, objective_of
 from paceline.flows.commands.prefect_session import start_flow, stored_request
 from paceline.tasks.errors import InputError
 
@@ -23,6 +24,9 @@ REPEATS = 3
     argument("--repeats K", f"trainings of each arm (default: {REPEATS})", type=int),
     argument("--target A", "validation score to which the time is measured", type=float),
     argument("--diagnose", "measure what limits each arm's step, once"),
+    CODE,
+    argument("--same-work FIELD ...", "axis of your own code that changes how the work is done, not what is learned"),
+    *GOALS,
 )
 def study(options: Namespace) -> None:
     """Benchmark every combination of settings, trained several times."""
@@ -37,7 +41,8 @@ def study(options: Namespace) -> None:
 def _request(options: Namespace) -> dict[str, Any]:
     from paceline.tasks.speedup.study.design import parse_axes
 
-    axes = parse_axes(options.axis) if options.axis or not options.plan else {}
+    is_own = options.preset is not None and is_lightning(options.preset)
+    axes = parse_axes(options.axis, is_own=is_own) if options.axis or not options.plan else {}
     arms = {}
     if options.plan:  # it fills in what the command line leaves open
         plan = load_plan(options.plan)
@@ -54,7 +59,8 @@ def _request(options: Namespace) -> dict[str, Any]:
             hint = f"paceline study --plan {options.plan} data.root=DIR model.pretrained=RUN_ID"
             raise InputError(fault, hint=hint, setting="--axis" if axes else "--ladder")
         if not arms:
-            axes = parse_axes([f"{field}={','.join(values)}" for field, values in (plan.axes | axes).items()])
+            of_both = [f"{field}={','.join(values)}" for field, values in (plan.axes | axes).items()]
+            axes = parse_axes(of_both, is_own=is_lightning(options.preset))
     require(options, "preset")
     if options.target is not None and not 0 < options.target <= 1:
         raise InputError(f"--target must be above 0 and at most 1, got {options.target:g}; for example --target 0.9")
@@ -62,9 +68,11 @@ def _request(options: Namespace) -> dict[str, Any]:
         options.overrides.append("speedup.diagnose=true")
     return {
         "preset": options.preset,
-        "config": load(options.preset, options.overrides),
+        "config": load_config(options),
         "axes": axes,
         "arms": arms,
+        "same_work": options.same_work,
+        "objective": objective_of(options),
         "ladder": options.ladder,
         "repeats": REPEATS if options.repeats is None else options.repeats,
         "target": options.target,

@@ -3,8 +3,9 @@
 from argparse import Namespace
 from typing import Any
 
-from paceline.conf.load import load, validate_as
+from paceline.conf.load import is_lightning, validate_as
 from paceline.flows.commands.console import argument, command, preset, require, run_location, say_pairs, say_table
+from paceline.flows.commands.own_code import CODE, GOALS, load_config, objective_of
 from paceline.flows.commands.prefect_session import start_flow, stored_request
 
 SAMPLERS = ("tpe", "random", "grid")
@@ -25,6 +26,8 @@ PRUNERS = ("none", "median", "asha", "hyperband")
     argument("--sampler", "method that chooses the values (default: tpe)", choices=SAMPLERS),
     argument("--pruner", "method that ends poor trials early (default: none)", choices=PRUNERS),
     argument("--at-once N", "number of trials at the same time (default: as many as fit)", type=int),
+    CODE,
+    *GOALS,
 )
 def sweep(options: Namespace) -> None:
     """Search better settings of a recipe, several trials at a time."""
@@ -36,10 +39,11 @@ def sweep(options: Namespace) -> None:
         tree = stored_request(options, "sweep")
     else:
         require(options, "preset")
-        parse_parameters(options.param)
+        parse_parameters(options.param, is_own=is_lightning(options.preset))
         tree = {
             "preset": options.preset,
-            "config": load(options.preset, options.overrides),
+            "config": load_config(options),
+            "objective": objective_of(options),
             "parameters": dict(split_parameter(text) for text in options.param),
             "num_trials": options.trials,
             "sampler": options.sampler or SAMPLERS[0],

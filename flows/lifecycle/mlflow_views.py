@@ -69,7 +69,7 @@ def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> st
     return share(handle, view_of_series(DEPLOYMENT_TAG, identifier, name, [score_name]))
 
 
-def share_study(parent: RunHandle, scores: Iterable[ScoreName | None]) -> str:
+def share_study(parent: RunHandle, scores: Iterable[str | None]) -> str:
     """Update the view of a study's trainings, and return its address, which alone opens it."""
     names = [name for name in dict.fromkeys(scores) if name is not None]
     return share(parent, view_of_study(parent.run_id, names or ACCURACY))

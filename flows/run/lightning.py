@@ -9,6 +9,7 @@ from prefect import flow, get_run_logger
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.prestart import cluster_for_run
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, publish
@@ -59,22 +60,9 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         open_run("run", config, environment, checked.experiment_id, workload, resume) as handle,
     ):
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
-        job = TrainJob(
-            config=config,
-            plan=checked.plan,
-            packages=module.packages,
-            run_id=handle.run_id,
-            tracking_uri=environment.tracking_uri,
-            home=str(environment.root),
-            resume=resume is not None,
-        )
+        job = train_job(config, checked, None, handle.run_id, environment, resume=resume is not None)
         log_plan(handle, config)
-        if module.code is not None:
-            code.copy(Path(module.code), job.directory)
-        if module.ckpt_path is not None:
-            code.copy_checkpoint(Path(module.ckpt_path), job.directory)
-        if module.prepares_data:
-            prepare_module_data(job, cluster.address)
+        prepare_own(job, cluster.address)
         trained = fit_module(job, cluster.address)
         cluster.release()
         share = limit_share(trained)
@@ -98,11 +86,21 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
     return summary
 
 
+def prepare_own(job: TrainJob, address: str) -> None:
+    """Copy the user's code and checkpoint into the run's directory, and prepare the data on each host."""
+    own = job.config.lightning
+    if own.code is not None:
+        code.copy(Path(own.code), job.directory)
+    if own.ckpt_path is not None:
+        code.copy_checkpoint(Path(own.ckpt_path), job.directory)
+    if own.prepares_data:
+        prepare_module_data(job, address)
+
+
 def _record(
     handle: RunHandle, trained: ModuleResult, speedup: SpeedupResult, summary: dict[str, Any], job: TrainJob
 ) -> None:
     metrics = training_metrics(trained) | recovery_metrics(trained) | speedup_metrics(speedup)
-    metrics |= {Metric.throughput(unit): rate for unit, rate in trained.units_per_second.items()}
     metrics |= {
         Metric.WALL_SECONDS: summary["seconds"],
         Metric.BASELINE_THROUGHPUT: speedup.baseline_samples_per_second,

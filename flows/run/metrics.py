@@ -2,7 +2,7 @@
 
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.names import Metric, Tag
-from paceline.tasks.records.training import Trained
+from paceline.tasks.records.training import ModuleResult, Trained
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import break_even_steps, steady_rate
@@ -26,6 +26,8 @@ def training_metrics(trained: Trained) -> dict[str, float | None]:
         Metric.BYTES_THROUGHPUT: share.bytes_per_second,
         Metric.MFU: share.mfu,
     }
+    if isinstance(trained, ModuleResult):
+        metrics |= {Metric.throughput(unit): rate for unit, rate in trained.units_per_second.items()}
     if stats is not None:
         metrics |= {
             Metric.COMPILE_HIT_RATE: stats.hit_rate,

@@ -1,5 +1,6 @@
 """Results of a run and their record: the summary of `--json`, and everything in MLflow."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_report import ReportInput, draw_speed, render_report
-from paceline.tasks.speedup.comparability import comparison_facts
+from paceline.tasks.speedup.comparability import comparison_facts, module_facts
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare, limit_share
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
@@ -93,9 +94,15 @@ class Outcome:
 
 
 def run_comparison_facts(
-    config: Config, prepared: PreparedSet, plan: Plan, pretrained: Pretrained | None
+    config: Config,
+    prepared: PreparedSet | None,
+    plan: Plan,
+    pretrained: Pretrained | None,
+    same_work: Collection[str] = (),
 ) -> dict[str, str]:
-    """Settings, data, weights, code, versions and devices, see `comparability.comparison_facts`."""
+    """Settings, data, weights, code, versions and devices, see `comparability`; of own Lightning code without a set."""
+    if prepared is None:
+        return module_facts(config, code_fingerprint(), package_versions(), plan, same_work)
     return comparison_facts(config, prepared.fingerprint, code_fingerprint(), package_versions(), plan, pretrained)
 
 

@@ -6,17 +6,21 @@ from typing import Any
 
 from prefect import flow
 
+from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
+from paceline.flows.checks.lightning import configure
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import guard_flow, publish
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.study.no_gpu import check_arms
+from paceline.flows.study.own_code import prepare_arms, train_own_arm
 from paceline.flows.study.record import log_no_gpu, log_study, unconfirmed_winners
 from paceline.flows.study.trainings import PlannedArm, StudyRequest, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
+from paceline.tasks.speedup.comparability import EXECUTION
 from paceline.tasks.speedup.study.design import expand
 
 
@@ -28,19 +32,36 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
         raise InputError(fault, setting="--repeats")
     if bool(request.axes) == bool(request.arms):
         raise InputError("a study has either axes or arms", hint="--axis execution.num_devices=1,2", setting="--axis")
+    if request.is_own and (request.arms or request.target is not None):
+        name, value = ("--plan", " with arms") if request.arms else ("--target", f" {request.target:g}")
+        fault = f"{name}{value} cannot be used with your own Lightning code so far"
+        raise InputError(fault, hint=f"remove {name}", setting=name)
+    if not request.is_own and (request.same_work or request.objective):
+        name = f"--{request.objective.goal}" if request.objective else "--same-work"
+        fault = f"{name} is for your own Lightning code, and {request.preset} is a preset"
+        raise InputError(fault, hint=f"remove {name}", setting=name)
     return check_arms(request, environment) if request.arms else _check_axes(request, environment)
 
 
 def _check_axes(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
-    arms = expand(lambda overrides: make_config(request.config, overrides), request.axes, ladder=request.ladder)
+    is_own, same_work = request.is_own, request.same_work
+    if unknown := set(same_work) - set(request.axes):
+        raise InputError(f"--same-work {unknown.pop()} is not an axis", hint="name an --axis", setting="--same-work")
+
+    def check_arm(overrides: list[str]) -> Config:
+        return make_config(request.config, [one for one in overrides if not is_own or one.startswith(EXECUTION)])
+
+    arms = expand(check_arm, request.axes, ladder=request.ladder, is_own=is_own, same_work=same_work)
     base = request.config if request.config.speedup.diagnose else make_config(request.config, ["speedup.baseline=none"])
     list_data = cache(describe)  # most arms have the same data
     planned = []
-    for arm in arms:
-        config = make_config(base, list(arm.overrides))
+    for arm, config in zip(arms, configure(base, [arm.overrides for arm in arms]), strict=True):
         try:
-            checked = preflight.check(config, environment, list_data=list_data)
-            planned.append(PlannedArm(arm, config, checked, train_arm))
+            if is_own:
+                checked, train_fn = preflight.check_lightning(config, environment), train_own_arm
+            else:
+                checked, train_fn = preflight.check(config, environment, list_data=list_data), train_arm
+            planned.append(PlannedArm(arm, config, checked, train_fn))
         except InputError as error:
             raise InputError(f"arm {arm.name}: {error}") from error
     return planned
@@ -60,6 +81,8 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     arms = preflight.result_of(check_study, request, environment)
     cancel_older()
     with open_study(request, arms, environment, resume) as (work, arms):
+        if request.is_own:
+            prepare_arms(work, arms)
         run_all(work, arms)
         if request.axes:
             confirm(work, arms, unconfirmed_winners(work, arms))

@@ -15,9 +15,11 @@ from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
 from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study, study_notes
+from paceline.tasks.scores import is_share
 from paceline.tasks.speedup.data_sheet import SHEETS
 from paceline.tasks.speedup.hardware_table import HardwareRow, same_work, tabulate
 from paceline.tasks.speedup.study import analysis, no_gpu
+from paceline.tasks.speedup.study.inference import own_difference
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns, figures_of
 from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
@@ -58,9 +60,12 @@ def unconfirmed_winners(work: StudyContext, arms: list[PlannedArm]) -> list[Stud
 
 def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: dict[str, PreparedSet]) -> ArmRun:
     prepared = known.get(run.facts.get("data", ""))
-    if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
+    if base is None or run.status != "done" or run.score_name != base.score_name:
         return run
-    if run.score_name != base.score_name:
+    if not is_share(run.score_name):
+        value, error = own_difference(run, base) or (None, None)
+        return run.model_copy(update={"score_difference": value, "score_error": error})
+    if prepared is None or base.facts.get("data") != run.facts["data"]:
         return run
     if run.score_name != "accuracy":  # no sample is simply right or wrong
         value, error = score_difference(base.predictions, run.predictions, prepared, run.score_name)

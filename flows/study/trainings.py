@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from prefect import get_run_logger
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline.conf.config import Config
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
+from paceline.conf.lightning import Objective
 from paceline.conf.load import PlanArm, make_config
 from paceline.conf.section import Text
 from paceline.flows.checks import preflight
@@ -26,10 +27,10 @@ from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
-from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.fingerprint import lightning_fingerprint, workload_fingerprint
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet
-from paceline.tasks.records.training import EvaluateResult, TrainResult
+from paceline.tasks.records.training import EvaluateResult, Trained, TrainResult
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.prefect_tasks import account
@@ -44,7 +45,7 @@ from paceline.tasks.train.prefect_tasks import train
 MAX_SHARE_OF_REPEATS = 0.25  # contaminated trainings are repeated at once, until the study has grown by this share
 OF_TRAINING = (
     *("world_size", "num_epochs", "startup_seconds", "time_budget", "data_wait_fraction", "communication_fraction"),
-    *("idle_fraction", "peak_memory_bytes", "energy_joules", "predictions", "compile"),
+    *("idle_fraction", "peak_memory_bytes", "energy_joules", "compile"),
 )
 
 
@@ -61,6 +62,10 @@ class StudyRequest(BaseModel):
     """Setting -> its values, the baseline's first."""
     arms: dict[str, PlanArm] = {}
     """Instead of axes: from scratch, fine-tuned and features, which are compared by the time to the same score."""
+    same_work: list[Text] = []
+    """Axes of own Lightning code whose values change how the work is done, and not what is learned."""
+    objective: Objective | None = None
+    """Metric of own Lightning code for the parity of the arms; None for its validation loss."""
     ladder: bool = False
     """Add one factor at a time instead of the full grid."""
     # The bounds are for Prefect's form; `check_study` and the command give better messages.
@@ -77,6 +82,11 @@ class StudyRequest(BaseModel):
         """Role of its run in MLflow."""
         return "no-gpu" if self.arms else "study"
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it trains the user's own Lightning code."""
+        return bool(self.config.lightning.settings)
+
 
 @dataclass(frozen=True)
 class StudyContext:
@@ -86,7 +96,7 @@ class StudyContext:
     environment: Environment
     address: str
     parent: RunHandle
-    prepared: dict[Data, PreparedSet]
+    prepared: dict[Data, PreparedSet]  # empty for own Lightning code
     ledger: Ledger
 
 
@@ -113,14 +123,19 @@ def open_study(
         arms = [replace(arm, checked=preflight.confirm_on_cluster(arm.config, arm.checked, address)) for arm in arms]
         limits = request.config.limits
         stage = with_retries(prepare, limits)
+        stored = {} if request.is_own else {arm.config.data: arm.config.stored_data for arm in reversed(arms)}
         prepared = {
-            data: stage(stored, str(environment.root), address, limits.prepare_seconds)
-            for data, stored in {arm.config.data: arm.config.stored_data for arm in reversed(arms)}.items()
+            data: stage(settings, str(environment.root), address, limits.prepare_seconds)
+            for data, settings in stored.items()
         }
-        data = prepared[arms[0].config.data].fingerprint
-        workload = workload_fingerprint(request.config.workload, data, arms[0].checked.weights)
+        workload = lightning_fingerprint(request.config.lightning)
+        if not request.is_own:
+            data = prepared[arms[0].config.data].fingerprint
+            workload = workload_fingerprint(request.config.workload, data, arms[0].checked.weights)
 
         def measure(run_id: str) -> list[PlannedArm]:
+            if request.is_own:  # it has no settings that are `auto` and can be timed
+                return arms
             shared = run_id, environment, address
             plans = [measure_plan(arm.config, arm.checked, prepared[arm.config.data], *shared) for arm in arms]
             return [replace(arm, checked=checked) for arm, checked in zip(arms, plans, strict=True)]
@@ -149,16 +164,16 @@ def _check_conditions(
         arm = by_name.get(run.arm)
         if run.status != "done" or arm is None:
             continue
-        if changed := differences(run.facts, _facts(request, arm, prepared[arm.config.data], run.repeat)):
+        if changed := differences(run.facts, _facts(request, arm, prepared.get(arm.config.data), run.repeat)):
             raise InputError(
                 f"--resume {resume}: since {run.arm}, repeat {run.repeat + 1}, was trained, {'; '.join(changed)}; "
                 "trainings from before and after the change are not comparable: start a new study"
             )
 
 
-def _facts(request: StudyRequest, arm: PlannedArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
-    config = arm.config.model_copy(update={"seed": request.config.seed + repeat})
-    return run_comparison_facts(config, prepared, arm.checked.plan, arm.checked.pretrained)
+def _facts(request: StudyRequest, arm: PlannedArm, prepared: PreparedSet | None, repeat: int) -> dict[str, str]:
+    config = arm.config.with_seed(request.config.seed + repeat)
+    return run_comparison_facts(config, prepared, arm.checked.plan, arm.checked.pretrained, request.same_work)
 
 
 def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
@@ -213,18 +228,19 @@ def _line(run: ArmRun) -> str:
 
 def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
     """Run one arm once; a failure ends this training alone."""
-    changes = {"seed": work.request.config.seed + repeat, "name": f"{arm.arm.name} #{repeat + 1}"}
-    config = arm.config.model_copy(update=changes)
+    name = f"{arm.arm.name} #{repeat + 1}"
+    config = arm.config.with_seed(work.request.config.seed + repeat).model_copy(update={"name": name})
     if repeat > 0 and config.speedup.diagnose:  # one diagnosis is enough
         config = make_config(config, ["speedup.baseline=none", "speedup.diagnose=false"])
-    prepared = work.prepared[config.data]
+    prepared = work.prepared.get(config.data)
     facts = _facts(work.request, arm, prepared, repeat)
     identity = {"repeat": repeat, "position": len(work.ledger.runs()), "facts": facts}
     run_id = None
     try:
         with nested_run(work.parent, config, config.name) as handle:
             run_id = handle.run_id
-            tracking.log_dataset(handle, prepared, config.data.source)
+            if prepared is not None:
+                tracking.log_dataset(handle, prepared, config.data.source)
             run = arm.train_fn(work, arm, config, handle).model_copy(update=identity | {"run_id": run_id})
             tags = {
                 Tag.ARM: arm.arm.name,
@@ -233,13 +249,15 @@ def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
                 Tag.REPEAT: str(run.repeat),
                 Tag.CONTAMINATED: str(run.contaminated),
                 Tag.CONTAMINATION: "; ".join(run.contamination),
-                Tag.DATASET: run.facts["data"],
             }
+            if prepared is not None:
+                tags[Tag.DATASET] = prepared.fingerprint
             tracking.set_tags(handle, tags)
             tracking.log_document(handle, Artifact.FACTS, run.facts)
             return run
     except PacelineError as error:
-        if is_interruption(error):
+        is_refused = isinstance(error, InputError) and work.request.is_own and not work.ledger.runs()
+        if is_interruption(error) or is_refused:  # a rank refuses own code that cannot be trained
             raise
         failed = {"status": "failed", "error": str(error), "world_size": config.execution.world_size}
         return ArmRun.model_validate({"arm": arm.arm.name, "run_id": run_id} | identity | failed)
@@ -252,8 +270,13 @@ def train_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHa
     job = train_job(config, arm.checked, prepared, handle.run_id, work.environment, cold_compile=True)
     trained = train(job, work.address)
     evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds)
-    run = arm_run(arm.arm, trained, evaluated)
-    tracking.log_facts(handle, training_metrics(run, trained, evaluated), {})
+    run = arm_run(arm.arm, trained, **quality_of(trained, evaluated))
+    tracking.log_facts(handle, stage_metrics(trained, evaluated) | time_metrics(run), {})
+    return add_cause(run, arm, trained, handle)
+
+
+def add_cause(run: ArmRun, arm: PlannedArm, trained: Trained, handle: RunHandle) -> ArmRun:
+    """Add what limits the step, and log it; nothing for a training without a probe."""
     if trained.probe is None:
         return run
     speedup = account(trained, arm.checked.hardware.num_cores)  # of it, the study uses what limits the step
@@ -262,33 +285,41 @@ def train_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHa
     return run.model_copy(update={"cause": speedup.cause, "shares": speedup.shares})
 
 
-def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
-    """Collect the metrics of a training that a study compares."""
+def arm_run(arm: StudyArm, trained: Trained, **quality: Any) -> ArmRun:
+    """Collect the metrics of a training that a study compares; its quality is given."""
     ends = trained.epoch_ends
     lengths = [later - sooner for sooner, later in itertools.pairwise(ends)]
     startup = trained.startup_seconds
     restarted = tuple(f"it was restarted: {restart.cause}" for restart in trained.restarts)
-    return ArmRun(
-        arm=arm.name,
-        repeat=0,
-        position=0,
+    facts = {
+        "arm": arm.name,
+        "repeat": 0,
+        "position": 0,
         **{name: getattr(trained, name) for name in OF_TRAINING},
-        samples_per_second=steady_rate(trained),
+        "samples_per_second": steady_rate(trained),
         **limit_share(trained).model_dump(include={"of_limit", "flops_per_second", "mfu"}),
-        epoch_seconds=sorted(lengths)[len(lengths) // 2] if lengths else None,
-        first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
-        end_to_end_seconds=ends[-1] if ends else None,
-        score_name=evaluated.score_name,
-        score=evaluated.score,
-        num_test=evaluated.num_samples,
-        validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
-        contaminated=bool(restarted) or (trained.validity.contaminated if trained.validity else None),
-        contamination=restarted + (trained.validity.reasons if trained.validity else ()),
-        prediction_samples_per_second=evaluated.samples_per_second,
-    )
+        "epoch_seconds": sorted(lengths)[len(lengths) // 2] if lengths else None,
+        "first_epoch_seconds": ends[0] - startup if ends and startup is not None else None,
+        "end_to_end_seconds": ends[-1] if ends else None,
+        "contaminated": bool(restarted) or (trained.validity.contaminated if trained.validity else None),
+        "contamination": restarted + (trained.validity.reasons if trained.validity else ()),
+    }
+    return ArmRun.model_validate(facts | quality)
 
 
-def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
-    """MLflow metrics of a training inside a study or a sweep."""
-    times = {Metric.END_TO_END_SECONDS: run.end_to_end_seconds, Metric.EPOCH_SECONDS: run.epoch_seconds}
-    return stage_metrics(trained, evaluated) | times
+def quality_of(trained: TrainResult, evaluated: EvaluateResult) -> dict[str, Any]:
+    """The quality of a training of a preset, and how fast it predicts."""
+    ends = trained.epoch_ends
+    return {
+        "score_name": evaluated.score_name,
+        "score": evaluated.score,
+        "num_test": evaluated.num_samples,
+        "predictions": trained.predictions,
+        "prediction_samples_per_second": evaluated.samples_per_second,
+        "validation": tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
+    }
+
+
+def time_metrics(run: ArmRun) -> dict[str, float | None]:
+    """MLflow metrics that trainings inside a study or a sweep have in addition."""
+    return {Metric.END_TO_END_SECONDS: run.end_to_end_seconds, Metric.EPOCH_SECONDS: run.epoch_seconds}

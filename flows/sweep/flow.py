@@ -14,17 +14,19 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.measured_plan import measure_plan
+from paceline.flows.checks.lightning import configure
+from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, publish, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.run.lightning import prepare_own
 from paceline.flows.sweep.trial import SweepContext, SweepPlan, SweepRequest, colocation_on, run_trial
 from paceline.tasks.cluster.client import count_workers
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, RunError
-from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.fingerprint import lightning_fingerprint, workload_fingerprint
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.report.sweep_report import draw_sweep, render_sweep, sweep_notes, trial_line
 from paceline.tasks.scores import SCORE_OF_TASK, SCORE_WORDS
@@ -49,19 +51,42 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
     for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
         if number is not None and number < 1:
             raise InputError(f"{name} {number} is not above 0; give 1 or more")
-    if request.config.data.validation_fraction == 0:
+    if request.is_own:
+        _check_own(request)
+    elif request.objective is not None:
+        fault = f"--{request.objective.goal} is for your own Lightning code, and {request.preset} is a preset"
+        raise InputError(fault, hint=f"remove --{request.objective.goal}", setting=f"--{request.objective.goal}")
+    elif request.config.data.validation_fraction == 0:
         fault = "data.validation_fraction=0 leaves no samples to compare trials by, and the test split must not choose"
         raise InputError(f"{fault}; hold some out, as in data.validation_fraction=0.1")
-    parameters = parse_parameters([f"{setting}={values}" for setting, values in request.parameters.items()])
+    texts = [f"{setting}={values}" for setting, values in request.parameters.items()]
+    parameters = parse_parameters(texts, is_own=request.is_own)
     num_trials = num_proposals(request.num_trials, request.sampler == "grid", parameters)
     config = make_config(request.config, ["speedup.baseline=none", "speedup.diagnose=false", "track.register=null"])
-    _check_parameters(config, parameters)
-    checked = preflight.check(config, environment)
-    _check_parameters(config, parameters, checked)
+    if request.is_own:
+        checked = preflight.check_lightning(config, environment)
+        for changed in configure(config, [[one.override(value)] for one in parameters for value in one.test_values()]):
+            preflight.plan_on(changed, checked.hardware, 0)
+    else:
+        _check_parameters(config, parameters)
+        checked = preflight.check(config, environment)
+        _check_parameters(config, parameters, checked)
     num_workers = count_workers(config.cluster.address) if config.cluster.address is not None else None
     accelerator, at_once = checked.plan.accelerator, request.at_once
     room = plan_concurrency(config, checked.hardware, accelerator, num_trials, at_once, num_workers)
     return SweepPlan(request, config, parameters, num_trials, checked, room)
+
+
+def _check_own(request: SweepRequest) -> None:
+    """Raise InputError for what a sweep of the user's own Lightning code cannot do, or needs."""
+    if request.objective is None:
+        fault = "a sweep of your own Lightning code needs a metric to compare its trials by"
+        raise InputError(
+            fault, hint="--minimize val_loss, or --maximize with a metric of self.log", setting="--minimize"
+        )
+    if request.pruner != "none":
+        fault = f"--pruner {request.pruner} cannot be used with your own Lightning code so far"
+        raise InputError(fault, hint="remove --pruner", setting="--pruner")
 
 
 def _check_parameters(
@@ -112,17 +137,23 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     config, room = planned.config, planned.room
     with open_cluster(config.cluster, room.demand, environment) as address:
         checked = preflight.confirm_on_cluster(config, planned.checked, address)
-        limits = config.limits
-        data = config.stored_data
-        prepared = with_retries(prepare, limits)(data, str(environment.root), address, limits.prepare_seconds)
-        if not prepared.num_validation:
-            fault = "the prepared set has no validation samples, and trials are compared on them"
-            raise RunError(f"{fault}; raise data.validation_fraction")
-        workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
+        limits, prepared = config.limits, None
+        workload = lightning_fingerprint(config.lightning)
+        if not request.is_own:
+            data = config.stored_data
+            prepared = with_retries(prepare, limits)(data, str(environment.root), address, limits.prepare_seconds)
+            if not prepared.num_validation:
+                fault = "the prepared set has no validation samples, and trials are compared on them"
+                raise RunError(f"{fault}; raise data.validation_fraction")
+            workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         experiment_id = planned.checked.experiment_id
         with open_run("sweep", request.config, environment, experiment_id, workload, resume, request) as parent:
             share = replace(checked, plan=preflight.plan_on(config, room.share, checked.num_train), hardware=room.share)
-            plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
+            if prepared is None:
+                prepare_own(train_job(config, share, None, parent.run_id, environment), address)
+                plan = share.plan
+            else:
+                plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
             log = get_run_logger()
             log.info("%d trials, %s at once: %s", planned.num_trials, room.at_once.value, room.at_once.reason)
             for name, choice in plan.reasons.items():
@@ -134,6 +165,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
                 num_trials=planned.num_trials,
                 num_epochs=most_epochs(config, planned.parameters),
                 seed=config.seed,
+                goal=request.objective.goal if request.objective else "maximize",
             )
             work = SweepContext(
                 **vars(replace(planned, checked=checked)),
@@ -174,7 +206,13 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
                 for trial in filter(None, (future.result() for future in ended)):
                     log = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
                     num_ended = len(work.proposer.trials())
-                    log("%d of %d trials: trial %d, %s", num_ended, num_trials, trial.number, trial_line(trial))
+                    log(
+                        "%d of %d trials: trial %d, %s",
+                        num_ended,
+                        num_trials,
+                        trial.number,
+                        trial_line(trial, work.score_name),
+                    )
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise
@@ -197,7 +235,8 @@ def _log(
         pruner=work.request.pruner,
         at_once=work.room.at_once,
         num_epochs=most_epochs(work.config, work.parameters),
-        score_name=SCORE_OF_TASK[work.config.model.task],
+        score_name=work.score_name,
+        objective=work.request.objective,
         trials=work.proposer.trials(),
         colocation=colocation,
         no_colocation=no_colocation,
@@ -248,7 +287,10 @@ def _metrics(result: SweepResult) -> dict[str, float | None]:
 def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
     names = ("number", "run_id", "status", "score", "values", "restarts", "seconds", "error")
     facts = {name: getattr(trial, name) for name in names}
-    return facts | {"overrides": list(result.overrides(trial)), "num_epochs": len(trial.scores)}
+    return facts | {
+        "overrides": list(result.overrides(trial)),
+        "num_epochs": None if result.objective else len(trial.scores),
+    }
 
 
 def _speedup(result: SweepResult) -> dict[str, Any]:

@@ -13,14 +13,18 @@ from pydantic import Field
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
+from paceline.conf.lightning import Objective
 from paceline.conf.load import ConfigError, make_config
 from paceline.conf.section import Section, Text
 from paceline.flows.checks import preflight
+from paceline.flows.checks.lightning import configure
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.record import run_comparison_facts
-from paceline.flows.study.trainings import arm_run, training_metrics
+from paceline.flows.run.metrics import training_metrics as own_metrics
+from paceline.flows.run.record import run_comparison_facts, stage_metrics
+from paceline.flows.study.own_code import copy_code, own_quality
+from paceline.flows.study.trainings import arm_run, quality_of, time_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
 from paceline.tasks.evaluate.prefect_tasks import evaluate
@@ -29,6 +33,8 @@ from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.progress import hidden_bars
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.training import ModuleResult
+from paceline.tasks.scores import SCORE_OF_TASK
 from paceline.tasks.speedup.study.records import StudyArm
 from paceline.tasks.sweep.concurrency import Colocation, TrialConcurrency, colocation_of, judge_colocation
 from paceline.tasks.sweep.optuna_study import TrialStore
@@ -59,8 +65,15 @@ class SweepRequest(Section):
     pruner: Pruner = "none"
     """What ends a trial early whose validation score falls behind: `median` (of the others at that epoch), `asha` (the
     best third continues after 1, 3, 9 ... epochs) or `hyperband` (the same from several first epochs)."""
+    objective: Objective | None = None
+    """Metric of own Lightning code by which trials are compared; None for the validation score of a preset."""
     at_once: int | None = Field(default=None, json_schema_extra={"minimum": 1})
     """Trials at the same time; None for as many as there are devices for."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it trains the user's own Lightning code."""
+        return bool(self.config.lightning.settings)
 
 
 @dataclass(frozen=True)
@@ -82,17 +95,23 @@ class SweepContext(SweepPlan):
     address: str
     environment: Environment
     parent: RunHandle
-    prepared: PreparedSet
+    prepared: PreparedSet | None  # None for own Lightning code
     layers: dict[str, Any]  # measured precision, memory format and threads of all trials, if they are `auto`
     proposer: TrialStore
     stopped: threading.Event  # set when the sweep is interrupted
 
     def configure(self, proposal: Proposal) -> tuple[Config, Plan]:
         """A trial's configuration, and its plan on its share of the devices."""
-        config = make_config(self.config, list(self.overrides(proposal)))
+        (config,) = configure(self.config, [self.overrides(proposal)])
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
         plan = preflight.plan_on(config, self.room.share, self.checked.num_train)
         return config, plan.model_copy(update=self.layers | {"reasons": {}})  # logged once by the sweep
+
+    @property
+    def score_name(self) -> str:
+        """What trials are compared by."""
+        objective = self.request.objective
+        return objective.name if objective else SCORE_OF_TASK[self.config.model.task]
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
         """`key=value` for each parameter."""
@@ -122,6 +141,8 @@ def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None,
 
 def _why_not(work: SweepContext, baseline: str) -> str:
     """Why there is nothing to measure; empty if there is."""
+    if work.request.is_own:
+        return "with your own Lightning code it is not measured so far"
     if baseline != "probe":
         return f"speedup.baseline={baseline}"
     if work.room.num_at_once == 1:
@@ -206,9 +227,11 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
         if work.stopped.is_set():
             return None
         trial = running.record("pruned", str(stopped))
-    except Exception as error:  # noqa: BLE001 - also of the store or the disk: other trials may succeed
+    except Exception as error:  # also of the store or the disk: other trials may succeed
         if work.stopped.is_set() or is_interruption(error):
             return None
+        if isinstance(error, InputError) and work.request.is_own and not work.proposer.trials():
+            raise  # a rank refuses own code that cannot be trained
         if not isinstance(error, PacelineError):
             get_run_logger().warning("Trial %d", proposal.number, exc_info=error)
         return running.fail(error, final=isinstance(error, RankError) and error.final)
@@ -219,11 +242,12 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
 def _train(running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle) -> Trial:
     """Train, evaluate and log; raise StoppedError if the pruner or the end of the sweep stops the trial."""
     work, resume = running.work, running.proposal.run_id is not None
-    if not resume:
+    if work.prepared is not None and not resume:
         tracking.log_dataset(handle, work.prepared, config.data.source)
     checked = replace(work.checked, plan=plan)
     options = {"resume": resume, "may_measure_limit": False}  # next to other trials
     job = train_job(config, checked, work.prepared, handle.run_id, work.environment, **options)
+    copy_code(job, work.parent.run_id)
     with deadline.stoppable(running.watch(job.directory)), hidden_bars():
         trained = train_trial.with_options(task_run_name=config.name)(job, work.address)
     if isinstance(trained, State):
@@ -232,17 +256,31 @@ def _train(running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle
             tags = {Tag.TRIAL: str(pruned.number), Tag.PRUNED: trained.message or ""}
             tracking.log_facts(handle, _metrics(pruned), tags)
         raise StoppedError(trained.message or "")
+    if isinstance(trained, ModuleResult):
+        return _record_own(running, trained, handle)
+    assert work.prepared is not None
     running.take(trained.validation_scores)  # the pruner compares later trials with them
     with_name = evaluate.with_options(task_run_name=f"evaluate {config.name}")
     evaluated = with_name(trained, work.prepared, config.limits.evaluate_seconds)
     scores = {"test_score": evaluated.score, "samples_per_second": trained.samples_per_second}
     trial = running.record("done").model_copy(update=scores | {"restarts": len(trained.restarts)})
     arm = StudyArm(name=config.name, overrides=work.overrides(running.proposal), group="", is_baseline=False)
-    metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated) | _metrics(trial)
+    run = arm_run(arm, trained, **quality_of(trained, evaluated))
+    metrics = stage_metrics(trained, evaluated) | time_metrics(run) | _metrics(trial)
     tags = {Tag.TRIAL: str(trial.number), Tag.DATASET: work.prepared.fingerprint}
     tracking.log_facts(handle, metrics, tags)
     facts = run_comparison_facts(config, work.prepared, job.plan, job.pretrained)
     tracking.log_document(handle, Artifact.FACTS, facts)
+    return trial
+
+
+def _record_own(running: _RunningTrial, trained: ModuleResult, handle: RunHandle) -> Trial:
+    """Record a training of own Lightning code. Raises InputError: it has not logged the metric of the sweep."""
+    running.take((own_quality(trained, running.work.request.objective)["score"],))
+    facts = {"samples_per_second": trained.samples_per_second, "restarts": len(trained.restarts)}
+    trial = running.record("done").model_copy(update=facts)
+    metrics = own_metrics(trained) | _metrics(trial) | {Metric.SWEEP_NUM_EPOCHS: trained.num_epochs}
+    tracking.log_facts(handle, metrics, {Tag.TRIAL: str(trial.number)})
     return trial
 
 

@@ -71,6 +71,9 @@ class Trained(Record):
     window_samples: tuple[int, ...] = ()  # training samples of each of `windows`, over all devices
     samples_per_epoch: int | None = None  # training samples, over all devices
     steps_per_epoch: int | None = None  # in batches of the group that finished; an elastic group had others before
+    epoch_ends: tuple[float, ...] = ()
+    """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
+    included, the probe excluded. Of own code without an epoch that a limit of steps has cut."""
     startup_seconds: float | None = None  # process start to the first training step, probe excluded
     plan: Plan | None = None  # what was executed, where it differs from what the rules had chosen, or its reasons do
     no_probe: str | None = None  # why there was no probe, though the configuration asks for one
@@ -106,9 +109,6 @@ class TrainResult(Trained):
     """On the test split, of the same weights in 32-true and without folding; measured where the model is to be
     registered."""
     weights: str | None  # state dict of the trained network, readable with weights_only; written by rank 0
-    epoch_ends: tuple[float, ...] = ()
-    """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
-    included, the probe excluded."""
     worker_load: tuple[float, ...] | None = None  # relative speeds by which the ranks shared each batch; None: evenly
     energy: Energy | None = None  # the fit's with its interval, the power before the start, and neighbours
 

@@ -189,7 +189,8 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
     groups = list(dict.fromkeys(arm.arm.group for arm in arms))
     if len(groups) < 2:  # noqa: PLR2004  a map has several places
         return None
-    settings = [dict(part.split("=", 1) for part in group.split(", ")) for group in groups]
+    firsts = [next(arm for arm in arms if arm.arm.group == group) for group in groups]
+    settings = [{key: value for key, value in arm.execution.items() if _is_of_group(arm, key)} for arm in firsts]
     fields = list(settings[0])
     if len(fields) > 2:  # noqa: PLR2004  paper has two directions
         return None
@@ -216,5 +217,10 @@ def draw_winners(arms: Sequence[ArmSummary]) -> Figure | None:
 
 def execution_name(arm: ArmSummary) -> str:
     """Name an arm by its execution settings alone."""
-    parts = [f"{key.rpartition('.')[2]}={value}" for key, value in arm.execution.items() if "execution." in key]
+    chosen = {key: value for key, value in arm.execution.items() if not _is_of_group(arm, key)}
+    parts = [f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()]
     return ", ".join(parts) or arm.arm.name
+
+
+def _is_of_group(arm: ArmSummary, key: str) -> bool:
+    return f"{key}={arm.execution[key]}" in arm.arm.group

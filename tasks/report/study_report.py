@@ -11,7 +11,7 @@ from paceline.tasks.formatting import DASH, format_interval, number_text
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.page import interval_text, render_page
 from paceline.tasks.report.study_charts import draw_study, execution_name, reason_without_ratio
-from paceline.tasks.scores import SCORE, score_word
+from paceline.tasks.scores import SCORE, is_share, score_text, score_word
 from paceline.tasks.speedup.comparability import explain
 from paceline.tasks.speedup.limit_share import format_share
 from paceline.tasks.speedup.study.analysis import winner
@@ -33,6 +33,7 @@ def render_study(result: StudyResult, environment: Mapping[str, Any]) -> str:
         result=result,
         hero=_hero(result),
         word=_score_word(result),
+        is_own=_unit(result.arms) == " %",
         verdict_of=_verdict,
         format_share=format_share,
         score_of=_score,
@@ -112,9 +113,16 @@ def _score(arm: ArmSummary, word: str) -> str:
     if arm.score is None:
         return DASH
     name = f"{score_word([arm.score_name])} " if word == SCORE else ""
-    return f"{name}{arm.score:.2%}" + (
-        "" if arm.arm.is_baseline else f", {parity_text(arm.parity, arm.accuracy_difference)}"
-    )
+    return f"{name}{score_text(arm.score_name, arm.score)}" + ("" if arm.arm.is_baseline else f", {_parity(arm)}")
+
+
+def _parity(arm: ArmSummary) -> str:
+    return parity_text(arm.parity, arm.accuracy_difference, _unit([arm]))
+
+
+def _unit(arms: Iterable[ArmSummary]) -> str:
+    """The unit of differences of scores: of a metric of own code, they are shares of the baseline's."""
+    return " points" if all(is_share(arm.score_name or "accuracy") for arm in arms) else " %"
 
 
 def _score_word(result: StudyResult) -> str:
@@ -161,8 +169,8 @@ def _winners(result: StudyResult) -> Iterator[str]:
                 note = f" Nearest: {closest.arm.name}, {interval_text(closest.ratio)} x ({_verdict(closest)})."
             yield f"{where}{_no_winner(members)}, {execution_name(best)}: keep it.{note}"
         else:
-            settings = " ".join(f"`{key}={value}`" for key, value in best.execution.items() if "execution." in key)
-            word = f"{score_word([best.score_name])} {parity_text(best.parity, best.accuracy_difference)}"
+            settings = " ".join(f"`{one}`" for one in best.arm.overrides if one not in group)
+            word = f"{score_word([best.score_name])} {_parity(best)}"
             note = " in fresh trainings" if best.confirmed else ""
             yield f"{where}take {settings}: {interval_text(_headline(best))} x its baseline{note}, {word}."
 
@@ -178,14 +186,10 @@ def _losers(result: StudyResult) -> Iterator[str]:
         )
     if undecided := [arm.arm.name for arm in result.arms if arm.ratio and not arm.significant]:
         yield f"No significant difference: {'; '.join(undecided)}."
-    unproven = [
-        f"{arm.arm.name} ({parity_text(arm.parity, arm.accuracy_difference)})"
-        for arm in result.arms
-        if _verdict(arm) == UNPROVEN
-    ]
+    unproven = [f"{arm.arm.name} ({_parity(arm)})" for arm in result.arms if _verdict(arm) == UNPROVEN]
     if unproven:
         yield (
-            f"Faster, but not shown to learn as much as the baseline within {100 * MARGIN:g} points: "
+            f"Faster, but not shown to learn as much as the baseline within {100 * MARGIN:g}{_unit(result.arms)}: "
             f"{'; '.join(unproven)}. More repeats or more test samples can show it."
         )
     if worse := [arm.arm.name for arm in result.arms if arm.parity == "worse"]:

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from paceline.tasks.formatting import DASH, format_seconds, number_text
+from paceline.tasks.formatting import DASH, format_seconds
 from paceline.tasks.report import plotting as plot
 from paceline.tasks.report.page import interval_text, render_page
-from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.scores import is_share, score_text, score_word
 from paceline.tasks.sweep.records import SweepResult, Trial
 from paceline.tasks.sweep.space import Parameter, Scalar, text_of
 
@@ -30,9 +30,11 @@ def render_sweep(result: SweepResult, environment: Mapping[str, Any]) -> str:
         "sweep",
         draw_sweep(result),
         result=result,
-        word=SCORE_WORDS[result.score_name],
+        word=score_word([result.score_name]),
+        score_of=lambda trial: score_text(result.score_name, trial.score),
+        epochs_of=lambda trial: _epochs(result, trial),
         notes=_setting_notes(result),
-        trials=sorted(result.trials, key=lambda trial: (trial.status != "done", -(trial.score or 0.0))),
+        trials=sorted(result.trials, key=lambda trial: (trial.status != "done", -result.sign * (trial.score or 0.0))),
         values_of=lambda trial: _values(result, trial),
         colocation_notes=list(_colocation_notes(result)),
         environment=dict(environment),
@@ -69,10 +71,16 @@ def _colocation_notes(result: SweepResult) -> Iterator[str]:
         yield f"It was measured while others used the machine ({'; '.join(colocation.reasons)}): do not trust it."
 
 
-def trial_line(trial: Trial) -> str:
+def _epochs(result: SweepResult, trial: Trial) -> str:
+    """Epochs with a score; of own code, one score stands for the training."""
+    return DASH if result.objective else f"{len(trial.scores)}/{result.num_epochs}"
+
+
+def trial_line(trial: Trial, score_name: str) -> str:
     """Describe the outcome of a trial in a few words."""
     if trial.status == "done":
-        return f"{number_text(trial.score, '.2%')} after {len(trial.scores)} epochs, {format_seconds(trial.seconds)}"
+        epochs = f" after {len(trial.scores)} epochs" if is_share(score_name) else ""
+        return f"{score_text(score_name, trial.score)}{epochs}, {format_seconds(trial.seconds)}"
     return trial.error or trial.status
 
 
@@ -83,8 +91,8 @@ def sweep_table(result: SweepResult) -> tuple[list[str], list[list[str]]]:
         [
             str(trial.number),
             *_values(result, trial),
-            number_text(trial.score, ".2%"),
-            f"{len(trial.scores)}/{result.num_epochs}",
+            score_text(result.score_name, trial.score),
+            _epochs(result, trial),
             format_seconds(trial.seconds),
             "best" if trial == result.best else "" if trial.status == "done" else trial.status,
         ]
@@ -99,7 +107,7 @@ def sweep_notes(result: SweepResult) -> list[str]:
 
 
 def _setting_notes(result: SweepResult) -> list[str]:
-    best, word = result.best, SCORE_WORDS[result.score_name]
+    best, word = result.best, score_word([result.score_name])
     notes = []
     if best is None or best.score is None:
         notes.append("No trial was done, so nothing can be said.")
@@ -144,7 +152,7 @@ def draw_scores(result: SweepResult) -> Figure | None:
     figure, (axis,) = plot.new_figure(HEIGHT_INCHES, "Score of each trial; line: the best so far")
     if done := [trial for trial in known if trial.status == "done"]:
         numbers = [trial.number for trial in (*done, result.trials[-1])]
-        best = list(itertools.accumulate((trial.score or 0.0 for trial in done), max))
+        best = list(itertools.accumulate((trial.score or 0.0 for trial in done), max if result.sign > 0 else min))
         axis.step(numbers, [*best, best[-1]], where="post", color=plot.FAINT, linewidth=2)
     _draw_dots(axis, result, known, [float(trial.number) for trial in known])
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -162,7 +170,8 @@ def _draw_dots(axis: Axes, result: SweepResult, trials: Sequence[Trial], places:
 
 def _label(axis: Axes, name: str, result: SweepResult) -> None:
     axis.set_xlabel(name, loc="right")
-    axis.set_ylabel(f"validation {SCORE_WORDS[result.score_name]}")
+    word = score_word([result.score_name])
+    axis.set_ylabel(word if result.objective else f"validation {word}")
 
 
 def draw_courses(result: SweepResult) -> Figure | None:

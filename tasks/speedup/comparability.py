@@ -3,8 +3,8 @@
 The model is the reference-convergence check of MLPerf: what is learned must be equal, how it is run may differ.
 """
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal
 
 from paceline.conf.config import Config
 from paceline.conf.load import flatten
@@ -14,6 +14,9 @@ from paceline.tasks.speedup.study.records import FieldVerdict, MatchVerdict
 
 UNKNOWN = "unknown"
 ALLOWED = ("execution.", "data.root", "model.pretrained")  # data and weights are compared by content, wherever they lie
+EXECUTION = "execution."
+LOADER_ARGUMENTS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+"""Arguments of a DataLoader, and so of the user's own classes, that change how samples are read and not which."""
 ARITHMETIC = "arithmetic"
 RESOLVED = ("accelerator", "precision", "compile", "memory_format", "loading", "strategy", "num_threads")
 """Settings that a plan has resolved where the configuration says `auto`."""
@@ -47,6 +50,33 @@ def comparison_facts(
         "global_batch_size": str(config.global_batch_size),
     }
     return settings | resolved | others
+
+
+def is_execution(setting: str, same_work: Collection[str] = ()) -> bool:
+    """Whether a setting may differ between compared runs; of own Lightning code the user names such in `same_work`."""
+    return setting.startswith(EXECUTION) or setting in same_work or setting.rpartition(".")[2] in LOADER_ARGUMENTS
+
+
+def module_facts(
+    config: Config, code: str, versions: Mapping[str, str | None], plan: Plan, same_work: Collection[str] = ()
+) -> dict[str, str]:
+    """The same facts of the user's own Lightning code, whose loader gives each device a batch of one size."""
+    of_both = (EXECUTION, "seed", "code", "versions", "device", ARITHMETIC)
+    facts = comparison_facts(config, "", code, versions, plan)
+    shared = {name: value for name, value in facts.items() if name.startswith(of_both)}
+    own = {
+        f"{EXECUTION if is_execution(name, same_work) else ''}{name}": value
+        for name, value in _leaves(config.lightning.settings)
+    }
+    return shared | own | {"packages": ", ".join(config.lightning.packages), "recipe.batch_scaling": "weak"}
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, str(value)
 
 
 def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:

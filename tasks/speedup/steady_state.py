@@ -15,15 +15,15 @@ def steady_rate(trained: Trained) -> float | None:
     The first epoch is warm-up; of a single epoch, its first window. The median is not moved by a burst of other work
     that hits fewer than half of the windows. None when no window is left.
     """
-    steps_per_epoch = trained.steps_per_epoch
-    if not trained.windows or not steps_per_epoch:
+    if not trained.windows:
         return None
-    warm_up = steps_per_epoch if trained.num_epochs > 1 else trained.windows[0][1]
+    steps_per_epoch, samples = trained.steps_per_epoch, trained.samples_per_epoch
+    warm_up = steps_per_epoch if steps_per_epoch and trained.num_epochs > 1 else trained.windows[0][1]
+    if not steps_per_epoch:  # a loader of own code has no length
+        steps_per_epoch, samples = sum(count for _, count, _ in trained.windows), sum(trained.window_samples)
     begin = trained.first_step + warm_up
     rates = [count / seconds for first, count, seconds in trained.windows if first >= begin and seconds > 0]
-    if not rates or trained.samples_per_epoch is None:
-        return None
-    return statistics.median(rates) * trained.samples_per_epoch / steps_per_epoch
+    return statistics.median(rates) * samples / steps_per_epoch if rates and samples else None
 
 
 def too_small(train: Trained | None) -> str:

@@ -7,7 +7,7 @@ The run's owner alone writes it: see `paceline.tasks.train.launch.run_lock`.
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -37,6 +37,7 @@ class Search(Record):
     num_trials: int  # to be proposed; those that are tried again not counted
     num_epochs: int  # of a trial that is not pruned; the most of them
     seed: int
+    goal: Literal["minimize", "maximize"] = "maximize"  # of the score
 
 
 class TrialStore:
@@ -53,7 +54,12 @@ class TrialStore:
         # A sampler restarts its random numbers in each process: the same seed would propose the same again.
         sampler, pruner = _sampler(search, search.seed + num_before), _pruner(search)
         self._study = optuna.create_study(
-            storage=storage, sampler=sampler, pruner=pruner, study_name=STUDY, direction="maximize", load_if_exists=True
+            storage=storage,
+            sampler=sampler,
+            pruner=pruner,
+            study_name=STUDY,
+            direction=search.goal,
+            load_if_exists=True,
         )
         self._left = search.num_trials - sum(AGAIN not in trial.user_attrs for trial in self._all())
 

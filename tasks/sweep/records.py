@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from paceline.conf.lightning import Objective
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.record import Choice, Record
-from paceline.tasks.records.training import ScoreName
 from paceline.tasks.sweep.concurrency import Colocation
 from paceline.tasks.sweep.space import Parameter, Scalar
 
@@ -57,7 +57,8 @@ class SweepResult(Record):
     pruner: Pruner
     at_once: Choice  # trials at the same time, and why so many
     num_epochs: int
-    score_name: ScoreName
+    score_name: str
+    objective: Objective | None = None  # of own Lightning code: the metric that is the score
     trials: tuple[Trial, ...]  # in the order of their numbers
     colocation: Colocation | None = None  # what models give side by side on these devices
     no_colocation: str = ""  # why that was not measured
@@ -67,9 +68,14 @@ class SweepResult(Record):
 
     @property
     def best(self) -> Trial | None:
-        """The trial with the highest score, of equals the first; None where none was done."""
+        """The trial with the best score, of equals the first; None where none was done."""
         done = [trial for trial in self.trials if trial.status == "done" and trial.score is not None]
-        return max(done, key=lambda trial: (trial.score or 0.0, -trial.number), default=None)
+        return max(done, key=lambda trial: (self.sign * (trial.score or 0.0), -trial.number), default=None)
+
+    @property
+    def sign(self) -> int:
+        """Factor that makes a larger score the better one."""
+        return 1 if self.objective is None else self.objective.sign
 
     def overrides(self, trial: Trial) -> tuple[str, ...]:
         """`key=value` for each of a trial's settings."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from paceline.conf.config import Config
+from paceline.conf.lightning import SECTIONS
 from paceline.conf.load import ConfigError, apply, plain_value
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.record import Record
@@ -85,9 +86,9 @@ def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Pa
     return size if num_trials is None else min(size, num_trials)
 
 
-def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
+def parse_parameters(texts: Sequence[str], *, is_own: bool = False) -> tuple[Parameter, ...]:
     """Read `setting=log(1e-3,1)`, `setting=a,b` or `setting=[a,b]`, one text for each; raise as `parse_parameter`."""
-    parameters = tuple(parse_parameter(*split_parameter(text)) for text in texts)
+    parameters = tuple(parse_parameter(*split_parameter(text), is_own=is_own) for text in texts)
     if not parameters:
         fault = "a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'"
         raise InputError(fault, setting="--param")
@@ -105,17 +106,22 @@ def split_parameter(text: str) -> tuple[str, str]:
     return setting.strip(), values.strip()
 
 
-def parse_parameter(setting: str, values: str) -> Parameter:
-    """Read one parameter. Raises InputError: no setting that can be swept, or values that cannot be read."""
-    try:
-        apply({}, f"{setting}=0")
-    except ConfigError as error:
-        raise InputError(f"--param: {error}") from error
-    if not setting.startswith(SWEPT):
-        raise InputError(
-            f"--param {setting}: the trials of a sweep share their data and are executed alike; choose among recipe.*, "
-            "model.* and seed, and compare executions with paceline study"
-        )
+def parse_parameter(setting: str, values: str, *, is_own: bool = False) -> Parameter:
+    """Read one parameter, of own Lightning code a setting of LightningCLI.
+
+    Raises InputError: no setting that can be swept, or values that cannot be read.
+    """
+    if not (is_own and setting.partition(".")[0] in SECTIONS):
+        try:
+            apply({}, f"{setting}=0")
+        except ConfigError as error:
+            raise InputError(f"--param: {error}") from error
+        if is_own or not setting.startswith(SWEPT):
+            choice = ", ".join(SECTIONS) if is_own else "recipe.*, model.* and seed"
+            raise InputError(
+                f"--param {setting}: the trials of a sweep share their data and are executed alike; choose among "
+                f"{choice}, and compare executions with paceline study"
+            )
     if (range_match := _RANGE.fullmatch(values)) is not None:
         return _range(setting, values, range_match)
     if "," in values and "(" not in values and not (values.startswith("[") and values.endswith("]")):

@@ -19,6 +19,7 @@ from mlflow.tracking import MlflowClient
 from paceline.tasks.names import Metric, Tag
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
+from paceline.tasks.scores import is_share
 
 VIEW_TAG = "mlflow.sharedViewState."
 LOCAL_SERVER = "http://127.0.0.1:5000"  # default address at which `paceline ui` serves a store without a server
@@ -66,7 +67,7 @@ class View(Record):
     columns: tuple[str, ...]
     order: str = "attributes.end_time"
     """By what the newest is the first. By their start, the UI would fold the trainings of a study into its row."""
-    scores: tuple[ScoreName, ...] = ACCURACY  # what the models are judged by
+    scores: tuple[str, ...] = ACCURACY  # what the models are judged by
     name: str | None = None
     """Under which the experiment's page lists it; a view without one is found by its address alone."""
 
@@ -76,18 +77,18 @@ class View(Record):
         return hashlib.sha256(self.subject.encode()).hexdigest()[:16]
 
 
-def charts_of(scores: Sequence[ScoreName]) -> list[tuple[str, ...]]:
+def charts_of(scores: Sequence[str]) -> list[tuple[str, ...]]:
     """The metrics that matter, those of one chart together; each is a column as well."""
     return [
         (Metric.SPEEDUP, Metric.SPEEDUP_LOW, Metric.SPEEDUP_HIGH),
         (Metric.EFFICIENCY,),
-        *((Metric.test(name),) for name in scores),
+        *((Metric.test(name) if is_share(name) else name,) for name in scores),
         (Metric.THROUGHPUT,),
         (Metric.DATA_WAIT_FRACTION,),
     ]
 
 
-def figures_of(scores: Sequence[ScoreName] = ACCURACY) -> tuple[str, ...]:
+def figures_of(scores: Sequence[str] = ACCURACY) -> tuple[str, ...]:
     """Their columns."""
     return tuple(f"metrics.`{metric}`" for chart in charts_of(scores) for metric in chart)
 
@@ -103,7 +104,7 @@ def view_of_runs(run_ids: list[str], scores: Sequence[ScoreName] = ACCURACY) -> 
     )
 
 
-def view_of_study(run_id: str, scores: Sequence[ScoreName] = ACCURACY) -> View:
+def view_of_study(run_id: str, scores: Sequence[str] = ACCURACY) -> View:
     """The trainings of a study; of one that was repeated because others disturbed it, the repetition."""
     condition = f"tags.`{Tag.STUDY_RUN_ID}` = '{run_id}' AND tags.`{Tag.SUPERSEDED_BY}` IS NULL"
     columns = (*figures_of(scores), REGRESSION, f"tags.`{Tag.PARITY}`", CONTAMINATED)

@@ -44,13 +44,13 @@ def train(job: TrainJob, address: str) -> TrainResult:
 
 @task(name="trial", cache_policy=NO_CACHE)
 @redact_errors
-def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
+def train_trial(job: TrainJob, address: str) -> TrainResult | ModuleResult | State[None]:
     """Train, and raise, as `train` does, for a caller that may stop it (`paceline.tasks.deadline.stoppable`).
 
     A stopped training returns its Prefect state with the reason.
     """
     try:
-        return _train_once(job, address)
+        return fit_module.fn(job, address) if job.prepared is None else _train_once(job, address)
     except StoppedError as stopped:
         return Completed(name="Stopped", message=str(stopped))  # not Cancelled, which Prefect reports as an error
 

@@ -61,6 +61,8 @@ AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on t
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guides/extend.md and runs it")
 AS_LIGHTNING = Checked("tests/integration/run/test_lightning.py runs it on tests/packages/text")
+AS_STUDIED = Checked("tests/integration/study/test_study_lightning.py runs the like on tests/packages/text")
+AS_SWEPT = Checked("tests/integration/sweep/test_sweep_lightning.py runs the like on tests/packages/text")
 AS_WATCHED = Checked("tests/integration/run/test_watch.py runs it on tests/packages/scripts")
 ON_A_STORE = Checked("tests/integration/data/test_object_store.py runs it on a server of S3")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/cluster/test_clusters.py has real hosts over SSH")
@@ -90,6 +92,14 @@ TREATMENTS: dict[str, Told | Checked] = {
     "python main.py fit --config config.yaml": AS_LIGHTNING,
     "paceline run lightning --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus "
     "data.init_args.directory=data": AS_LIGHTNING,
+    "paceline study config.yaml --code . --axis execution.precision=32-true,bf16-mixed --axis "
+    "data.init_args.num_workers=0,2 --repeats 3": AS_STUDIED,
+    "paceline study config.yaml --code . --axis model.init_args.depth=2,4 --axis execution.num_devices=1,2 "
+    "--minimize val_loss": AS_STUDIED,
+    "paceline study config.yaml --code . --axis data.init_args.directory=data,/dev/shm/data --same-work "
+    "data.init_args.directory": AS_STUDIED,
+    'paceline sweep config.yaml --code . --param "model.init_args.learning_rate=log(1e-4,1e-1)" --trials 10 '
+    "--minimize val_loss": AS_SWEPT,
     "pip install ./acme": AS_OWN,
     "paceline run folder data.source=table data.root=DIR model.name=mixer": AS_OWN,
     "paceline run --help": Told("help"),

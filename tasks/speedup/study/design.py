@@ -2,23 +2,27 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from paceline.conf.config import Config
+from paceline.conf.lightning import SECTIONS
 from paceline.conf.load import ConfigError, field_paths, setting_hint, split_values
 from paceline.tasks.errors import InputError
+from paceline.tasks.speedup.comparability import is_execution
 from paceline.tasks.speedup.study.records import StudyArm
 
-EXECUTION = "execution."
 NOT_AXES = ("name", "seed", "track.", "cluster.", "speedup.")
 MIN_VALUES = 2
 
 Axes = Mapping[str, Sequence[str]]
 
 
-def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Read `field=a,b,c`, one text per axis; the first value is the baseline's. Raises InputError, as `expand` does."""
+def parse_axes(texts: Sequence[str], *, is_own: bool = False) -> dict[str, list[str]]:
+    """Read `field=a,b,c`, one text per axis; the first value is the baseline's. Raises InputError, as `expand` does.
+
+    `is_own`: whether own Lightning code is trained, so that fields may be settings of LightningCLI.
+    """
     axes: dict[str, list[str]] = {}
     for text in texts:
         field, equals, values = text.partition("=")
@@ -29,7 +33,7 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
                 hint="write the baseline's value first, for example --axis execution.precision=32-true,bf16-mixed",
                 setting="--axis",
             )
-        _check_axis(field, chosen, axes)
+        _check_axis(field, chosen, axes, is_own=is_own)
         axes[field] = chosen
     if not axes:
         raise InputError(
@@ -38,8 +42,8 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
     return axes
 
 
-def _check_axis(field: str, values: list[str], axes: Axes) -> None:
-    if field not in field_paths():
+def _check_axis(field: str, values: list[str], axes: Axes, *, is_own: bool) -> None:
+    if field not in field_paths() and not (is_own and field.partition(".")[0] in SECTIONS):
         raise InputError(f"--axis {field} is not a setting", hint=setting_hint(field), setting="--axis")
     if field.startswith(NOT_AXES):
         raise InputError(
@@ -51,18 +55,26 @@ def _check_axis(field: str, values: list[str], axes: Axes) -> None:
         raise InputError(f"--axis {field} names {twice[0]} twice; each value is an arm of its own: name it once")
 
 
-def expand(make: Callable[[list[str]], Config], axes: Axes, *, ladder: bool = False) -> tuple[StudyArm, ...]:
+def expand(
+    make: Callable[[list[str]], Config],
+    axes: Axes,
+    *,
+    ladder: bool = False,
+    is_own: bool = False,
+    same_work: Collection[str] = (),
+) -> tuple[StudyArm, ...]:
     """The arms of a study, baselines first in their groups.
 
-    A grid has every combination; axes outside `execution` change the work, so each of their combinations is a group
-    with a baseline of its own. A ladder starts from the first value of every axis and adds the further values one by
-    one, in the order given; each factor beyond the first is also tried alone, so that interactions show.
+    A grid has every combination; axes that are not `is_execution` change the work, so each of their combinations is a
+    group with a baseline of its own. A ladder starts from the first value of every axis and adds the further values one
+    by one, in the order given; each factor beyond the first is also tried alone, so that interactions show.
 
     Raises InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder's axis changes the work.
     """
     for field, values in axes.items():  # a form's, or those of a stored study
-        _check_axis(field, list(values), {})
-    arms = _ladder(axes) if ladder else _grid(axes)
+        _check_axis(field, list(values), {}, is_own=is_own)
+    work = [field for field in axes if not is_execution(field, same_work)]
+    arms = _ladder(axes, work) if ladder else _grid(axes, work)
     for arm in arms:
         try:
             make(list(arm.overrides))
@@ -71,9 +83,8 @@ def expand(make: Callable[[list[str]], Config], axes: Axes, *, ladder: bool = Fa
     return tuple(arms)
 
 
-def _grid(axes: Axes) -> list[StudyArm]:
-    work = [field for field in axes if not field.startswith(EXECUTION)]
-    execution = [field for field in axes if field.startswith(EXECUTION)]
+def _grid(axes: Axes, work: Sequence[str]) -> list[StudyArm]:
+    execution = [field for field in axes if field not in work]
     arms = []
     for group in itertools.product(*(axes[field] for field in work)):
         for number, values in enumerate(itertools.product(*(axes[field] for field in execution))):
@@ -83,13 +94,12 @@ def _grid(axes: Axes) -> list[StudyArm]:
     return arms
 
 
-def _ladder(axes: Axes) -> list[StudyArm]:
-    for field in axes:
-        if not field.startswith(EXECUTION):
-            raise InputError(
-                f"--ladder with --axis {field}, which changes the work itself; "
-                "a ladder adds factors of execution: drop that axis or --ladder"
-            )
+def _ladder(axes: Axes, work: Sequence[str]) -> list[StudyArm]:
+    if work:
+        raise InputError(
+            f"--ladder with --axis {work[0]}, which changes the work itself; "
+            "a ladder adds factors of execution: drop that axis or --ladder"
+        )
     base = {field: values[0] for field, values in axes.items()}
     factors = [(field, value) for field, values in axes.items() for value in values[1:]]
     arms = [_arm(base, axes, is_baseline=True, rung=0)]

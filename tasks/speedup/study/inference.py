@@ -140,7 +140,17 @@ def provable_margin(difference: Interval | None) -> float | None:
     return max(abs(difference.low), abs(difference.high))
 
 
-def parity_text(verdict: Parity, difference: Interval | None) -> str:
+def own_difference(run: ArmRun, base: ArmRun) -> tuple[float, float] | None:
+    """Gain of the metric of own Lightning code over the baseline's, as a share, and its standard error, see `ArmRun`.
+
+    None where it is not known, or the baseline's is 0.
+    """
+    if run.objective is None or run.score is None or not base.score:
+        return None
+    return run.objective.sign * (run.score - base.score) / abs(base.score), 0.0
+
+
+def parity_text(verdict: Parity, difference: Interval | None, unit: str = " points") -> str:
     """The verdict, and where equivalence is the question, the smallest margin that the data can prove."""
     margin = provable_margin(difference) if verdict in ("on par", "undecided") else None
-    return verdict if margin is None else f"{verdict}, within {100 * margin:.1f} points"
+    return verdict if margin is None else f"{verdict}, within {100 * margin:.1f}{unit}"

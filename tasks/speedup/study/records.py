@@ -4,9 +4,10 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from paceline.conf.lightning import Objective
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.record import Record
-from paceline.tasks.records.training import CompileStats, ScoreName
+from paceline.tasks.records.training import CompileStats
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
 
@@ -69,14 +70,18 @@ class ArmRun(Record):
     first_epoch_seconds: float | None = None  # the first epoch, compile and warm-up included
     startup_seconds: float | None = None  # process start to the first training step, probe excluded
     end_to_end_seconds: float | None = None  # process start to the end of training, probe excluded
-    score_name: ScoreName = "accuracy"
-    score: float | None = Field(default=None, alias="accuracy")  # test split; stored as `accuracy` whatever its name
+    score_name: str = "accuracy"  # as `ScoreName`, or the metric of own Lightning code
+    objective: Objective | None = None  # of own Lightning code: the metric that is its score; None without one
+    score: float | None = Field(default=None, alias="accuracy")
+    """On the test split; stored as `accuracy` whatever its name. Of own code as the module has logged it last."""
     num_test: int = 0
     num_gained: int | None = None  # test samples that are right here and wrong in the baseline's run of the same repeat
     num_lost: int | None = None  # the reverse
     score_difference: float | None = None
-    """Where no sample is right or wrong as a whole: the score less that of the baseline's run of the same repeat."""
-    score_error: float | None = None  # its standard error, the test samples being a sample
+    """Where no sample is right or wrong as a whole: the score less that of the baseline's run of the same repeat. Of
+    own code the gain as a share of the baseline's score."""
+    score_error: float | None = None
+    """Its standard error, the test samples being a sample; 0 of own code, whose samples have no known scores."""
     validation: tuple[tuple[float, float], ...] = ()  # (seconds since process start, validation score) after each epoch
     time_budget: dict[str, float] = Field(default_factory=dict)
     """Seconds per item, adding up to the wall time of rank 0."""
@@ -148,7 +153,7 @@ class ArmSummary(Record):
     compile_seconds: float | None = None  # median over repeats, compiled from nothing
     cause: str | None = None  # what limits its step, with `--diagnose`
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
-    score_name: ScoreName | None = None  # None without a run
+    score_name: str | None = None  # None without a run
 
 
 class Rung(Record):

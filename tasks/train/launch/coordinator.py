@@ -107,7 +107,7 @@ def scores_so_far(directory: Path) -> tuple[float, ...]:
     for number in reversed(attempts(directory)):
         with suppress(FileNotFoundError):  # this attempt has not written one yet
             facts = json.loads((directory / f"attempt-{number}/rank-0/progress.json").read_text(encoding="utf-8"))
-            return tuple(facts["validation_scores"])
+            return tuple(facts.get("validation_scores", ()))  # own Lightning code has none
     return ()
 
 

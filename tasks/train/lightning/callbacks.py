@@ -55,6 +55,7 @@ class StepAccount(StepParts):
         self.startup_seconds: float | None = None
         self.fit_seconds = 0.0
         self.num_saved_epochs = 0
+        self.epoch_ends: list[float] = []
         self._pending: list[torch.Tensor] = []
         self._num_samples: float = 0
         self._window_units: Counter[str] = Counter()
@@ -212,6 +213,8 @@ class SaveCheckpoint(Checkpoint):
         self._account.num_saved_epochs = trainer.current_epoch + 1
         if is_last or is_due:
             self._save(trainer, 0)
+        if trainer.fit_loop.epoch_loop.batch_idx + 1 >= trainer.num_training_batches:
+            self._account.epoch_ends.append(self._account.stopwatch.seconds_without("probe"))
         self._account.write_progress(trainer)
 
     def _save(self, trainer: Trainer, num_trained: int) -> None:

@@ -35,8 +35,8 @@ class Request(Record):
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
     ckpt_path: str | None = None  # in place of the file's
-    overrides: tuple[str, ...] = ()
-    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare
+    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, or to parse where there is no file
+    variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
     host_index: int = 0
 
 
@@ -76,18 +76,22 @@ def _do(request: Request) -> dict[str, Any]:
         if request.host_index == 0 or owner.prepare_data_per_node:
             owner.prepare_data()
         return {}
-    tree: dict[str, Any] = {}
+    tree = request.settings
     if request.file is not None:
         tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
         tree = tree.get("fit", tree)
     checkpoint = request.ckpt_path or tree.get("ckpt_path")
     if checkpoint is not None:
         _check_checkpoint(Path(checkpoint))
-    settings = ModuleCLI(_arguments(request, tree), only_parse=True).settings()
-    prepares_data = check_module(settings)
-    packages = code.identities(settings, directory)
-    found = {"packages": packages, "prepares_data": prepares_data, "ckpt_path": checkpoint}
-    return {"settings": settings, **found}
+    tree = {key: value for key, value in tree.items() if key not in WRAPPED}
+    arguments = ["--config", yaml.safe_dump(tree)] if tree else []
+    variants = []
+    for overrides in request.variants:
+        options = [f"--{override}" for override in overrides]
+        settings = ModuleCLI([*arguments, *options], only_parse=True).settings()
+        facts = {"prepares_data": check_module(settings), "packages": code.identities(settings, directory)}
+        variants.append({"settings": settings} | facts)
+    return {"variants": variants, "ckpt_path": checkpoint}
 
 
 def _check_checkpoint(path: Path) -> None:
@@ -108,14 +112,6 @@ def _check_checkpoint(path: Path) -> None:
         raise InputError(f"ckpt_path={path} cannot be read ({one_line(error)})", hint=hint) from error
     if not isinstance(content, dict) or not {"state_dict", "loops", "optimizer_states"} <= content.keys():
         raise InputError(f"ckpt_path={path} is no checkpoint of a training: it has weights at most", hint=hint)
-
-
-def _arguments(request: Request, tree: dict[str, Any]) -> list[str]:
-    """The command line of LightningCLI; a file of its subcommand `fit` without what only the subcommand reads."""
-    overrides = [f"--{override}" for override in request.overrides]
-    if request.file is None:
-        return overrides
-    return ["--config", yaml.safe_dump({key: value for key, value in tree.items() if key not in WRAPPED}), *overrides]
 
 
 def main(directory: str) -> int:

@@ -126,6 +126,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         no_probe=no_probe,
         validity=validity,
         **facts,
+        epoch_ends=tuple(account.epoch_ends),
         startup_seconds=account.startup_seconds,
         peak_memory_bytes=int(torch.cuda.max_memory_allocated(device))
         if on_gpu

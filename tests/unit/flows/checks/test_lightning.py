@@ -2,10 +2,14 @@
 
 import pytest
 
-from paceline.conf.load import ConfigError, preset_names, validate
+from paceline.conf.environment import Environment
+from paceline.conf.load import ConfigError, is_lightning, load, preset_names, validate
 from paceline.flows.checks import lightning
+from paceline.flows.study.flow import check_study
+from paceline.flows.study.trainings import StudyRequest
 from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import lightning_fingerprint
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -22,12 +26,12 @@ from paceline.tasks.fingerprint import lightning_fingerprint
 def test_a_file_of_lightning_is_known_by_its_sections(tmp_path, text, is_one):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    assert lightning.is_lightning(str(path)) is is_one
+    assert is_lightning(str(path)) is is_one
 
 
 def test_the_word_is_one_and_presets_are_none():
-    assert lightning.is_lightning("lightning")
-    assert not any(map(lightning.is_lightning, [*preset_names(), "nothing-of-that-name"]))
+    assert is_lightning("lightning")
+    assert not any(map(is_lightning, [*preset_names(), "nothing-of-that-name"]))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,43 @@ def own(**sections):
     settings = {"model": {"class_path": "acme.Tagger"}}
     tree = {"lightning": {"settings": settings}, "execution": {"precision": "32-true"} | lightning.FIXED["execution"]}
     return tree | {"speedup": lightning.FIXED["speedup"]} | sections
+
+
+def test_a_seed_is_also_that_of_lightning():
+    seeded = validate(own()).with_seed(5)
+    assert (seeded.seed, seeded.lightning.settings["seed_everything"]) == (5, 5)
+    assert "seed_everything" not in load("digits").with_seed(5).lightning.settings
+
+
+def test_other_commands_refuse_own_code(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("model: {class_path: acme.Tagger}")
+    for preset in (str(path), "lightning"):
+        with pytest.raises(ConfigError, match="your own Lightning code, which cannot be used here") as refusal:
+            load(preset)
+        assert "paceline run" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "setting"),
+    [
+        ({"target": 0.5}, "--target"),
+        ({"axes": {}, "arms": {"from scratch": {}}}, "--plan"),
+        ({"same_work": ["model.init_args.width"]}, "--same-work"),
+    ],
+)
+def test_what_a_study_of_own_code_cannot_have_is_refused(fields, setting):
+    request = {"preset": "config.yaml", "config": own(), "axes": {"execution.num_devices": ["1", "2"]}} | fields
+    with refused(setting):
+        check_study(StudyRequest.model_validate(request), Environment())
+
+
+def test_options_of_own_code_have_no_meaning_for_presets():
+    axes = {"execution.num_devices": ["1", "2"]}
+    objective = {"name": "val_loss", "goal": "minimize"}
+    request = {"preset": "digits", "config": load("digits"), "axes": axes, "objective": objective}
+    with refused("--minimize"):
+        check_study(StudyRequest.model_validate(request), Environment())
 
 
 def test_settings_of_presets_have_no_meaning_for_own_code():

@@ -39,7 +39,7 @@ def ledger(tmp_path):
 
 
 def check(ledger, arms):
-    request = SimpleNamespace(config=CONFIG, repeats=3)
+    request = SimpleNamespace(config=CONFIG, repeats=3, same_work=())
     _check_conditions("abc", ledger, request, arms, {CONFIG.data: PREPARED})
 
 

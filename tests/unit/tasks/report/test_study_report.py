@@ -312,3 +312,17 @@ def test_calibration_counts_what_lay_inside():
     assert found["num_checks"] == 2
     assert found["share_inside"] == 1
     assert found["share_inside_low"] < 0.5, "two checks prove little"
+
+
+def test_a_metric_of_own_code_is_no_share_and_its_loss_is_in_percent():
+    base, arm = arms_of(PRECISION)
+    own = {"score_name": "val_loss", "accuracy": 2.3456, "num_gained": None, "num_lost": None, "score_error": 0.0}
+    runs = [training(base, repeat, 100.0 + repeat, **own, score_difference=0.0) for repeat in range(3)]
+    runs += [training(arm, repeat, 200.0 + repeat, **own, score_difference=0.002) for repeat in range(3)]
+    result = result_of((base, arm), runs)
+    head, rows = study_table(result)
+    assert (head[-1], rows[1][-1]) == ("val_loss", "2.346, on par, within 0.2 %")
+    assert any("val_loss on par, within 0.2 %" in note for note in study_notes(result))
+    page = render_study(result, {})
+    assert "as your module logged it last" in page
+    assert "test split" not in page

@@ -4,9 +4,18 @@ import re
 
 import pytest
 
+from paceline.conf.lightning import Objective
+from paceline.tasks.formatting import DASH
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.plotting import png_bytes
-from paceline.tasks.report.sweep_report import draw_sweep, render_sweep, sweep_notes, sweep_table, timeline_rows
+from paceline.tasks.report.sweep_report import (
+    draw_sweep,
+    render_sweep,
+    sweep_notes,
+    sweep_table,
+    timeline_rows,
+    trial_line,
+)
 from paceline.tasks.sweep.concurrency import Colocation
 from tests.support.sweeps import five_trials, result_of, trial
 
@@ -115,3 +124,13 @@ def test_pictures_are_png_and_named_after_their_settings():
     figures = draw_sweep(result_of(five_trials()))
     assert set(figures) == {"scores", "courses", "over-recipe.learning_rate", "over-recipe.optimizer", "timeline"}
     assert all(png_bytes(figure, 40).startswith(b"\x89PNG") for figure in figures.values())
+
+
+def test_a_loss_of_own_code_is_best_where_it_is_smallest():
+    trials = (trial(0, 0.01, "sgd", scores=(2.345678,)), trial(1, 0.1, "sgd", scores=(1.5,)))
+    result = result_of(trials, score_name="val_loss", objective=Objective(name="val_loss", goal="minimize"))
+    assert result.best.number == 1
+    _, rows = sweep_table(result)
+    assert [row[-4:-2] for row in rows] == [["2.346", DASH], ["1.5", DASH]]
+    assert trial_line(trials[1], "val_loss").startswith("1.5, ")
+    assert "As your module logged it last." in render_sweep(result, {})

@@ -1,8 +1,9 @@
 import pytest
 
-from paceline.conf.load import load
+from paceline.conf.lightning import FIXED
+from paceline.conf.load import load, validate
 from paceline.tasks.records.hardware import Gpu, Hardware
-from paceline.tasks.speedup.comparability import comparison_facts, differences, explain, match
+from paceline.tasks.speedup.comparability import comparison_facts, differences, explain, match, module_facts
 from paceline.tasks.train.plan import resolve
 
 
@@ -119,3 +120,34 @@ def test_what_has_changed_between_two_runs_is_named_package_by_package():
     now = {"data": "a", "code": "2", "versions": "numpy 2.4, torch 2.14", "data.root": "/y"}
     assert differences(before, now) == ["code 1 -> 2", "versions torch 2.13 -> torch 2.14"]
     assert differences(before, before) == []
+
+
+def own_facts(*, num_workers=0, width=8, packages=("directory (code 0123)",), same_work=(), **execution):
+    settings = {
+        "seed_everything": 1,
+        "model": {"class_path": "acme.Tagger", "init_args": {"width": width}},
+        "data": {"class_path": "acme.Notes", "init_args": {"num_workers": num_workers}},
+    }
+    tree = {"lightning": {"settings": settings, "packages": packages}, "speedup": FIXED["speedup"]}
+    config = validate(tree | {"execution": FIXED["execution"] | {"precision": "32-true"} | execution})
+    hardware = Hardware(host="host", cpu_name="EPYC", num_cores=2, memory_bytes=2**33, cpu_bf16=True)
+    return module_facts(config, "c0", {"torch": "2.13.0"}, resolve(config, hardware, 0), same_work)
+
+
+@pytest.mark.parametrize(
+    ("second", "broken"),
+    [
+        (own_facts(num_workers=2, precision="bf16-mixed"), set()),
+        (own_facts(width=16), {"model.init_args.width"}),
+        (own_facts(packages=("directory (code 4567)",)), {"packages"}),
+    ],
+)
+def test_own_code_does_the_same_work_if_its_settings_and_its_files_are_the_same(second, broken):
+    assert breaking(own_facts(), second) == broken
+
+
+def test_own_code_scales_with_its_devices_and_has_settings_that_its_author_calls_the_same_work():
+    verdict = match(own_facts(), own_facts(num_devices=2))
+    assert (verdict.matches, verdict.scaling) == (True, "weak")
+    widths = [own_facts(width=width, same_work=["model.init_args.width"]) for width in (8, 16)]
+    assert match(*widths).matches

@@ -214,3 +214,22 @@ def test_many_threads_may_use_it(open_sweep):
         thread.join()
     assert errors == []
     assert [trial.number for trial in proposer.trials()] == list(range(24))
+
+
+def test_a_loss_is_minimized(tmp_path):
+    parameters = parse_parameters(["recipe.batch_size=int(1,100)"])
+    search = {
+        "parameters": parameters,
+        "sampler": "tpe",
+        "pruner": "none",
+        "num_trials": 40,
+        "num_epochs": 1,
+        "seed": 1,
+    }
+    store = TrialStore(tmp_path / "trials.journal", Search(**search, goal="minimize"))
+    while (proposal := store.propose()) is not None:
+        score = float(proposal.values["recipe.batch_size"])
+        ended = {"number": proposal.number, "values": proposal.values, "score": score, "seconds": 1.0, "started": 0.0}
+        store.mark_ended(Trial(**ended, status="done"))
+    last = [trial.score for trial in store.trials()[20:]]
+    assert sum(last) / len(last) < 30, "the middle of the range is 50"

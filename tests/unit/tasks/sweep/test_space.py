@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.conf.load import load
+from paceline.tasks.errors import InputError
 from paceline.tasks.sweep.space import num_proposals, parse_parameters, text_of
 from tests.support.refusals import refused
 
@@ -94,3 +95,12 @@ def test_numbers_with_an_exponent_are_numbers_in_a_list_too():
     (parameter,) = parse_parameters(["recipe.learning_rate=[1e-3,0.1,1e30]"])
     assert parameter.choices == (1e-3, 0.1, 1e30)
     assert parameter.override(parameter.choices[0]) == "recipe.learning_rate=0.001"
+
+
+def test_own_code_has_settings_of_lightning_cli():
+    texts = ["model.init_args.width=int(8,32,8)", "optimizer.init_args.lr=log(1e-4,1e-1)"]
+    assert [parameter.short for parameter in parse_parameters(texts, is_own=True)] == ["width", "lr"]
+    with refused("--param", "execution.num_devices", "model", "optimizer"):
+        parse_parameters(["execution.num_devices=[1,2]"], is_own=True)
+    with pytest.raises(InputError, match=r"model\.init_args\.width is not a setting"):
+        parse_parameters(texts)

@@ -104,3 +104,35 @@ def test_over_whole_squares_every_arm_stands_at_every_place_equally_often(num_ar
 def test_two_repeats_cancel_a_linear_drift():
     orders = balanced_order(["a", "b", "c", "d"], 2, seed=1)
     assert orders[1] == orders[0][::-1]
+
+
+WIDTH, WORKERS = "model.init_args.width=8,16", "data.init_args.num_workers=0,2"
+
+
+def test_axes_of_own_code_are_those_of_lightning_cli_and_its_loader_changes_no_work():
+    axes = parse_axes([WIDTH, WORKERS], is_own=True)
+    arms = expand(make_nothing, axes, is_own=True)
+    assert [(arm.group, arm.is_baseline) for arm in arms] == [
+        ("model.init_args.width=8", True),
+        ("model.init_args.width=8", False),
+        ("model.init_args.width=16", True),
+        ("model.init_args.width=16", False),
+    ]
+    same = expand(make_nothing, axes, is_own=True, same_work=["model.init_args.width"])
+    assert [(arm.group, arm.is_baseline) for arm in same] == [("", True), *[("", False)] * 3]
+    assert (
+        expand(make_nothing, parse_axes([WORKERS], is_own=True), is_own=True, ladder=True)[1].factor == "num_workers=2"
+    )
+
+
+def make_nothing(overrides):
+    return load("digits")
+
+
+def test_axes_of_own_code_are_refused_for_presets_and_in_other_sections():
+    with refused("--axis", "model.init_args.width"):
+        parse_axes([WIDTH])
+    with refused("--axis", "optimiser.lr"):
+        parse_axes(["optimiser.lr=1,2"], is_own=True)
+    with refused("--axis", "seed_everything"):
+        parse_axes(["seed_everything=1,2"], is_own=True)

@@ -3,17 +3,21 @@
 import numpy as np
 import pytest
 
+from paceline.conf.lightning import Objective
 from paceline.tasks.speedup.study.inference import (
     FAMILY_LEVEL,
     MARGIN,
     adjust,
     holds_parity,
+    own_difference,
     parity,
     parity_text,
     provable_margin,
     ratio_of_means,
+    run_parity,
     score_parity,
 )
+from paceline.tasks.speedup.study.records import ArmRun
 
 
 def test_the_interval_covers_the_true_ratio():
@@ -154,6 +158,34 @@ def test_one_repeat_has_no_seeds_variance_and_so_no_verdict():
         assert (interval.low, interval.high, verdict) == (None, None, "undecided")
         assert provable_margin(interval) is None
         assert parity_text(verdict, interval) == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("goal", "base", "score", "gain"),
+    [
+        ("minimize", 2.0, 1.9, 0.05),
+        ("maximize", 0.5, 0.6, 0.2),
+        ("minimize", -2.0, -3.0, 0.5),
+        ("maximize", 0.0, 1.0, None),
+    ],
+)
+def test_a_metric_of_own_code_is_compared_as_a_share_and_larger_is_better(goal, base, score, gain):
+    def run(value):
+        objective = Objective(name="val", goal=goal)
+        return ArmRun(arm="a", repeat=0, position=0, score_name="val", objective=objective, accuracy=value)
+
+    difference = own_difference(run(score), run(base))
+    assert difference == (None if gain is None else (pytest.approx(gain), 0.0))
+
+
+def test_equal_metrics_of_own_code_are_on_par():
+    runs = [
+        ArmRun(arm="a", repeat=repeat, position=0, score_name="val_loss", score_difference=0.0, score_error=0.0)
+        for repeat in range(2)
+    ]
+    interval, verdict = run_parity(runs)
+    assert (interval.low, interval.high, verdict) == (0, 0, "on par")
+    assert parity_text(verdict, interval, " %") == "on par, within 0.0 %"
 
 
 def test_the_smallest_margin_that_the_data_prove_is_printed():

@@ -1,0 +1,64 @@
+"""Arms of a study that train the user's own Lightning code: their data, their trainings, and the metric they log."""
+
+from typing import Any
+
+from paceline.conf.config import Config
+from paceline.conf.lightning import Objective
+from paceline.flows.checks.measured_plan import train_job
+from paceline.flows.run.lightning import prepare_own
+from paceline.flows.run.metrics import training_metrics
+from paceline.flows.study.trainings import PlannedArm, StudyContext, add_cause, arm_run, time_metrics
+from paceline.tasks.records.training import ModuleResult
+from paceline.tasks.scores import SCORE, is_share, logged_score
+from paceline.tasks.speedup.study.records import ArmRun
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.run import RunHandle
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.lightning import code
+from paceline.tasks.train.prefect_tasks import fit_module
+
+
+def prepare_arms(work: StudyContext, arms: list[PlannedArm]) -> None:
+    """Copy the code into the study's directory, and prepare the data of all arms, those of equal settings once."""
+    prepared: list[Any] = []
+    for arm in arms:
+        settings = arm.config.lightning.settings
+        data = settings.get("data", settings)
+        if data not in prepared:
+            prepare_own(train_job(arm.config, arm.checked, None, work.parent.run_id, work.environment), work.address)
+            prepared.append(data)
+
+
+def copy_code(job: TrainJob, parent_id: str) -> None:
+    """Copy the code of a study or a sweep, as it was when that started, into the directory of one training."""
+    if job.config.lightning.code is not None:
+        code.copy(job.directory.with_name(parent_id) / code.FOLDER, job.directory)
+
+
+def own_quality(trained: ModuleResult, named: Objective | None) -> dict[str, Any]:
+    """The metric that stands for the quality of a training, as fields of its record.
+
+    Raises InputError: the training has not logged the metric that is named.
+    """
+    logged = logged_score(trained.metrics, named)
+    if logged is None:
+        return {"score_name": SCORE}
+    objective, score = logged
+    name = f"logged {objective.name}" if is_share(objective.name) else objective.name  # not Paceline's score
+    return {"score_name": name, "objective": objective, "score": score}
+
+
+def train_own_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle) -> ArmRun:
+    """Train in fresh ranks, with the code as it was when the study started.
+
+    Raises InputError: the training has not logged the metric that the study names.
+    """
+    job = train_job(config, arm.checked, None, handle.run_id, work.environment)
+    copy_code(job, work.parent.run_id)
+    trained = fit_module(job, work.address)
+    quality = own_quality(trained, work.request.objective)
+    if trained.startup_seconds is not None:
+        quality["end_to_end_seconds"] = trained.startup_seconds + trained.seconds
+    run = arm_run(arm.arm, trained, **quality)
+    tracking.log_facts(handle, training_metrics(trained) | time_metrics(run), {})
+    return add_cause(run, arm, trained, handle)

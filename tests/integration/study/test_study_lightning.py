@@ -1,0 +1,78 @@
+"""A study of own Lightning code as a user runs it: real Prefect server, MLflow server, Dask workers and ranks."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from paceline.conf.environment import Environment
+
+pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+
+PACKAGE = Path(__file__).parents[2] / "packages" / "text"
+SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
+WORKERS, PRECISION = "data.init_args.num_workers=0,1", "execution.precision=32-true,bf16-mixed"
+
+
+@pytest.fixture
+def study(paceline, mlflow_server, tmp_path):
+    """Runs a study of the example; returns its JSON and what it said."""
+    code = shutil.copytree(PACKAGE, tmp_path / "code")
+
+    def to_the_end(*arguments, status=0):
+        own = [str(code / "config.yaml"), "--code", str(code), *SMALL, f"data.init_args.directory={tmp_path / 'data'}"]
+        process = paceline("study", *own, *arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
+        out, said = process.communicate(timeout=280)
+        assert process.returncode == status, said
+        return json.loads(out.splitlines()[-1]), said
+
+    return to_the_end
+
+
+@pytest.mark.slow
+def test_arms_of_own_code_are_compared_where_they_do_the_same_work(study, mlflow_server, tmp_path):
+    summary, _ = study("--axis", WORKERS, "--repeats", "1")
+    base, faster = summary["arms"]
+    assert all(arm["num_failed"] == 0 and arm["samples_per_second"] > 0 for arm in (base, faster))
+    assert (base["group"], base["ratio"], faster["matches"]) == ("", None, True)
+    assert (faster["ratio"] or 1) > 0, "None where other work disturbed the baseline"
+    assert base["score_name"] == faster["score_name"] == "val_loss"
+    assert base["score"] == faster["score"], "workers read the same samples in the same order"
+    assert faster["parity"] == "undecided", "one repeat decides nothing"
+
+    client = MlflowClient(mlflow_server.url)
+    parent, arm = (client.get_run(run_id) for run_id in (summary["run_id"], faster["run_id"]))
+    assert (parent.info.status, arm.info.status) == ("FINISHED", "FINISHED")
+    assert arm.data.tags["mlflow.parentRunId"] == summary["run_id"]
+    assert arm.data.metrics["val_loss"] == pytest.approx(faster["score"])
+    assert arm.data.metrics["time/end_to_end_seconds"] > arm.data.metrics["time/epoch_seconds"] > 0
+    page = client.download_artifacts(summary["run_id"], "report.html", str(tmp_path))
+    assert "as your module logged it last" in Path(page).read_text()
+    runs = Environment().root / "runs"
+    assert (runs / summary["run_id"] / "code" / "prose" / "gpt.py").exists()
+
+
+@pytest.mark.slow
+def test_the_first_training_ends_a_study_that_names_a_metric_of_nobody(study):
+    answer, _ = study("--axis", PRECISION, "--maximize", "val_acc", "trainer.max_steps=2", status=2)
+    assert answer["setting"] == "--maximize"
+    assert "val_loss" in answer["hint"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--axis", "execution.compile=off,step"], "execution.compile"),
+        (["--axis", "model.init_args.widht=8,16"], "model.init_args.widht"),
+        (["--axis", "trainer.devices=1,2"], "trainer.devices"),
+        (["--axis", PRECISION, "--target", "0.9"], "--target"),
+    ],
+)
+def test_what_a_study_of_own_code_cannot_do_is_refused_before_any_work(study, tmp_path, arguments, setting):
+    answer, _ = study(*arguments, status=2)
+    assert answer["setting"] == setting
+    assert answer["hint"]
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,64 @@
+"""A sweep over own Lightning code as a user runs it: real servers, Dask workers, ranks and Optuna."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+
+PACKAGE = Path(__file__).parents[2] / "packages" / "text"
+SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
+RATES = ["--param", "model.init_args.learning_rate=[0.003,1e-9]", "--sampler", "grid"]
+
+
+@pytest.fixture
+def sweep(paceline, mlflow_server, tmp_path):
+    """Runs a sweep of the example; returns its JSON."""
+    code = shutil.copytree(PACKAGE, tmp_path / "code")
+
+    def to_the_end(*arguments, status=0):
+        own = [str(code / "config.yaml"), "--code", str(code), *SMALL, f"data.init_args.directory={tmp_path / 'data'}"]
+        process = paceline("sweep", *own, *arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
+        out, said = process.communicate(timeout=280)
+        assert process.returncode == status, said
+        return json.loads(out.splitlines()[-1])
+
+    return to_the_end
+
+
+@pytest.mark.slow
+def test_the_trial_with_the_smallest_loss_is_the_best(sweep, mlflow_server, tmp_path):
+    summary = sweep(*RATES, "--minimize", "val_loss")
+    trials = {trial["values"]["model.init_args.learning_rate"]: trial for trial in summary["trials"]}
+    assert {rate: trial["status"] for rate, trial in trials.items()} == {0.003: "done", 1e-9: "done"}
+    assert trials[0.003]["score"] < trials[1e-9]["score"]
+    assert summary["best"]["overrides"] == ["model.init_args.learning_rate=0.003"]
+    assert (summary["score_name"], summary["num_done"], summary["best"]["num_epochs"]) == ("val_loss", 2, None)
+    client = MlflowClient(mlflow_server.url)
+    parent, best = (client.get_run(run_id) for run_id in (summary["run_id"], summary["best"]["run_id"]))
+    assert (parent.info.status, best.info.status) == ("FINISHED", "FINISHED")
+    assert best.data.tags["mlflow.parentRunId"] == summary["run_id"]
+    assert best.data.metrics["sweep/score"] == pytest.approx(best.data.metrics["val_loss"])
+    assert parent.data.metrics["sweep/best_score"] == pytest.approx(summary["best"]["score"])
+    page = Path(client.download_artifacts(summary["run_id"], "report.html", str(tmp_path))).read_text()
+    assert "As your module logged it last." in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (RATES, "--minimize"),
+        ([*RATES, "--minimize", "val_loss", "--pruner", "asha"], "--pruner"),
+        (["--param", "model.init_args.widht=int(8,16)", "--minimize", "val_loss"], "model.init_args.widht"),
+        (["--param", "execution.num_devices=[1,2]", "--minimize", "val_loss"], "--param"),
+    ],
+)
+def test_what_a_sweep_of_own_code_cannot_do_is_refused_before_any_work(sweep, tmp_path, arguments, setting):
+    answer = sweep(*arguments, status=2)
+    assert answer["setting"] == setting
+    assert answer["hint"]
+    assert not (tmp_path / "data").exists()
