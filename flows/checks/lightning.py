@@ -7,12 +7,14 @@ from typing import Any
 import yaml
 
 from paceline.conf.config import Config
+from paceline.conf.execution import Precision
 from paceline.conf.hints import did_you_mean, suggest, typed
-from paceline.conf.lightning import FIXED
+from paceline.conf.lightning import FIXED, Lightning
 from paceline.conf.load import PRESETS, apply, field_paths, find_yaml, preset_names, validate
+from paceline.conf.plugins import MISSING, code_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning import child
-from paceline.tasks.train.lightning.code import check_size
+from paceline.tasks.train.lightning.code import check_size, package_names
 
 WORD = "lightning"
 """In place of a preset: all settings are on the command line."""
@@ -25,6 +27,10 @@ WORDS = {
     "accelerator": {"cuda": "gpu"},
 }
 """Values of the trainer that Paceline calls otherwise."""
+PREDICTION = ("model.", "data.", "data=", "seed_everything=", "trainer.limit_predict_batches=")
+"""Settings of LightningCLI that a prediction may change."""
+PREDICTION_KEPT = ("limit_predict_batches", "inference_mode", "deterministic", "benchmark")
+"""Settings of the trainer that a prediction takes from the training."""
 DDP = ("auto", "ddp", "ddp_find_unused_parameters_true")
 EQUIVALENTS = {"recipe.num_epochs": "trainer.max_epochs", "seed": "seed_everything"}
 """Settings of presets, and of LightningCLI."""
@@ -84,6 +90,41 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
         **{key: answer[key] for key in ("packages", "prepares_data")},
     }
     return validate(tree)
+
+
+def load_prediction(trained: Lightning, precision: Precision, overrides: Sequence[str]) -> Config:
+    """The configuration of a prediction with trained code; raises InputError as `load_lightning`."""
+    of_cli = [override for override in overrides if override.startswith(PREDICTION)]
+    for override in overrides:
+        key = override.partition("=")[0]
+        if override not in of_cli and not override.startswith(("execution.", "cluster.", "limits.", "track.")):
+            near = suggest(key, ["trainer.limit_predict_batches"])
+            hint = did_you_mean(near, "use settings of model, data, execution, cluster, limits or track")
+            raise InputError(f"{key} is not a setting of a prediction with your own code", hint=hint, setting=key)
+    directory = Path(trained.code) if trained.code else None
+    names = package_names(trained.settings, directory)
+    if absent := [name for name in names if code_of(name) == MISSING]:
+        needed = [package.partition(" (")[0] for package in trained.packages[-len(names) :]]
+        fault = f"the model needs the package {' and '.join(absent)}, which is not installed"
+        raise InputError(fault, hint=f"install {' and '.join(needed)}", setting="MODEL")
+    trainer = trained.settings.get("trainer", {})
+    settings = trained.settings | {"trainer": {key: trainer[key] for key in PREDICTION_KEPT if key in trainer}}
+    answer = child.ask(child.Request(task="predict", code=trained.code, settings=settings, overrides=tuple(of_cli)))
+    tree = apply({}, *(override for override in overrides if override not in of_cli))
+    execution = FIXED["execution"] | {"precision": precision, "num_devices": 1} | tree.get("execution", {})
+    for name in ("num_devices", "num_nodes"):
+        if execution.get(name, 1) != 1:
+            fault = f"execution.{name}={execution[name]} cannot be used to predict with your own code so far"
+            raise InputError(fault, hint=f"use execution.{name}=1", setting=f"execution.{name}")
+    return validate(
+        tree
+        | {
+            "name": settings["model"]["class_path"].rpartition(".")[2],
+            "execution": execution,
+            "speedup": FIXED["speedup"],
+            "lightning": {"settings": answer["settings"], "code": trained.code, "packages": answer["packages"]},
+        }
+    )
 
 
 def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -27,13 +27,13 @@ WRAPPED = ("ckpt_path", "weights_only")
 
 
 class Request(Record):
-    """What the child does: `parse` reads and checks a configuration, `prepare` runs `prepare_data`."""
+    """What the child does: `parse` and `predict` read and check a configuration, `prepare` runs `prepare_data`."""
 
-    task: Literal["parse", "prepare"]
+    task: Literal["parse", "predict", "prepare"]
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
     overrides: tuple[str, ...] = ()
-    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare
+    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, or to predict with
     host_index: int = 0
 
 
@@ -63,7 +63,7 @@ def ask(request: Request) -> dict[str, Any]:
 
 def _do(request: Request) -> dict[str, Any]:
     from paceline.tasks.train.lightning import code
-    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module
+    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module, check_prediction
 
     directory = Path(request.code) if request.code else None
     code.import_from(directory)
@@ -74,7 +74,9 @@ def _do(request: Request) -> dict[str, Any]:
             owner.prepare_data()
         return {}
     settings = ModuleCLI(_arguments(request), only_parse=True).settings()
-    prepares_data = check_module(settings)
+    prepares_data = request.task == "parse" and check_module(settings)
+    if request.task == "predict":
+        check_prediction(settings)
     packages = code.identities(settings, directory)
     return {"settings": settings, "packages": packages, "prepares_data": prepares_data}
 
@@ -82,9 +84,9 @@ def _do(request: Request) -> dict[str, Any]:
 def _arguments(request: Request) -> list[str]:
     """The command line of LightningCLI; a file of its subcommand `fit` without what only the subcommand reads."""
     overrides = [f"--{override}" for override in request.overrides]
-    if request.file is None:
+    if request.file is None and not request.settings:
         return overrides
-    tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
+    tree: Any = request.settings or yaml.safe_load(Path(str(request.file)).read_text(encoding="utf-8"))
     tree = tree.get("fit", tree)
     if tree.get("ckpt_path"):
         fault = f"ckpt_path={tree['ckpt_path']} cannot be used so far"
@@ -108,7 +110,7 @@ def main(directory: str) -> int:
             "fault": fault or f"{what} raised {type(error).__name__} ({one_line(error)}) in {place}",
             "hint": hint or f"fix {Path(frame.filename).name}",
             "setting": getattr(error, "setting", None),
-            "is_input": fault is not None or request.task == "parse",
+            "is_input": fault is not None or request.task != "prepare",
         }
     (Path(directory) / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
     return 0
