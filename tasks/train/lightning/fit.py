@@ -144,7 +144,7 @@ def _save_weights(spec: RankSpec, model: LightningModule) -> str | None:
     path = Path(spec.directory) / WEIGHTS
     torch.save(move_data_to_device(model.state_dict(), torch.device("cpu")), path)
     try:
-        torch.load(path, map_location="meta", weights_only=True)
+        torch.load(path, mmap=True, weights_only=True)
     except pickle.UnpicklingError:  # by `get_extra_state`
         return None
     return str(path)

@@ -1,6 +1,7 @@
 """Predictions of a user's module in one process: its rows, and what is refused before the first of them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from paceline.tasks.records.prediction import ModulePrediction
 from paceline.tasks.train.lightning import rows
 from paceline.tasks.train.lightning.cli import ModuleCLI, check_prediction
 from paceline.tasks.train.lightning.code import identities
+from paceline.tasks.train.lightning.fit import _save_weights
 from paceline.tasks.train.lightning.prediction import predict_module
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
@@ -42,6 +44,14 @@ class Fickle(GPT):
 class Indexed(GPT):
     def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return super().predict_step(batch, batch_idx)
+
+
+class Bulky(GPT):
+    def get_extra_state(self):
+        return Stream()
+
+    def set_extra_state(self, state):
+        pass
 
 
 class Stream(IterableDataset):
@@ -142,6 +152,18 @@ def test_a_checkpoint_and_its_weights_give_the_rows_of_the_module(tmp_path, pred
 
     settings["model"]["init_args"]["width"] = 8
     assert "the weights do not fit the module (" in predict(settings, model=model)[0].refused[0]
+
+
+def test_a_state_that_holds_more_than_tensors_is_not_kept(tmp_path):
+    from oddities import Bulky
+    from prose.gpt import GPT
+
+    lightning = SimpleNamespace(code=None)
+    spec = SimpleNamespace(rank=0, directory=str(tmp_path), config=SimpleNamespace(lightning=lightning))
+    assert _save_weights(spec, Bulky(width=8)) is None
+    assert torch.load(_save_weights(spec, GPT(width=8)), weights_only=True)["embed.weight"].shape == (256, 8)
+    lightning.code = "."
+    assert _save_weights(spec, GPT(width=8)) is None
 
 
 @pytest.mark.parametrize(
