@@ -248,6 +248,12 @@ def _check_lightning(config: Config) -> None:
             if (given := getattr(getattr(config, section), name)) != value:
                 fault = f"{section}.{name}={typed(given)} cannot be used with your own Lightning code so far"
                 raise ValueError(f"{fault}; use {section}.{name}={typed(value)}")
+    unversioned = [name for name, kind, *_ in map(str.split, config.lightning.packages) if kind == "(code"]
+    if config.track.register is not None and (config.lightning.code or unversioned):
+        what = f"--code {config.lightning.code}" if config.lightning.code else f"{unversioned[0]}, which has no version"
+        fault = f"track.register={config.track.register} cannot be used with {what}"
+        remedy = "install your code as a package, and leave out --code"
+        raise ValueError(f"{fault}: a model is registered with the package of its code; {remedy}")
     if (baseline := config.speedup.baseline) not in SELF_CONTAINED_BASELINES:
         fault = f"speedup.baseline={baseline} cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use {' or '.join(f'speedup.baseline={name}' for name in SELF_CONTAINED_BASELINES)}")

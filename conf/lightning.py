@@ -15,7 +15,7 @@ FIXED: dict[str, dict[str, object]] = {
     },
     "speedup": {"starts": 0, "competent_loop": False},
     "cluster": {"min_workers": None},
-    "track": {"register": None},
+    "track": {"min_accuracy": None},
 }
 """The only values of these settings with which own Lightning code runs so far."""
 

@@ -15,17 +15,20 @@ from paceline.conf.plugins import EMBEDDED_MODELS, Plugin, model_facts
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.plugins import load_plugin
-from paceline.tasks.records.data import ModelFacts, PreparedSet
+from paceline.tasks.records.data import ModelFacts, ModuleFacts, PreparedSet
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
 TRAINING = {"pretrained", "freeze"}  # settings of a model without which its network is the same
+Facts = ModelFacts | ModuleFacts
 
 
-def digest_of(facts: ModelFacts) -> str:
+def digest_of(facts: Facts) -> str:
     """64 hex digits over the whole model: its description, of which the digest of the weights is a part.
 
     Without what only says how it was trained. Models that are older than a field keep their digests.
     """
+    if isinstance(facts, ModuleFacts):
+        return hashlib.sha256(facts.model_dump_json().encode()).hexdigest()
     absent = {name: True for name in ("package", "signal", "fit") if getattr(facts, name) is None}
     return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING}).encode()).hexdigest()
 
@@ -58,7 +61,7 @@ def write_model(directory: Path, config: Config, prepared: PreparedSet, weights:
     return facts
 
 
-def read_facts(directory: Path) -> ModelFacts:
+def read_facts(directory: Path) -> Facts:
     """Read the description of a model, after checking the digest of its weights.
 
     InputError if the model is missing, its description is invalid, or its weights have changed.
@@ -66,7 +69,7 @@ def read_facts(directory: Path) -> ModelFacts:
     return _read(directory, load=False)[0]
 
 
-def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
+def read_model(directory: Path, digest: str) -> tuple[Facts, bytes]:
     """Read the description and the weights of a model: exactly the bytes whose digest was checked.
 
     InputError as in `read_facts`, or if it is another model than the one with that digest.
@@ -78,9 +81,10 @@ def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
     return facts, weights
 
 
-def _read(directory: Path, *, load: bool) -> tuple[ModelFacts, bytes]:
+def _read(directory: Path, *, load: bool) -> tuple[Facts, bytes]:
     try:
-        facts = ModelFacts.model_validate_json((directory / FACTS).read_bytes())
+        text = (directory / FACTS).read_bytes()
+        facts: Facts = (ModuleFacts if b'"settings":' in text else ModelFacts).model_validate_json(text)
         weights = (directory / WEIGHTS).read_bytes() if load else b""
         digest = hashlib.sha256(weights).hexdigest() if load else sha256_of(directory / WEIGHTS)
     except OSError as error:

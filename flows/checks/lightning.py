@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.conf.config import Config
+from paceline.conf.execution import Precision
 from paceline.conf.hints import did_you_mean, suggest, typed
-from paceline.conf.lightning import FIXED, SECTIONS
+from paceline.conf.lightning import FIXED, SECTIONS, Lightning
 from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, validate
+from paceline.conf.plugins import MISSING, code_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning import child
-from paceline.tasks.train.lightning.code import check_size
+from paceline.tasks.train.lightning.code import check_size, package_names
 
 CHECKPOINT = "ckpt_path"
 """Of LightningCLI too, for the subcommand `fit` as a whole."""
@@ -22,6 +24,10 @@ WORDS = {
     "accelerator": {"cuda": "gpu"},
 }
 """Values of the trainer that Paceline calls otherwise."""
+PREDICTION = ("model.", "data.", "data=", "seed_everything=", "trainer.limit_predict_batches=")
+"""Settings of LightningCLI that a prediction may change."""
+PREDICTION_KEPT = ("limit_predict_batches", "inference_mode", "deterministic", "benchmark")
+"""Settings of the trainer that a prediction takes from the training."""
 DDP = ("auto", "ddp", "ddp_find_unused_parameters_true")
 EQUIVALENTS = {"recipe.num_epochs": "trainer.max_epochs", "seed": "seed_everything"}
 """Settings of presets, and of LightningCLI."""
@@ -95,6 +101,42 @@ def _take_execution(settings: dict[str, Any], given: dict[str, Any]) -> dict[str
     execution = execution_of(trainer, given)
     check_trainer(trainer)
     return execution
+
+
+def load_prediction(trained: Lightning, precision: Precision, overrides: Sequence[str]) -> Config:
+    """The configuration of a prediction with trained code; raises InputError as `load_lightning`."""
+    of_cli = [override for override in overrides if override.startswith(PREDICTION)]
+    for override in overrides:
+        key = override.partition("=")[0]
+        if override not in of_cli and not override.startswith(("execution.", "cluster.", "limits.", "track.")):
+            near = suggest(key, ["trainer.limit_predict_batches"])
+            hint = did_you_mean(near, "use settings of model, data, execution, cluster, limits or track")
+            raise InputError(f"{key} is not a setting of a prediction with your own code", hint=hint, setting=key)
+    directory = Path(trained.code) if trained.code else None
+    names = package_names(trained.settings, directory)
+    if absent := [name for name in names if code_of(name) == MISSING]:
+        needed = [package.partition(" (")[0] for package in trained.packages[-len(names) :]]
+        fault = f"the model needs the package {' and '.join(absent)}, which is not installed"
+        raise InputError(fault, hint=f"install {' and '.join(needed)}", setting="MODEL")
+    trainer = trained.settings.get("trainer", {})
+    settings = trained.settings | {"trainer": {key: trainer[key] for key in PREDICTION_KEPT if key in trainer}}
+    request = child.Request(task="predict", code=trained.code, settings=settings, variants=(tuple(of_cli),))
+    (parsed,) = child.ask(request)["variants"]
+    tree = apply({}, *(override for override in overrides if override not in of_cli))
+    execution = FIXED["execution"] | {"precision": precision, "num_devices": 1} | tree.get("execution", {})
+    for name in ("num_devices", "num_nodes"):
+        if execution.get(name, 1) != 1:
+            fault = f"execution.{name}={execution[name]} cannot be used to predict with your own code so far"
+            raise InputError(fault, hint=f"use execution.{name}=1", setting=f"execution.{name}")
+    return validate(
+        tree
+        | {
+            "name": settings["model"]["class_path"].rpartition(".")[2],
+            "execution": execution,
+            "speedup": FIXED["speedup"],
+            "lightning": {"settings": parsed["settings"], "code": trained.code, "packages": parsed["packages"]},
+        }
+    )
 
 
 def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -96,6 +96,9 @@ def _place(reference: str, environment: Environment) -> tuple[Path, ModelFacts |
         except InputError as error:
             reason = str(error).removeprefix(f"{reference}: ")
             raise InputError(f"model.pretrained={reference}: {reason}") from error
+        if not isinstance(facts, ModelFacts):
+            fault = f"model.pretrained={reference}: is a model of own Lightning code"
+            raise InputError(f"{fault}; name the file of weights: {directory / WEIGHTS}")
         return directory / WEIGHTS, facts
     path = Path(reference).expanduser().absolute()
     if not os.path.isfile(path):  # noqa: PTH113

@@ -9,8 +9,12 @@ from paceline.flows.commands.prefect_session import start_flow
 
 ARGUMENTS = (
     argument("model MODEL", "a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, or a directory"),
-    argument("source SOURCE", "a folder or URL of images, signals or clips, or a preset (its test split)"),
-    argument("overrides key=value ...", "settings of execution, cluster and data"),
+    argument(
+        "source SOURCE",
+        "a folder or URL of images, signals or clips, or a preset (its test split); none for own Lightning code",
+        nargs="?",
+    ),
+    argument("overrides key=value ...", "settings of execution, cluster and data; of own Lightning code also model"),
     argument(
         "--out DIR",
         "where the Parquet files go (default: by content, under PACELINE_HOME); an interrupted call resumes there",
@@ -28,7 +32,7 @@ ARGUMENTS = (
     ),
 )
 def predict(options: Namespace) -> None:
-    """Predict a folder of images, or a preset's test split, with a trained model."""
+    """Predict a folder of images, a preset's test split, or the batches of own Lightning code."""
     _predict(options, own_size=options.own_size)
 
 
@@ -43,21 +47,31 @@ def features(options: Namespace) -> None:
 
 
 def _predict(options: Namespace, **more: Any) -> None:
-    from paceline.flows.predict.flow import PredictRequest, check_predict, run_predict
+    from paceline.flows.predict.flow import check_predict, run_predict
+    from paceline.flows.predict.request import PredictRequest
 
     values = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")}
     start_flow(options, validate_as(PredictRequest, values | more), check_predict, run_predict, _show)
 
 
 def _show(summary: dict[str, Any]) -> None:
-    rate, done = summary["samples_per_second"], "predicted" if summary["layer"] is None else "written"
+    rate = summary["samples_per_second"]
+    where = ("files", summary["out"]), ("run", run_location(summary["run_id"], summary["experiment"]))
+    if "columns" in summary:
+        say_pairs(
+            ("predicted", f"{summary['num_samples']:,} samples in {summary['num_batches']:,} batches"),
+            ("columns", ", ".join(f"{name} ({kind})" for name, kind in summary["columns"].items())),
+            ("throughput", f"{rate:,.0f} samples/s"),
+            *where,
+        )
+        return
+    done = "predicted" if summary["layer"] is None else "written"
     say_pairs(
         (done, f"{summary['num_samples']:,} images, {summary['num_reused']:,} of them before"),
         ("rejected", f"{summary['num_rejected']:,}"),
         _quality(summary),
         ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
-        ("files", summary["out"]),
-        ("run", run_location(summary["run_id"], summary["experiment"])),
+        *where,
     )
 
 

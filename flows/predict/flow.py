@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -17,20 +16,21 @@ from paceline.conf.config import Config
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import load, preset_names, validate_as
-from paceline.conf.section import Section, Text
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_own_size
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.predict import module
+from paceline.flows.predict.request import PredictRequest, check_out, write_facts
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import kind_of, open_cluster
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.errors import InputError
-from paceline.tasks.files import compiled_directory, nearest_existing, write_durably
+from paceline.tasks.files import compiled_directory
 from paceline.tasks.model_bundle import check_package, digest_of
-from paceline.tasks.names import PREDICTIONS_FILE, Artifact, Metric, Tag
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.job import Images, Settings, batch_size_for, cut, in_folder, key_of, of_test_split
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
 from paceline.tasks.records.data import ModelFacts
@@ -46,23 +46,6 @@ FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
 LARGE_BYTES = 2**20  # assumed size of a decoded image at its own size, so that a part has few of them
-
-
-class PredictRequest(Section):
-    """Parameters of a prediction."""
-
-    model: Text
-    """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
-    source: Text
-    """A folder or URL of images, signals or clips, or a preset, whose test split is predicted."""
-    overrides: tuple[Text, ...] = ()
-    """Settings of data, execution and cluster, as key=value."""
-    layer: Text | None = None
-    """A layer of the model, whose output is written in place of the predictions."""
-    own_size: bool = False
-    """Predict each image at its own size; for models that predict pixels."""
-    out: Text | None = None
-    """Directory for the Parquet files; None for a directory under PACELINE_HOME."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +65,17 @@ class PredictionPlan:
 
 
 @preflight.reusable
-def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan:
+def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan | module.ModulePlan:
     """Check model, images, devices, stores and the place for the result; fetch the model."""
+    own = module.trained_in(request.model, environment)
+    if own is not None:
+        return module.check(own, request, environment)
     directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
+    if not isinstance(facts, ModelFacts):
+        return module.check(module.of_model(directory, facts), request, environment)
+    if request.source is None:
+        fault = f"{request.model} is a model of a preset, which needs SOURCE"
+        raise InputError(fault, hint="name a folder of images behind MODEL", setting="SOURCE")
     other_package = check_package(facts.model, facts.package)
     num_values, heads = 0, (len(facts.class_names), len(facts.target_names))
     if request.layer is not None:
@@ -121,12 +112,13 @@ def check_predict(request: PredictRequest, environment: Environment) -> Predicti
         settings = settings.model_copy(update={"compiled": str(compiled)})
     key = key_of(settings, images)
     out = Path(request.out).expanduser().absolute() if request.out else environment.root / "predictions" / key[:16]
-    _check_out(request, out, key)
+    check_out(request, out, key)
     experiment_id = preflight.check_servers(config, environment)
     return PredictionPlan(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
 
 
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
+    assert request.source is not None
     is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
     folders = "clips" if facts.num_frames else "folder" if facts.signal is None else "signals"
     config = load(request.source if is_preset else folders, list(request.overrides))
@@ -228,27 +220,10 @@ def _workers(config: Config, request: PredictRequest, environment: Environment) 
     return config.model_copy(update=changes), hardware
 
 
-def _check_out(request: PredictRequest, out: Path, key: str) -> None:
-    try:
-        before = json.loads((out / PREDICTIONS_FILE).read_text(encoding="utf-8"))["key"]
-    except FileNotFoundError:
-        if out.is_dir() and any(out.iterdir()):
-            raise InputError(f"--out {request.out}: holds other files; give an empty or a new directory") from None
-        place = nearest_existing(out)
-        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-            raise InputError(f"--out {out}: cannot be written; give a directory of yours") from None
-        return
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--out {out}: {PREDICTIONS_FILE} cannot be read ({error}); give another directory") from error
-    if before != key and any(out.glob("part-*.parquet")):
-        fault = f"--out {out}: holds predictions of another model, source, precision, layer or size"
-        raise InputError(f"{fault}; give another directory or remove it")
-
-
-@flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
+@flow(name="paceline-predict", flow_run_name="predict {request.subject}", persist_result=False)
 @guard_flow
 def run_predict(request: PredictRequest) -> dict[str, Any]:
-    """Predict every image of a source with a trained model.
+    """Predict every image of a source with a trained model, or every batch of own Lightning code.
 
     Args:
         request: Model, source and settings.
@@ -257,6 +232,8 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     environment = Environment()
     checked = preflight.result_of(check_predict, request, environment)
     cancel_older()
+    if isinstance(checked, module.ModulePlan):
+        return module.predict_with(checked, request, environment, started)
     images, config, size = checked.images, checked.config, checked.facts.image_shape[0]
     num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * checked.num_values
     if checked.settings.own_size:
@@ -282,7 +259,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
                 "class_names": list(checked.facts.class_names),
                 "num_values": checked.num_values,
             }
-            _write_facts(checked.out, facts)
+            write_facts(checked.out, facts)
             if not facts["model_recorded"]:
                 log.warning(
                     "%s is a directory, which no run of MLflow records; its digest is %s", request.model, digest
@@ -301,7 +278,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
                 "execution": checked.plan.model_dump(mode="json", include=EXECUTION),
                 "seconds": time.monotonic() - started,
             }
-            _write_facts(checked.out, summary)
+            write_facts(checked.out, summary)
             tracking.log_document(handle, Artifact.SUMMARY, summary)
             tracking.log_facts(handle, _metrics(summary, predicted), {})
     return summary
@@ -333,7 +310,3 @@ def _metrics(summary: dict[str, Any], predicted: Predicted) -> dict[str, float |
         metrics[Metric.PARITY_AGREEMENT] = predicted.parity.agreement
         metrics[Metric.PARITY_MAX_DIFFERENCE] = predicted.parity.max_difference
     return metrics
-
-
-def _write_facts(out: Path, facts: dict[str, Any]) -> None:
-    write_durably(out / PREDICTIONS_FILE, json.dumps(facts, indent=2).encode())

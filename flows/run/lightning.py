@@ -13,12 +13,16 @@ from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.prestart import cluster_for_run
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, publish
+from paceline.flows.run import registry
 from paceline.flows.run.evidence import log_evidence, log_plan
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.cluster.tls import choose_tls
+from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint
 from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.records.data import ModuleFacts
 from paceline.tasks.records.training import ModuleResult
+from paceline.tasks.redact import redact_tree
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
@@ -26,6 +30,7 @@ from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.registry import log_model
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import code
@@ -68,6 +73,13 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         share = limit_share(trained)
         speedup = add_share(account(trained, checked.hardware.num_cores), share)
         speedup = add_ratios(speedup, config, None, trained, None)
+        if trained.weights is not None:
+            weights, settings = Path(trained.weights), redact_tree(module.settings)
+            precision, digest = checked.plan.precision, sha256_of(weights)
+            facts = ModuleFacts(settings=settings, packages=module.packages, precision=precision, weights_sha256=digest)
+            log_model(handle, facts, weights)
+        told = {Tag.WORKLOAD: workload, Tag.VERDICT: speedup.verdict}
+        registered = registry.register_module(config, trained, handle, told)
         summary = {
             **{"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload},
             "tracking_uri": handle.public_uri,
@@ -76,12 +88,14 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             | share.model_dump(mode="json", include={*SHARES}),
             "speedup": speedup.model_dump(mode="json"),
             "metrics": trained.metrics,
+            "registered": registered,
             "time_budget": trained.time_budget,
             "execution": checked.plan.model_dump(mode="json"),
             "not_measured": NOT_MEASURED,
             "seconds": time.monotonic() - started,
         }
         _record(handle, trained, speedup, summary, job)
+    registry.promote(registered, handle)  # a run that is KILLED has no champion
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     return summary
 

@@ -12,7 +12,7 @@ from paceline.flows.run.evidence import log_evidence
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
-from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
+from paceline.tasks.model_bundle import build_model_facts
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
@@ -25,10 +25,10 @@ from paceline.tasks.speedup.comparability import comparison_facts, module_facts
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare, limit_share
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment, package_versions
 from paceline.tasks.track.rebuild import package_commits
-from paceline.tasks.track.registry import describe_model
 from paceline.tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -165,14 +165,11 @@ def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None
 
 
 def log_model(outcome: Outcome, handle: RunHandle) -> None:
-    """Log the trained model: what it is, its weights, and its signature for MLflow."""
+    """Log the trained model."""
     assert outcome.trained.weights is not None
     weights = Path(outcome.trained.weights)
     facts = build_model_facts(outcome.config, outcome.prepared, sha256_of(weights))
-    tracking.log_document(handle, f"{Artifact.MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
-    tracking.log_document(handle, f"{Artifact.MODEL}/{WEIGHTS}", weights)
-    tracking.log_document(handle, f"{Artifact.MODEL}/MLmodel", describe_model(handle, facts))
-    tracking.set_tags(handle, {Tag.MODEL_DIGEST: digest_of(facts)})
+    registry.log_model(handle, facts, weights)
 
 
 def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | None]:

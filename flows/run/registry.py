@@ -4,13 +4,19 @@ from typing import Any
 
 from prefect import get_run_logger
 
+from paceline.conf.config import Config
 from paceline.flows.run.record import Outcome
 from paceline.tasks.names import Tag
+from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.promotion_gate import Gate, gate
 from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
+
+NO_SCORE = "passed: own Lightning code has no score that Paceline knows, so the newest model is the champion"
+NO_WEIGHTS = "not passed: the state dict of the module holds more than tensors"
+OTHER_KIND = "not passed: the champion is a preset's, which has a score: use another name"
 
 
 def register_model(outcome: Outcome, judgement: RegressionVerdict | None, handle: RunHandle) -> dict[str, Any] | None:
@@ -60,7 +66,27 @@ def _tags(outcome: Outcome, verdict: Gate, champion: registry.Champion | None) -
     return tags
 
 
-def promote(outcome: Outcome, registered: dict[str, Any] | None, handle: RunHandle) -> None:
+def register_module(
+    config: Config, trained: ModuleResult, handle: RunHandle, tags: dict[str, str]
+) -> dict[str, Any] | None:
+    """Register the model of own Lightning code, for `promote`; the `registered` part of the summary."""
+    name = config.track.register
+    if name is None:
+        return None
+    before = registry.champion(handle.tracking_uri, name)
+    gate_text = NO_WEIGHTS if trained.weights is None else OTHER_KIND if before and before.score else NO_SCORE
+    is_passed = gate_text == NO_SCORE
+    version = registry.register(handle, name, tags | {Tag.GATE: gate_text}) if is_passed else None
+    return {
+        "name": name,
+        "version": version,
+        "alias": registry.CHAMPION if version else None,
+        "gate": gate_text,
+        "champion_before": before and before.version,
+    }
+
+
+def promote(registered: dict[str, Any] | None, handle: RunHandle, score: float = 0.0) -> None:
     """Make the registered version the champion, unless a better one became champion meanwhile."""
     if not registered:
         return
@@ -72,7 +98,7 @@ def promote(outcome: Outcome, registered: dict[str, Any] | None, handle: RunHand
     tracking.set_tags(handle, {Tag.REGISTERED: f"{name} version {version}"})
     champion = registry.champion(handle.tracking_uri, name)
     is_new = champion is not None and champion.version not in (version, registered["champion_before"])
-    if champion is not None and is_new and (champion.score or 0.0) > outcome.evaluated.score:
+    if champion is not None and is_new and (champion.score or 0.0) > score:
         log.warning("Version %s of %s has become champion meanwhile and is better: it stays", champion.version, name)
         return
     registry.promote(handle, name, version)

@@ -123,7 +123,8 @@ def session(config: Config, resume: str | None = None) -> Iterator[Session]:
             yield made
         if (outcome := made.outcome) is None or made.training is None:
             return
-        registry.promote(outcome, made.summary["registered"], made.handle)  # a run that is KILLED has no champion
+        # Only now: a run that is KILLED has no champion.
+        registry.promote(made.summary["registered"], made.handle, outcome.evaluated.score)
         made.summary = confirm_regression(outcome, made.training, cluster.address, made.handle, made.summary)
     publish(summary_table(made.summary), "summary", "What the run achieved and how fast")
     mlflow_views.link(made.summary["view"], "This run among those like it")

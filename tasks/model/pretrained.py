@@ -160,6 +160,7 @@ def load_trained_model(directory: Path, digest: str) -> tuple[nn.Module, ModelFa
     do not fit the description.
     """
     facts, weights = read_model(directory, digest)
+    assert isinstance(facts, ModelFacts)
     network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
     try:
         network.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))

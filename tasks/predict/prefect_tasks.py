@@ -10,16 +10,19 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from paceline.tasks import deadline
-from paceline.tasks.errors import OutsideError, RunError, one_line
+from paceline.tasks.errors import InputError, OutsideError, RunError, one_line
 from paceline.tasks.files import is_full
 from paceline.tasks.predict.dask_graph import call_on_worker, predict_parts
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
+from paceline.tasks.predict.module_job import ModuleJob
 from paceline.tasks.predict.part import check_parity, finished_record
 from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.progress import progress_of_samples
 from paceline.tasks.records.data import Reads
+from paceline.tasks.records.hardware import Gpu
+from paceline.tasks.records.prediction import ModulePredicted
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact_errors
 
@@ -141,7 +144,25 @@ def time_prediction(job: ThroughputJob, address: str, seconds: float | None = No
     return result
 
 
-def _run_alone(job: LinearEvalJob | ThroughputJob, address: str, devices: tuple[str, ...] = ()) -> str:
+@task(name="predict", cache_policy=NO_CACHE)
+@redact_errors
+def predict_with_module(
+    job: ModuleJob, gpus: tuple[Gpu, ...], address: str, seconds: float | None = None
+) -> ModulePredicted:
+    """Predict with own Lightning code in a fresh process on a worker.
+
+    Raises InputError: the code or its data cannot be predicted with, and no row is written.
+    """
+    with deadline.time_limit("limits.predict_seconds", seconds):
+        result = ModulePredicted.model_validate_json(_run_alone(job, address, tuple(gpu.uuid for gpu in gpus)))
+    if result.refused is not None:
+        raise InputError(result.refused[0], hint=result.refused[1])
+    text = "Predicted %d samples in %d batches in %.1f s"
+    get_run_logger().info(text, result.num_samples, result.num_batches, result.seconds)
+    return result
+
+
+def _run_alone(job: LinearEvalJob | ThroughputJob | ModuleJob, address: str, devices: tuple[str, ...] = ()) -> str:
     """Run a job on a worker, in a fresh process of the job's own module; return its result as JSON."""
     module, spec, place, num_threads = type(job).__module__, job.model_dump_json(), job.directory, job.num_threads
     process = SubprocessJob(module=module, spec=spec, directory=place, num_threads=num_threads, devices=devices)

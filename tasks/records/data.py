@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, PositiveInt
 
 from paceline.conf.data import NUM_COLOURS, Signal
+from paceline.conf.execution import Precision
 from paceline.conf.model import Model
 from paceline.conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
 from paceline.tasks.records.record import Record
@@ -108,6 +109,15 @@ class PreparedSet(Record):
         if not network.image_mean or len(network.image_mean) != len(self.mean):
             return self
         return self.model_copy(update={"mean": network.image_mean, "std": network.image_std})
+
+
+class ModuleFacts(Record):
+    """Description of a trained model of own Lightning code: everything needed to instantiate it and its data."""
+
+    settings: dict[str, Any]  # configuration as LightningCLI reads it, without credentials
+    packages: tuple[str, ...]  # of its classes, with versions and digests of their files
+    precision: Precision  # of its training
+    weights_sha256: str  # of the file of weights
 
 
 class ModelFacts(Record):

@@ -120,6 +120,7 @@ class ModuleResult(Trained):
     losses: tuple[float | None, ...]  # of rank 0, of each batch; None where a step returned none
     metrics: dict[str, float]  # the newest value of each metric that the module has logged
     checkpoint: str | None
+    weights: str | None = None  # state dict, readable with weights_only; None where it is not, or code is not installed
     units_per_second: dict[str, float] = Field(default_factory=dict)  # throughput in other units, such as tokens
 
 

@@ -11,9 +11,8 @@ from mlflow.tracking import MlflowClient
 
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.files import hold
-from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, Facts, digest_of, read_facts
 from paceline.tasks.names import Tag
-from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 
@@ -22,7 +21,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, ModelFacts]:
+def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Facts]:
     """Fetch a model unless it is cached below `home` by digest; its directory, which is held, and its description.
 
     A reference is `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory. What
@@ -55,7 +54,7 @@ def has_recorded_digest(reference: str) -> bool:
     return reference.startswith(RECORDED) or _RUN_ID.fullmatch(reference) is not None
 
 
-def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelFacts:
+def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> Facts:
     with tempfile.TemporaryDirectory(dir=models, prefix=".") as temporary:
         downloaded = Path(mlflow.artifacts.download_artifacts(place, dst_path=temporary, tracking_uri=tracking_uri))
         facts = read_facts(downloaded)
@@ -74,7 +73,7 @@ def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelF
     return facts
 
 
-def _load_cached(directory: Path, digest: str) -> ModelFacts | None:
+def _load_cached(directory: Path, digest: str) -> Facts | None:
     with suppress(InputError):
         facts = read_facts(directory)
         return facts if digest_of(facts) == digest else None

@@ -3,6 +3,8 @@
 A model of Paceline holds no code; its signature, which the registry needs, is written next to it.
 """
 
+from pathlib import Path
+
 import numpy as np
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
@@ -10,14 +12,14 @@ from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, Schema, TensorSpec
 
 from paceline.conf.plugins import Task
-from paceline.tasks.model_bundle import FACTS, WEIGHTS
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, Facts, digest_of
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
 from paceline.tasks.redact import redact
 from paceline.tasks.scores import SCORE_WORDS
-from paceline.tasks.track.run import RunHandle
+from paceline.tasks.track.run import RunHandle, log_document, set_tags
 
 CHAMPION = "champion"
 SCORE_TAGS = ((Tag.SCORE, Tag.ACCURACY), (Tag.BEST_SCORE, Tag.BEST_ACCURACY))  # each with its older name
@@ -59,8 +61,18 @@ def champion(tracking_uri: str, name: str) -> Champion | None:
     )
 
 
-def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
-    """MLflow's own description of a model (`MLmodel`, YAML): its signature and where it comes from."""
+def log_model(handle: RunHandle, facts: Facts, weights: Path) -> None:
+    """Log a trained model: what it is, its weights, and MLflow's own description (`MLmodel`, YAML)."""
+    signature = _signature(facts) if isinstance(facts, ModelFacts) else None  # what own Lightning code takes is unknown
+    model = Model(artifact_path=Artifact.MODEL, run_id=handle.run_id, signature=signature)
+    model.add_flavor("paceline", model=FACTS, weights=WEIGHTS)
+    log_document(handle, f"{Artifact.MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
+    log_document(handle, f"{Artifact.MODEL}/{WEIGHTS}", weights)
+    log_document(handle, f"{Artifact.MODEL}/MLmodel", str(model.to_yaml()))
+    set_tags(handle, {Tag.MODEL_DIGEST: digest_of(facts)})
+
+
+def _signature(facts: ModelFacts) -> ModelSignature:
     images = Schema([TensorSpec(np.dtype(np.uint8), (-1, *facts.image_shape), "images")])
     height, width, channels = facts.image_shape
     outputs_by_task: dict[Task, tuple[str, tuple[int, ...]]] = {
@@ -71,10 +83,7 @@ def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
     name, shape = outputs_by_task[facts.model.task]
     outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype(np.float32), (-1, *shape), name)]
     outputs += [TensorSpec(np.dtype(np.float32), (-1, 1), name) for name in facts.target_names]
-    signature = ModelSignature(inputs=images, outputs=Schema(outputs))
-    model = Model(artifact_path=Artifact.MODEL, run_id=handle.run_id, signature=signature)
-    model.add_flavor("paceline", model=FACTS, weights=WEIGHTS)
-    return str(model.to_yaml())
+    return ModelSignature(inputs=images, outputs=Schema(outputs))
 
 
 def register(handle: RunHandle, name: str, tags: dict[str, str]) -> str:

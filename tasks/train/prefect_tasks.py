@@ -136,7 +136,7 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
 
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:
         result = train_module(job, address, on_progress)
-    save_result(job.result_path, result, [])
+    save_result(job.result_path, result, [result.weights] if result.weights else [])
     trained = f"{result.num_batches} batches on {result.world_size} ranks in {result.seconds:.1f} s"
     rate = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else "samples not counted"
     logger.info("Trained %s (%s)", trained, rate)

@@ -80,6 +80,11 @@ TREATMENTS: dict[str, Told | Checked] = {
         "trained", f"{SMALL} {LEARNS} {SHORT_PROBE} track.register=pictures"
     ),
     "paceline run config.yaml --code .": AS_LIGHTNING,
+    "paceline run config.yaml track.register=prose": AS_LIGHTNING,
+    "paceline predict RUN_ID": AS_LIGHTNING,
+    "paceline predict RUN_ID data.class_path=prose.corpus.Prompts": AS_LIGHTNING,
+    "paceline predict RUN_ID trainer.limit_predict_batches=10 --out continuations": AS_LIGHTNING,
+    "paceline predict models:/prose@champion": AS_LIGHTNING,
     "paceline watch train.py --epochs 3": AS_WATCHED,
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,

@@ -177,7 +177,7 @@ TEXTS = [
         "for example --latency 30e-6 --bandwidth 10",
     ),
     ("advise digits --devices 1", "--devices must be numbers of 2 or more, got 1", "for example --devices 2,4,8"),
-    ("predict", "paceline predict needs MODEL and SOURCE", "for example: paceline predict RUN_ID DIR"),
+    ("predict", "paceline predict needs MODEL", "for example: paceline predict RUN_ID DIR"),
     ("run digits --shw", "paceline run has no argument --shw", "did you mean --show?"),
     (
         "study digits --axis execution.precision=32-true,bf16-mixed --target 1.5",

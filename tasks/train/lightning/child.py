@@ -29,13 +29,13 @@ WRAPPED = ("ckpt_path", "weights_only")
 
 
 class Request(Record):
-    """What the child does: `parse` reads and checks a configuration, `prepare` runs `prepare_data`."""
+    """What the child does: `parse` and `predict` read and check a configuration, `prepare` runs `prepare_data`."""
 
-    task: Literal["parse", "prepare"]
+    task: Literal["parse", "predict", "prepare"]
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
     ckpt_path: str | None = None  # in place of the file's
-    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, or to parse where there is no file
+    settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, to predict with, or to parse without a file
     variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
     host_index: int = 0
 
@@ -66,7 +66,7 @@ def ask(request: Request) -> dict[str, Any]:
 
 def _do(request: Request) -> dict[str, Any]:
     from paceline.tasks.train.lightning import code
-    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module
+    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module, check_prediction
 
     directory = Path(request.code) if request.code else None
     code.import_from(directory)
@@ -89,8 +89,10 @@ def _do(request: Request) -> dict[str, Any]:
     for overrides in request.variants:
         options = [f"--{override}" for override in overrides]
         settings = ModuleCLI([*arguments, *options], only_parse=True).settings()
-        facts = {"prepares_data": check_module(settings), "packages": code.identities(settings, directory)}
-        variants.append({"settings": settings} | facts)
+        if request.task == "predict":
+            check_prediction(settings)
+        facts = {"prepares_data": request.task == "parse" and check_module(settings)}
+        variants.append({"settings": settings, "packages": code.identities(settings, directory)} | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
 
 
@@ -130,7 +132,7 @@ def main(directory: str) -> int:
             "fault": fault or f"{what} raised {type(error).__name__} ({one_line(error)}) in {place}",
             "hint": hint or f"fix {Path(frame.filename).name}",
             "setting": getattr(error, "setting", None),
-            "is_input": fault is not None or request.task == "parse",
+            "is_input": fault is not None or request.task != "prepare",
         }
     (Path(directory) / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
     return 0

@@ -87,6 +87,24 @@ def check_module(settings: Settings) -> bool:
     return bool(is_overridden("prepare_data", owner, parent))
 
 
+def check_prediction(settings: Settings) -> None:
+    """Raise InputError: the model or its data lack a hook without which nothing can be predicted."""
+    path, data = settings["model"]["class_path"], settings.get("data", {}).get("class_path")
+    module = load_class(path)
+    if isinstance(module, type) and not is_overridden("predict_step", module, LightningModule):
+        raise InputError(f"model.class_path={path} has no predict_step", hint=f"define predict_step in {path}")
+    owners = [(module, LightningModule), *([(load_class(data), LightningDataModule)] if data else [])]
+    if all(isinstance(owner, type) for owner, _ in owners) and not any(
+        is_overridden("predict_dataloader", *owner) for owner in owners
+    ):
+        where, owner = ("data", data) if data else ("model", path)
+        raise InputError(
+            f"{where}.class_path={owner} has no predict_dataloader",
+            hint=f"define predict_dataloader in {owner}, or name another DataModule: data.class_path=acme.lit.Data",
+            setting=f"{where}.class_path",
+        )
+
+
 def load_class(path: str) -> Any:
     """The class of a class path."""
     module, _, name = path.rpartition(".")

@@ -1,6 +1,7 @@
 """A rank's training of the user's module: Lightning's Trainer with Paceline's placement, logger and callbacks."""
 
 import math
+import pickle
 import resource
 import socket
 from contextlib import ExitStack, closing
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import LightningModule
 
 from paceline.conf.lightning import Lightning
 from paceline.tasks.errors import RunError
@@ -18,6 +21,7 @@ from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
+from paceline.tasks.model_bundle import WEIGHTS
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.lightning import code
@@ -128,12 +132,26 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         **facts,
         epoch_ends=tuple(account.epoch_ends),
         startup_seconds=account.startup_seconds,
+        weights=_save_weights(spec, cli.model),
         peak_memory_bytes=int(torch.cuda.max_memory_allocated(device))
         if on_gpu
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         hosts=(socket.gethostname(),),
         devices=(" ".join([plan.device_name, *spec.devices[spec.local_rank :][:1]]),),
     )
+
+
+def _save_weights(spec: RankSpec, model: LightningModule) -> str | None:
+    """Write the state dict on rank 0; return its path. A directory of code has none: only packages are registered."""
+    if spec.rank != 0 or spec.config.lightning.code is not None:
+        return None
+    path = Path(spec.directory) / WEIGHTS
+    torch.save(move_data_to_device(model.state_dict(), torch.device("cpu")), path)
+    try:
+        torch.load(path, mmap=True, weights_only=True)
+    except pickle.UnpicklingError:  # by `get_extra_state`
+        return None
+    return str(path)
 
 
 def _join(spec: RankSpec, module: Lightning) -> torch.device:

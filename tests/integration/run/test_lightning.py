@@ -11,13 +11,16 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.client import connect
 from tests.conftest import RANK_MODULE
+from tests.support.own_package import install
 from tests.support.scratch_cluster import ScratchCluster
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
@@ -344,3 +347,67 @@ def test_classes_on_the_command_line_need_no_file(paceline, code, tmp_path):
     small = [*SMALL, data, NO_PROBE, "trainer.max_steps=2", "trainer.limit_val_batches=0"]
     process = paceline("run", "lightning", "--code", str(code), "--json", *overrides, *small)
     assert summary_of(process)["train"]["num_batches"] == 2
+
+
+def rows_of(summary):
+    return [row for path in sorted(Path(summary["out"]).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+@pytest.mark.slow
+def test_a_package_is_registered_and_its_champion_continues_texts(paceline, tmp_path, monkeypatch):
+    modules = {path.stem: path.read_text() for path in (PACKAGE / "prose").glob("*.py")}
+    install(tmp_path / "site", "prose", modules)
+    (tmp_path / "site" / "prose-1.0.dist-info" / "top_level.txt").write_text("prose\n")  # as setuptools writes it
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}{os.pathsep}{os.environ['PYTHONPATH']}")
+    small = [*SMALL, f"data.init_args.directory={tmp_path / 'data'}", NO_PROBE, "trainer.max_epochs=1"]
+    trained = summary_of(paceline("run", str(PACKAGE / "config.yaml"), "--json", *small, "track.register=prose"))
+    run_id = trained["run_id"]
+    assert trained["registered"]["version"] == "1"
+    assert trained["packages"][0].startswith("prose 1.0 (code ")
+    client = MlflowClient(Environment().tracking_uri)
+    model = Path(client.download_artifacts(run_id, "model", str(tmp_path)))
+    assert torch.load(model / "weights.pt", weights_only=True)["embed.weight"].shape == (256, 16)
+    facts = json.loads((model / "model.json").read_text())
+    assert facts["settings"]["model"]["class_path"] == "prose.gpt.GPT"
+    assert facts["packages"] == trained["packages"]
+
+    told = summary_of(paceline("predict", run_id, "--json"))
+    assert told["columns"].keys() == {"prompt", "continuation", "probability"}
+    assert told["num_samples"] == len(rows_of(told)) == 61
+    assert told["checkpoint"].endswith("step-0000000018.ckpt")
+    stored = client.get_run(told["run_id"]).data.metrics
+    assert stored["throughput/prediction_samples_per_second"] == told["samples_per_second"] > 0
+    champion = summary_of(paceline("predict", "models:/prose@champion", "--json", "--out", str(tmp_path / "out")))
+    assert champion["model_digest"] is not None
+    assert rows_of(champion) == rows_of(told)
+
+    prompts = ["data.class_path=prose.corpus.Prompts", "model.init_args.num_new_bytes=5"]
+    asked = summary_of(paceline("predict", run_id, *prompts, "--json"))
+    assert [(row["prompt"], len(row["probability"])) for row in rows_of(asked)] == [
+        ("The import statement", 5),
+        ("A class definition", 5),
+    ]
+    fault, _ = refused(paceline("predict", run_id, "model.init_args.depth=1", "--out", str(tmp_path / "out")))
+    assert "--out" in fault
+
+
+@pytest.mark.slow
+def test_a_directory_of_code_predicts_by_its_copy_and_is_not_registered(run, paceline, code):
+    fault, hint = refused(run("track.register=prose"))
+    assert f"track.register=prose cannot be used with --code {code}" in fault
+    assert "install your code as a package" in hint
+    trained = summary_of(run("trainer.max_steps=2", "trainer.limit_val_batches=0"))
+    assert trained["registered"] is None
+    assert trained["packages"][0].startswith("directory (code ")
+    (code / "prose" / "gpt.py").rename(code / "prose" / "moved.py")
+    try:
+        told = summary_of(paceline("predict", trained["run_id"], "trainer.limit_predict_batches=1", "--json"))
+    finally:
+        (code / "prose" / "moved.py").rename(code / "prose" / "gpt.py")
+    assert told["num_samples"] == len(rows_of(told)) == 32
+
+    module = Environment().root / "runs" / trained["run_id"] / "code" / "prose" / "gpt.py"
+    module.write_text(module.read_text().replace("def predict_step", "def tell"))
+    fault, hint = refused(paceline("predict", trained["run_id"]))
+    assert "model.class_path=prose.gpt.GPT has no predict_step" in fault
+    assert "define predict_step" in hint

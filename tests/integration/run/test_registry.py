@@ -8,8 +8,8 @@ from prefect.logging import disable_run_logger
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.run.registry import promote, register_model
-from paceline.tasks.records.training import EvaluateResult, TrainResult
+from paceline.flows.run.registry import NO_WEIGHTS, OTHER_KIND, promote, register_model, register_module
+from paceline.tasks.records.training import EvaluateResult, ModuleResult, TrainResult
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import registry, store
 from paceline.tasks.track import run as tracking
@@ -49,7 +49,7 @@ def hand_on(outcome, handle):
     """Through the gate and on; what the summary says."""
     registered = register_model(outcome, None, handle)
     with disable_run_logger():
-        promote(outcome, registered, handle)
+        promote(registered, handle, outcome.evaluated.score)
     return registered
 
 
@@ -87,10 +87,28 @@ def test_the_better_of_two_that_end_at_once_becomes_champion_and_a_resumed_run_h
     first, second = finished(0.96, data="d2"), finished(0.98, data="d2")
     of_first, of_second = (register_model(outcome, None, handle) for outcome, handle in (first, second))
     with disable_run_logger():
-        promote(second[0], of_second, second[1])
-        promote(first[0], of_first, first[1])
+        promote(of_second, second[1], second[0].evaluated.score)
+        promote(of_first, first[1], first[0].evaluated.score)
     assert champion().version == of_second["version"], "the other one has become champion meanwhile, and is better"
     again = hand_on(*second)
     assert again["version"] == of_second["version"]
     version = registry._client(Environment().tracking_uri).get_model_version(NAME, again["version"])
     assert version.tags["paceline.speedup"] == "2.000 (1.900 to 2.100)"
+
+
+def test_the_newest_model_of_own_code_is_champion_but_not_over_one_of_a_preset(finished):
+    def hand_on_module(name, weights="weights.pt"):
+        outcome, handle = finished(0.0)
+        config = outcome.config.model_copy(update={"track": outcome.config.track.model_copy(update={"register": name})})
+        registered = register_module(config, ModuleResult.model_construct(weights=weights), handle, {"kind": "own"})
+        with disable_run_logger():
+            promote(registered, handle)
+        return registered
+
+    assert [hand_on_module("own-code")["version"] for _ in range(2)] == ["1", "2"]
+    assert registry.champion(Environment().tracking_uri, "own-code").version == "2"
+    refused = hand_on_module("own-code", weights=None)
+    assert (refused["version"], refused["gate"], refused["champion_before"]) == (None, NO_WEIGHTS, "2")
+    hand_on(*finished(0.95, data="d3", max_accuracy_loss=0.9))
+    assert hand_on_module(NAME)["gate"] == OTHER_KIND
+    assert hand_on_module(None) is None

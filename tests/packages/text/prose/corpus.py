@@ -51,5 +51,20 @@ class Corpus(pl.LightningDataModule):
         size, workers = self.hparams.batch_size, self.hparams.num_workers
         return DataLoader(self.train, batch_size=size, shuffle=True, num_workers=workers)
 
+    def predict_dataloader(self):
+        size = self.hparams.batch_size
+        return DataLoader(self.validation, batch_size=size)
+
     def val_dataloader(self):
         return DataLoader(self.validation, batch_size=self.hparams.batch_size)
+
+
+class Prompts(pl.LightningDataModule):
+    """A few texts to continue, one by one."""
+
+    def __init__(self, texts: tuple[str, ...] = ("The import statement", "A class definition")):
+        super().__init__()
+        self.texts = texts
+
+    def predict_dataloader(self):
+        return DataLoader([{"bytes": torch.tensor(list(text.encode()))} for text in self.texts])

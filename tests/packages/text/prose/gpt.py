@@ -39,6 +39,7 @@ class GPT(pl.LightningModule):
         length: int = 64,
         dropout: float = 0.1,
         learning_rate: float = 3e-3,
+        num_new_bytes: int = 32,
     ):
         super().__init__()
         self.save_hyperparameters()
@@ -57,6 +58,21 @@ class GPT(pl.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self._loss(batch), sync_dist=True, prog_bar=True)
+
+    def predict_step(self, batch, batch_idx):
+        """Continue each text by the likeliest bytes."""
+        bytes_NL, length = batch["bytes"], batch["bytes"].shape[1]
+        chances = []
+        for _ in range(self.hparams.num_new_bytes):
+            best = torch.softmax(self(bytes_NL[:, -self.hparams.length :])[:, -1].float(), dim=-1).max(dim=-1)
+            bytes_NL = torch.cat([bytes_NL, best.indices[:, None]], dim=1)
+            chances.append(best.values)
+        texts = [bytes(row) for row in bytes_NL.tolist()]
+        return {
+            "prompt": [text[:length].decode(errors="replace") for text in texts],
+            "continuation": [text[length:].decode(errors="replace") for text in texts],
+            "probability": torch.stack(chances, dim=1),
+        }
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.learning_rate)

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.conf.environment import Environment
+from paceline.conf.lightning import Lightning
 from paceline.conf.load import ConfigError, is_lightning, load, preset_names, validate
 from paceline.flows.checks import lightning
 from paceline.flows.study.flow import check_study
@@ -133,6 +134,38 @@ def test_settings_of_presets_have_no_meaning_for_own_code():
         validate(own(speedup=lightning.FIXED["speedup"] | {"baseline": "matched"}))
     with pytest.raises(ConfigError, match=r"cluster\.min_workers=1 cannot be used"):
         validate(own(cluster={"min_workers": 1}))
+    with pytest.raises(ConfigError, match=r"track\.min_accuracy=0\.9 cannot be used"):
+        validate(own(track={"min_accuracy": 0.9}))
+
+
+def test_a_model_is_registered_with_its_package_only():
+    tree = own(track={"register": "tagger"})
+    tree["lightning"] |= {"packages": ["tagger 1.2 (code 0123456789ab)"]}
+    assert validate(tree).track.register == "tagger"
+    with pytest.raises(ConfigError, match=r"track\.register=tagger cannot be used with tagger, which has no version"):
+        validate(tree | {"lightning": tree["lightning"] | {"packages": ["tagger (code 0123456789ab)"]}})
+    tree["lightning"] |= {"code": "/home/me/tagger"}
+    with pytest.raises(
+        ConfigError, match=r"track\.register=tagger cannot be used with --code /home/me/tagger"
+    ) as refusal:
+        validate(tree)
+    assert "install your code as a package" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("trainer.max_epochs=3", "trainer.max_epochs is not a setting of a prediction"),
+        ("speedup.baseline=none", "speedup.baseline is not a setting of a prediction"),
+    ],
+)
+def test_a_prediction_has_few_settings(override, fault):
+    trained = Lightning(settings={"model": {"class_path": "acme.Tagger"}}, packages=("acme 1.2 (code 0123456789ab)",))
+    with pytest.raises(InputError, match=fault):
+        lightning.load_prediction(trained, "32-true", [override])
+    with pytest.raises(InputError, match="needs the package acme, which is not installed") as refusal:
+        lightning.load_prediction(trained, "32-true", [])
+    assert refusal.value.hint == "install acme 1.2"
 
 
 def test_the_fingerprint_follows_settings_and_code_but_not_the_place_of_the_code():

@@ -1,0 +1,160 @@
+"""Predicts with own Lightning code: its `predict_step` on the batches of its `predict_dataloader`, into Parquet."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from prefect import get_run_logger
+
+from paceline.conf.config import Config
+from paceline.conf.environment import Environment
+from paceline.conf.execution import Precision
+from paceline.conf.lightning import Lightning
+from paceline.conf.load import validate_as
+from paceline.flows.checks import preflight
+from paceline.flows.checks.lightning import load_prediction
+from paceline.flows.lifecycle.mlflow_run import new_run
+from paceline.flows.predict.request import PredictRequest, check_out, write_facts
+from paceline.tasks.cluster.client import demand_of
+from paceline.tasks.cluster.kinds import open_cluster
+from paceline.tasks.errors import InputError
+from paceline.tasks.model_bundle import digest_of
+from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.predict.module_job import ModuleJob
+from paceline.tasks.predict.prefect_tasks import predict_with_module
+from paceline.tasks.records.data import ModuleFacts
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import Gpu
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.queries import read_artifact
+from paceline.tasks.train.launch.module_data import require_code
+from paceline.tasks.train.lightning import code
+from paceline.tasks.train.plan import resolve
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class TrainedModule(NamedTuple):
+    """A trained module, and where its weights are."""
+
+    lightning: Lightning
+    precision: Precision
+    checkpoint: Path | None  # of a run
+    model: Path | None = None  # directory of a logged or registered model, with its digest
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class ModulePlan:
+    """A checked prediction with own Lightning code."""
+
+    trained: TrainedModule
+    config: Config
+    plan: Plan
+    gpus: tuple[Gpu, ...]
+    experiment_id: str
+
+
+def trained_in(run_id: str, environment: Environment) -> TrainedModule | None:
+    """The module of a run with its newest checkpoint; None for other runs, and for those that have none here."""
+    directory = environment.root / "runs" / run_id
+    if not RUN_ID.fullmatch(run_id) or not (directory / "checkpoints").is_dir():
+        return None
+    tree = yaml.safe_load(read_artifact(environment.tracking_uri, run_id, Artifact.CONFIG) or b"") or {}
+    lightning = validate_as(Lightning, tree.get("lightning") or {})
+    checkpoint = newest_valid_checkpoint(directory / "checkpoints") if lightning.settings else None
+    if checkpoint is None:
+        return None
+    if lightning.code is not None:
+        lightning = lightning.model_copy(update={"code": str(directory / code.FOLDER)})
+    return TrainedModule(lightning, tree["execution"]["precision"], checkpoint)
+
+
+def of_model(directory: Path, facts: ModuleFacts) -> TrainedModule:
+    """A logged or registered module."""
+    lightning = Lightning(settings=facts.settings, packages=facts.packages)
+    return TrainedModule(lightning, facts.precision, None, directory, digest_of(facts))
+
+
+def check(trained: TrainedModule, request: PredictRequest, environment: Environment) -> ModulePlan:
+    """Check code, settings, devices, stores and the place for the result."""
+    for option, is_given in (("--layer", request.layer is not None), ("--own-size", request.own_size)):
+        if is_given:
+            fault = f"{option} applies to models of presets, and {request.model} is of own Lightning code"
+            raise InputError(fault, hint="paceline predict MODEL", setting=option)
+    if request.source is not None and "=" not in request.source:
+        raise InputError(
+            f"SOURCE={request.source} cannot be used with own Lightning code, which has a predict_dataloader",
+            hint="leave it out, or change the arguments of your DataModule: data.init_args.NAME=VALUE",
+            setting="SOURCE",
+        )
+    overrides = [*filter(None, [request.source]), *request.overrides]
+    config = load_prediction(trained.lightning, trained.precision, overrides)
+    hardware = preflight.training_host(config, environment)
+    if config.cluster.address is not None:
+        require_code(config.lightning, config.cluster.address)
+    plan = resolve(config, hardware, 0)
+    if request.out is not None:
+        check_out(request, Path(request.out).expanduser().absolute(), "")
+    gpus = hardware.gpus[:1] if plan.accelerator == "gpu" else ()
+    return ModulePlan(trained, config, plan, gpus, preflight.check_servers(config, environment))
+
+
+def predict_with(
+    checked: ModulePlan, request: PredictRequest, environment: Environment, started: float
+) -> dict[str, Any]:
+    """Predict in a process of a worker, and record it; the summary."""
+    config, plan, trained = checked.config, checked.plan, checked.trained
+    with open_cluster(config.cluster, demand_of([config.execution], plan.accelerator), environment) as address:
+        require_code(config.lightning, address)
+        with new_run(config, environment, checked.experiment_id, "predict") as handle:
+            for now in config.lightning.packages:
+                then = [one for one in trained.lightning.packages if one.split(" ")[0] == now.split(" ")[0]]
+                if then not in ([], [now]):
+                    get_run_logger().warning("%s, and the model was trained with %s", now, then[0])
+            out = Path(request.out).expanduser().absolute() if request.out else None
+            out = out or environment.root / "predictions" / handle.run_id
+            out.mkdir(parents=True, exist_ok=True)
+            tracking.set_tags(handle, {Tag.MODEL: request.model, Tag.PREDICTIONS: str(out)})
+            if trained.digest is not None:
+                tracking.set_tags(handle, {Tag.MODEL_DIGEST: trained.digest})
+            facts: dict[str, Any] = {
+                **{"model": request.model, "key": handle.run_id, "model_digest": trained.digest},
+                "checkpoint": str(trained.checkpoint) if trained.checkpoint else None,
+                "packages": config.lightning.packages,
+            }
+            write_facts(out, facts)
+            job = ModuleJob(
+                **config.lightning.model_dump(include={"settings", "code", "packages"}),
+                checkpoint=facts["checkpoint"],
+                model_directory=str(trained.model) if trained.model else None,
+                model_digest=trained.digest,
+                precision=plan.precision,
+                gpu=plan.accelerator == "gpu",
+                num_threads=plan.num_threads,
+                directory=str(environment.root / "runs" / handle.run_id / "prediction"),
+                out=str(out),
+            )
+            predicted = predict_with_module(job, checked.gpus, address, config.limits.predict_seconds)
+            summary = {
+                **{"run_id": handle.run_id, "experiment": handle.experiment, "tracking_uri": handle.public_uri},
+                **facts,
+                "out": str(out),
+                **predicted.model_dump(include={"num_samples", "num_batches", "columns"}),
+                "samples_per_second": predicted.num_samples / predicted.seconds,
+                "execution": plan.model_dump(mode="json"),
+                "seconds": time.monotonic() - started,
+            }
+            write_facts(out, summary)
+            tracking.log_document(handle, Artifact.SUMMARY, summary)
+            metrics: dict[str, float | None] = {
+                "predict/num_samples": predicted.num_samples,
+                Metric.PREDICTION_THROUGHPUT: summary["samples_per_second"],
+                Metric.WALL_SECONDS: summary["seconds"],
+            }
+            tracking.log_facts(handle, metrics, {})
+    return summary

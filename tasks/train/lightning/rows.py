@@ -1,0 +1,139 @@
+"""Results of a user's `predict_step` as rows of Parquet files: a row for each sample, a column for each output."""
+
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.files import write_durably
+
+PART_BYTES = 64 * 2**20
+SHAPES = "return a tensor, a list with a value for each sample, or a dict or tuple of these, from predict_step"
+SCALARS = (str, bytes, int, float, np.generic, type(None))
+
+
+def table_of(result: Any) -> pa.Table:
+    """The rows of a batch's result.
+
+    A dict gives a column for each key, a tuple one for each of its parts; anything else is the column `prediction`. A
+    column is a tensor or an array whose first dimension are the samples, or a list with a value for each sample.
+
+    Raises InputError: it is nothing of this, or the columns have different numbers of samples.
+    """
+    columns = {}
+    for name, values in _outputs(result):
+        try:
+            columns[name] = _column(values)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            fault = f"{name} of predict_step cannot be written: {one_line(error)[:200]}"
+            raise InputError(fault, hint=SHAPES) from error
+    sizes = {name: len(column) for name, column in columns.items()}
+    if len({*sizes.values()}) != 1:
+        shown = ", ".join(f"{name} of {size}" for name, size in sizes.items()) or "nothing"
+        raise InputError(f"predict_step returned {shown} samples", hint="return as many values of each for a batch")
+    return pa.table(columns)
+
+
+def _outputs(result: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The columns by name."""
+    if isinstance(result, tuple) and hasattr(result, "_asdict"):
+        result = result._asdict()
+    elif isinstance(result, tuple) and not name and not all(map(_is_scalar, result)):
+        result = {f"prediction_{number}": part for number, part in enumerate(result)}
+    if not isinstance(result, Mapping):
+        yield name or "prediction", result
+        return
+    for key, part in result.items():
+        yield from _outputs(part, f"{name}.{key}" if name else str(key))
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, SCALARS) or (isinstance(value, torch.Tensor) and not value.ndim)
+
+
+def _column(values: Any) -> pa.Array:
+    if isinstance(values, torch.Tensor):
+        values = _array(values)
+    if _is_scalar(values) or (isinstance(values, np.ndarray) and not values.ndim):
+        raise ValueError(f"one value of type {type(values).__name__} for all samples of the batch")
+    if isinstance(values, (list, tuple)):
+        return pa.array([_plain(value) for value in values])
+    if not isinstance(values, np.ndarray):
+        raise TypeError(f"of type {type(values).__name__}")
+    column = pa.array(values.reshape(-1))
+    for axis in reversed(range(1, values.ndim)):
+        ends = np.arange(np.prod(values.shape[:axis], dtype=np.int64) + 1, dtype=np.int32) * values.shape[axis]
+        column = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), column)
+    return column
+
+
+def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor on the host; half precision as float32, which all readers of Parquet know."""
+    tensor = tensor.detach().cpu()
+    return np.asarray((tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy())
+
+
+def _plain(value: Any) -> Any:
+    """A sample's value as pyarrow reads it."""
+    if isinstance(value, torch.Tensor):
+        value = _array(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value if value.ndim == 1 else value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+class PartWriter:
+    """Writes rows into files `part-00000.parquet` and so on, each of which is complete or absent."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.num_batches = self.num_rows = self.num_parts = 0
+        self.schema = pa.schema([])
+        self._tables: list[pa.Table] = []
+
+    def add(self, result: Any, **more: Any) -> None:
+        """Add the result of a batch; `more` are columns with one value for all of its samples.
+
+        Raises InputError: it is not as `table_of` has it, or other columns than those of the batches before.
+        """
+        table = table_of(result)
+        for name, value in more.items():
+            table = table.append_column(name, pa.array([value] * len(table)))
+        if not self.num_batches:
+            self.schema = table.schema
+        try:
+            if table.column_names != self.schema.names:
+                raise ValueError(f"has the columns {', '.join(table.column_names)}")
+            if self.num_parts:
+                table = table.cast(self.schema)
+            else:  # of the first batch perhaps all values are None
+                self.schema = pa.unify_schemas([self.schema, table.schema], promote_options="permissive")
+        except (pa.ArrowException, ValueError) as error:
+            before = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
+            fault = (
+                f"the result of batch {self.num_batches} differs from those before, with {before}: {one_line(error)}"
+            )
+            raise InputError(fault, hint="return the same names and types for each batch from predict_step") from error
+        self.num_batches, self.num_rows = self.num_batches + 1, self.num_rows + len(table)
+        self._tables.append(table)
+        if sum(table.nbytes for table in self._tables) >= PART_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        """Write the rows since the last part, if there are any."""
+        if not self._tables:
+            return
+        buffer = io.BytesIO()
+        rows = pa.concat_tables([table.cast(self.schema) for table in self._tables])
+        pq.write_table(rows, buffer, compression="zstd")
+        write_durably(self._directory / f"part-{self.num_parts:05d}.parquet", buffer.getbuffer())
+        self.num_parts, self._tables = self.num_parts + 1, []

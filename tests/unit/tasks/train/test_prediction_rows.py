@@ -1,0 +1,103 @@
+"""Rows of what a `predict_step` returns: columns by name, a row for each sample, complete files."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.lightning import rows
+from paceline.tasks.train.lightning.rows import PartWriter, table_of
+
+
+class Boxes(NamedTuple):
+    corners: torch.Tensor
+    names: list[str]
+
+
+GRID_NHW = torch.arange(12.0).reshape(2, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (torch.tensor([1.5, 2.5]), {"prediction": [1.5, 2.5]}),
+        (GRID_NHW, {"prediction": GRID_NHW.tolist()}),
+        (torch.zeros(2, 0), {"prediction": [[], []]}),
+        (torch.tensor([[1.5], [2.5]], dtype=torch.bfloat16), {"prediction": [[1.5], [2.5]]}),
+        (torch.tensor([True, False]), {"prediction": [True, False]}),
+        (np.array(["a", "b"]), {"prediction": ["a", "b"]}),
+        (["a", "b"], {"prediction": ["a", "b"]}),
+        (("a", "b"), {"prediction": ["a", "b"]}),
+        ([torch.tensor([1, 2, 3]), torch.tensor([4])], {"prediction": [[1, 2, 3], [4]]}),
+        ([torch.tensor(1.0), torch.tensor(2.0)], {"prediction": [1.0, 2.0]}),
+        ([{"word": "a", "place": (1, 2)}, {"word": "b", "place": (3, 4)}], {
+            "prediction": [{"word": "a", "place": [1, 2]}, {"word": "b", "place": [3, 4]}]
+        }),
+        ((torch.tensor([1, 2]), ["a", None]), {"prediction_0": [1, 2], "prediction_1": ["a", None]}),
+        (
+            {"name": ("a", "b"), "head": {"score": torch.tensor([0.5, 1.0])}},
+            {"name": ["a", "b"], "head.score": [0.5, 1.0]},
+        ),
+        (Boxes(torch.tensor([[1, 2], [3, 4]]), ["a", "b"]), {"corners": [[1, 2], [3, 4]], "names": ["a", "b"]}),
+    ],
+)  # fmt: skip
+def test_a_result_has_a_row_for_each_sample(result, expected):
+    assert table_of(result).to_pydict() == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "fault"),
+    [
+        (None, "prediction of predict_step cannot be written: one value of type NoneType for all samples"),
+        (torch.tensor(3.0), "one value of type ndarray for all samples"),
+        (
+            {"loss": 0.5, "label": torch.tensor([1, 2])},
+            "loss of predict_step cannot be written: one value of type float",
+        ),
+        ({}, "predict_step returned nothing"),
+        ({"a": torch.zeros(2), "b": torch.zeros(3)}, "a of 2, b of 3 samples"),
+        ({"a": object()}, "a of predict_step cannot be written: of type object"),
+        ([object(), object()], "prediction of predict_step cannot be written: Could not convert"),
+        (["a", 1], "prediction of predict_step cannot be written: "),
+        (torch.zeros(2, dtype=torch.complex64), "prediction of predict_step cannot be written: Unsupported numpy type"),
+        (torch.eye(2).to_sparse(), "prediction of predict_step cannot be written: "),
+    ],
+)
+def test_what_is_no_row_is_refused(result, fault):
+    with pytest.raises(InputError) as refusal:
+        table_of(result)
+    assert fault in str(refusal.value)
+    assert refusal.value.hint
+
+
+def test_parts_hold_all_rows_in_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "PART_BYTES", 50)
+    writer = PartWriter(tmp_path)
+    for number in range(5):
+        writer.add({"number": torch.tensor([2 * number, 2 * number + 1])}, dataloader=0)
+    writer.write()
+    parts = sorted(tmp_path.iterdir())
+    assert [path.name for path in parts] == ["part-00000.parquet", "part-00001.parquet", "part-00002.parquet"]
+    assert [number for path in parts for number in pq.read_table(path)["number"].to_pylist()] == list(range(10))
+    assert (writer.num_rows, writer.num_batches, writer.schema.names) == (10, 5, ["number", "dataloader"])
+
+
+def test_a_type_may_be_known_later_than_in_the_first_batch(tmp_path):
+    writer = PartWriter(tmp_path)
+    for note in (None, "late"):
+        writer.add({"note": [note], "score": [1 if note is None else 0.5]})
+    writer.write()
+    assert pq.read_table(tmp_path).to_pydict() == {"note": [None, "late"], "score": [1.0, 0.5]}
+
+
+@pytest.mark.parametrize("later", [{"label": ["a"]}, {"other": torch.tensor([1])}, {"label": torch.zeros(1, 2)}])
+@pytest.mark.parametrize("part_bytes", [1, 1000])
+def test_a_batch_of_other_columns_is_named(tmp_path, monkeypatch, later, part_bytes):
+    monkeypatch.setattr(rows, "PART_BYTES", part_bytes)
+    writer = PartWriter(tmp_path)
+    writer.add({"label": torch.tensor([1])})
+    with pytest.raises(InputError, match=r"batch 1 differs from those before, with label \(int64\)"):
+        writer.add(later)
