@@ -61,6 +61,7 @@ AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on t
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guides/extend.md and runs it")
 AS_LIGHTNING = Checked("tests/integration/run/test_lightning.py runs it on tests/packages/text")
+AS_JUDGED = Checked("tests/integration/run/test_judge.py judges scripts with planted work, and two revisions")
 AS_WATCHED = Checked("tests/integration/run/test_watch.py runs it on tests/packages/scripts")
 ON_A_STORE = Checked("tests/integration/data/test_object_store.py runs it on a server of S3")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/cluster/test_clusters.py has real hosts over SSH")
@@ -79,6 +80,10 @@ TREATMENTS: dict[str, Told | Checked] = {
     ),
     "paceline run config.yaml --code .": AS_LIGHTNING,
     "paceline watch train.py --epochs 3": AS_WATCHED,
+    "paceline judge --old 'python train.py 32' --new 'python train.py 64' --metric 'loss=(.+)' "
+    "--lower-is-better": AS_JUDGED,
+    "paceline judge --old HEAD~1 --new HEAD -- python train.py 32": AS_JUDGED,
+    "paceline judge --ledger": AS_JUDGED,
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
     "paceline run lightning --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus "

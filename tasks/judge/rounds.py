@@ -1,0 +1,92 @@
+"""Rounds of fresh processes until their outcome is decided, or the time is used up."""
+
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.judge.decision import MARGIN_SHARE, Plan, decide, differences, first_look, log_ratios, plan_looks
+from paceline.tasks.judge.processes import run_process
+from paceline.tasks.judge.records import ORDERS, Decision, ProcessRun, Question, Round, Side
+from paceline.tasks.measure.validity import ValidityWatch
+
+Run = Callable[[Side, Question], ProcessRun]
+SPARE = 1.1  # of a proposed budget
+
+
+def judge_sides(
+    question: Question,
+    level: float,
+    run: Run = run_process,
+    watch: Callable[[list[int]], ValidityWatch] = ValidityWatch,
+    flip: Callable[[], int] = lambda: secrets.randbelow(2),
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Decision, tuple[Round, ...]]:
+    """Judge the new side by rounds; return the decision and all rounds, the disturbed ones among them.
+
+    One process of each side comes first and does not count: it fills caches, and shows whether the side works.
+
+    Raises InputError: a side does not work, or the budget is too short for any decision.
+    """
+    started = clock()
+    sides = {side.name: side for side in (question.old, question.new)}
+    for side in sides.values():
+        run(side, question)
+    before = clock() - started
+    rounds: list[Round] = []
+    plan, decision = None, None
+    while decision is None:
+        rounds.append(_take_round(sides, question, run, watch, ORDERS[flip()], clock))
+        valid, longest = [each for each in rounds if not each.disturbed], max(each.seconds for each in rounds)
+        plan = plan or _plan(question, level, before, longest)  # by both sides together: that is independent of coins
+        is_over = clock() - started + longest > question.budget_seconds or len(valid) == plan.looks[-1]
+        if valid and (is_over or (len(valid) in plan.looks and not rounds[-1].disturbed)):
+            found = _decide(question, valid, plan)
+            decision = found if is_over or found.outcome != "RETEST" else None
+        elif is_over:
+            reasons = "; ".join(rounds[-1].disturbed)
+            decision = Decision(outcome="RETEST", reason=f"other work disturbed all {len(rounds)} rounds ({reasons})")
+    if decision.needed_rounds is not None:
+        seconds = math.ceil(SPARE * (before + decision.needed_rounds * longest))
+        decision = decision.model_copy(update={"needed_seconds": float(seconds)})
+    return decision, tuple(rounds)
+
+
+def _decide(question: Question, rounds: Sequence[Round], plan: Plan) -> Decision:
+    quality = differences(rounds, lower_is_better=question.lower_is_better)
+    first = [run.metric or 0.0 for run in rounds[0].of("old")]
+    margin = MARGIN_SHARE * abs(float(np.mean(first))) if question.margin is None else question.margin
+    decision = decide(log_ratios(rounds), quality, margin, plan)
+    if len(rounds) < plan.looks[0] or len(rounds) in plan.looks:
+        return decision
+    needed = decision.needed_rounds or min(look for look in plan.looks if look > len(rounds))
+    reason = "the time ended before a planned look"
+    return decision.model_copy(update={"outcome": "RETEST", "reason": reason, "needed_rounds": needed})
+
+
+def _take_round(
+    sides: dict[str, Side],
+    question: Question,
+    run: Run,
+    watch: Callable[[list[int]], ValidityWatch],
+    order: tuple[str, ...],
+    clock: Callable[[], float],
+) -> Round:
+    watched, started = watch([os.getpid()]), clock()
+    runs = tuple(run(sides[name], question) for name in order)
+    seconds, validity = clock() - started, watched.stop()
+    return Round.model_validate({"order": order, "runs": runs, "seconds": seconds, "disturbed": validity.reasons})
+
+
+def _plan(question: Question, level: float, before: float, seconds: float) -> Plan:
+    """Plan as many rounds as fit into the budget; InputError if they are too few for any KEEP."""
+    most, fewest = int((question.budget_seconds - before) / seconds), first_look(level)
+    if most < fewest:
+        budget = math.ceil(SPARE * (before + fewest * seconds))
+        fault = f"--budget {question.budget_seconds:g} is too short: a decision needs {fewest} rounds or more of"
+        raise InputError(f"{fault} {seconds:.3g} seconds each", hint=f"--budget {budget}")
+    return plan_looks(level, most)
