@@ -75,7 +75,7 @@ def _record(site: Environment, experiment_id: str, judgement: Judgement) -> Judg
     tags |= {Tag.VERDICT: judgement.reason, Tag.LEDGER: judgement.ledger}
     handle = tracking.begin_named(site.tracking_uri, JUDGEMENT_EXPERIMENT, experiment_id, judgement.new[:80], tags)
     judgement = judgement.model_copy(update={"run_id": handle.run_id, "experiment": JUDGEMENT_EXPERIMENT})
-    metrics = {Metric.WALL_SECONDS: judgement.seconds, Metric.JUDGEMENT_LEVEL: judgement.level}
+    metrics: dict[str, float | None] = {Metric.WALL_SECONDS: judgement.seconds, Metric.JUDGEMENT_LEVEL: judgement.level}
     if ratio := judgement.ratio:
         metrics |= {Metric.SPEEDUP: ratio.value, Metric.SPEEDUP_LOW: ratio.low, Metric.SPEEDUP_HIGH: ratio.high}
     tracking.log_facts(handle, metrics, {})

@@ -83,7 +83,8 @@ def differences(rounds: Sequence[Round], *, lower_is_better: bool) -> Floats | N
     if any(None in side for each in metrics for side in each):
         return None
     old, new = np.mean(np.array(metrics, dtype=np.float64), axis=2).T
-    return (old - new) if lower_is_better else (new - old)
+    difference: Floats = new - old
+    return -difference if lower_is_better else difference
 
 
 def decide(logs: Floats, quality: Floats | None, margin: float, plan: Plan) -> Decision:
@@ -106,9 +107,15 @@ def decide(logs: Floats, quality: Floats | None, margin: float, plan: Plan) -> D
     else:
         reason = " and ".join([*([] if is_faster else ["speed"]), *([] if is_as_good else ["quality"])]) + " undecided"
         needed = _needed(logs, quality, margin, plan)
-    facts = {"ratio": ratio, "difference": difference, "parity": parity, "needed_rounds": needed}
-    facts["margin"] = None if quality is None else margin
-    return Decision.model_validate({"outcome": outcome, "reason": reason, **facts})
+    return Decision(
+        outcome=outcome,
+        reason=reason,
+        ratio=ratio,
+        parity=parity,
+        difference=difference,
+        margin=None if quality is None else margin,
+        needed_rounds=needed,
+    )
 
 
 def _parity(quality: Floats | None, margin: float, plan: Plan) -> tuple[Interval | None, Parity]:

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.tasks.errors import InputError
 from paceline.tasks.judge.decision import MARGIN_SHARE, Plan, decide, differences, first_look, log_ratios, plan_looks
 from paceline.tasks.judge.processes import run_process
-from paceline.tasks.judge.records import ORDERS, Decision, ProcessRun, Question, Round, Side
+from paceline.tasks.judge.records import ORDERS, Decision, ProcessRun, Question, Round, Side, SideName
 from paceline.tasks.measure.validity import ValidityWatch
 
 Run = Callable[[Side, Question], ProcessRun]
@@ -38,10 +38,10 @@ def judge_sides(
         run(side, question)
     before = clock() - started
     rounds: list[Round] = []
-    plan, decision = None, None
+    plan, decision, longest = None, None, 0.0
     while decision is None:
         rounds.append(_take_round(sides, question, run, watch, ORDERS[flip()], clock))
-        valid, longest = [each for each in rounds if not each.disturbed], max(each.seconds for each in rounds)
+        valid, longest = [each for each in rounds if not each.disturbed], max(longest, rounds[-1].seconds)
         plan = plan or _plan(question, level, before, longest)  # by both sides together: that is independent of coins
         is_over = clock() - started + longest > question.budget_seconds or len(valid) == plan.looks[-1]
         if valid and (is_over or (len(valid) in plan.looks and not rounds[-1].disturbed)):
@@ -69,17 +69,17 @@ def _decide(question: Question, rounds: Sequence[Round], plan: Plan) -> Decision
 
 
 def _take_round(
-    sides: dict[str, Side],
+    sides: dict[SideName, Side],
     question: Question,
     run: Run,
     watch: Callable[[list[int]], ValidityWatch],
-    order: tuple[str, ...],
+    order: tuple[SideName, ...],
     clock: Callable[[], float],
 ) -> Round:
     watched, started = watch([os.getpid()]), clock()
     runs = tuple(run(sides[name], question) for name in order)
     seconds, validity = clock() - started, watched.stop()
-    return Round.model_validate({"order": order, "runs": runs, "seconds": seconds, "disturbed": validity.reasons})
+    return Round(order=order, runs=runs, seconds=seconds, disturbed=validity.reasons)
 
 
 def _plan(question: Question, level: float, before: float, seconds: float) -> Plan:

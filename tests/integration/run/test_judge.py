@@ -86,6 +86,7 @@ def test_a_side_that_does_not_work_counts_no_judgement(new, says, judge, tmp_pat
     assert client.search_runs([client.get_experiment_by_name("judgements").experiment_id]) == []
 
 
+@pytest.mark.slow
 def test_two_revisions_are_judged_in_worktrees(judge, tmp_path):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     (tmp_path / ".gitignore").write_text("home\n")
