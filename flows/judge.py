@@ -45,7 +45,6 @@ def _judge(site: Environment, question: Question, base: Base, ledger_name: str |
             candidate=len(ledger.candidates) + 1,
             level=ledger.next_level,
             seconds=(datetime.now(UTC) - started).total_seconds(),
-            num_rounds=len(valid),
             old_seconds=typical("old"),
             new_seconds=typical("new"),
             rounds=rounds,

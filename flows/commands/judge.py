@@ -104,13 +104,13 @@ def _rows(found: "Judgement") -> Iterator[tuple[str, str]]:
         yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {times}"
     if found.difference is not None:
         ends = format_interval(found.difference.value, found.difference.low, found.difference.high, form=".4g")
-        yield "quality", f"{found.parity}: better by {ends}, with a margin of {found.margin:.3g}"
+        yield "quality", f"{found.parity}: difference {ends}, positive is better; margin {found.margin:.3g}"
     if found.needed_seconds is not None:
         yield "needed", f"about {found.needed_rounds} rounds: --budget {found.needed_seconds:.0f}"
     elif found.outcome == "RETEST":
         quiet = "more rounds than Paceline takes: the sides are too alike, or vary too much"
         yield "needed", quiet if found.num_rounds else "a quiet machine"
-    disturbed = len(found.rounds) - found.num_rounds
+    disturbed = sum(bool(each.disturbed) for each in found.rounds)
     effort = f"{format_seconds(found.seconds)}, {found.num_rounds} rounds of 4 processes"
     yield "effort", effort + (f", and {disturbed} disturbed ones, which do not count" if disturbed else "")
     yield "ledger", f"{found.ledger}, candidate {found.candidate}, at a level of {found.level:.2g}"

@@ -91,7 +91,13 @@ def decide(logs: Floats, quality: Floats | None, margin: float, plan: Plan) -> D
     """Decide at a planned look, from log-ratios and differences of the metric."""
     if len(logs) < plan.looks[0]:
         reason = f"{len(logs)} rounds are too few"
-        return Decision(outcome="RETEST", reason=reason, ratio=estimate_ratio(logs), needed_rounds=plan.looks[0])
+        return Decision(
+            outcome="RETEST",
+            reason=reason,
+            num_rounds=len(logs),
+            ratio=estimate_ratio(logs),
+            needed_rounds=plan.looks[0],
+        )
     centre, low, high = np.exp(location_interval(logs, plan.confidence))
     ratio = Interval(value=centre, low=low, high=high)
     difference, parity = _parity(quality, margin, plan)
@@ -110,6 +116,7 @@ def decide(logs: Floats, quality: Floats | None, margin: float, plan: Plan) -> D
     return Decision(
         outcome=outcome,
         reason=reason,
+        num_rounds=len(logs),
         ratio=ratio,
         parity=parity,
         difference=difference,

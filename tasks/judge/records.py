@@ -65,6 +65,7 @@ class Decision(Record):
 
     outcome: Outcome
     reason: str
+    num_rounds: int = 0  # that count
     ratio: Interval | None = None  # throughput of the new side over that of the old one
     parity: Parity = "unknown"
     difference: Interval | None = None  # of the metric, new less old, with the sign that makes more better
@@ -82,7 +83,6 @@ class Judgement(Decision):
     candidate: int  # its number in the ledger
     level: float  # chance of a false KEEP that it could spend
     seconds: float
-    num_rounds: int
     old_seconds: float | None  # median of a process, or of a step
     new_seconds: float | None
     rounds: tuple[Round, ...]  # the disturbed ones among them

@@ -16,6 +16,7 @@ from paceline.tasks.measure.validity import ValidityWatch
 
 Run = Callable[[Side, Question], ProcessRun]
 SPARE = 1.1  # of a proposed budget
+MIN_WATCHED_SECONDS = 1.0  # the times of processors count in ticks of 10 ms
 
 
 def judge_sides(
@@ -38,16 +39,21 @@ def judge_sides(
         run(side, question)
     before = clock() - started
     rounds: list[Round] = []
-    plan, decision, longest = None, None, 0.0
+    plan, decision, longest, num_looks = None, None, 0.0, 0
     while decision is None:
-        rounds.append(_take_round(sides, question, run, watch, ORDERS[flip()], clock))
+        rounds += _take_rounds(sides, question, run, watch, flip, clock)
         valid, longest = [each for each in rounds if not each.disturbed], max(longest, rounds[-1].seconds)
         plan = plan or _plan(question, level, before, longest)  # by both sides together: that is independent of coins
-        is_over = clock() - started + longest > question.budget_seconds or len(valid) == plan.looks[-1]
-        if valid and (is_over or (len(valid) in plan.looks and not rounds[-1].disturbed)):
-            found = _decide(question, valid, plan)
-            decision = found if is_over or found.outcome != "RETEST" else None
-        elif is_over:
+        is_over = clock() - started + longest > question.budget_seconds or len(valid) >= plan.looks[-1]
+        for look in [look for look in plan.looks[num_looks:] if look <= len(valid)]:
+            num_looks += 1
+            found = _decide(question, valid[:look], plan)
+            if found.outcome != "RETEST":
+                decision = found
+                break
+        if decision is None and is_over and valid:
+            decision = _decide(question, valid[: plan.looks[-1]], plan)
+        elif decision is None and is_over:
             reasons = "; ".join(rounds[-1].disturbed)
             decision = Decision(outcome="RETEST", reason=f"other work disturbed all {len(rounds)} rounds ({reasons})")
     if decision.needed_rounds is not None:
@@ -68,18 +74,22 @@ def _decide(question: Question, rounds: Sequence[Round], plan: Plan) -> Decision
     return decision.model_copy(update={"outcome": "RETEST", "reason": reason, "needed_rounds": needed})
 
 
-def _take_round(
+def _take_rounds(
     sides: dict[SideName, Side],
     question: Question,
     run: Run,
     watch: Callable[[list[int]], ValidityWatch],
-    order: tuple[SideName, ...],
+    flip: Callable[[], int],
     clock: Callable[[], float],
-) -> Round:
-    watched, started = watch([os.getpid()]), clock()
-    runs = tuple(run(sides[name], question) for name in order)
-    seconds, validity = clock() - started, watched.stop()
-    return Round(order=order, runs=runs, seconds=seconds, disturbed=validity.reasons)
+) -> list[Round]:
+    """A round, or several for as long as other work on the machine can be seen."""
+    watched, started, rounds = watch([os.getpid()]), clock(), []
+    while (begin := clock()) - started < MIN_WATCHED_SECONDS:
+        order = ORDERS[flip()]
+        runs = tuple(run(sides[name], question) for name in order)
+        rounds.append(Round(order=order, runs=runs, seconds=clock() - begin))
+    reasons = watched.stop().reasons
+    return [each.model_copy(update={"disturbed": reasons}) for each in rounds]
 
 
 def _plan(question: Question, level: float, before: float, seconds: float) -> Plan:
