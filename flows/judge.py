@@ -9,6 +9,7 @@ from paceline.tasks.judge.records import Judgement, Question, SideName
 from paceline.tasks.judge.rounds import judge_sides
 from paceline.tasks.judge.worktrees import check_out
 from paceline.tasks.names import JUDGEMENT_EXPERIMENT, Artifact, Metric, Tag
+from paceline.tasks.redact import redact
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.store import check_store
 
@@ -72,7 +73,8 @@ def _record(site: Environment, experiment_id: str, judgement: Judgement) -> Judg
     """Record a judgement as a run; return it with the run's id."""
     tags = {Tag.ROLE: "judge", Tag.JUDGEMENT: judgement.outcome, Tag.PARITY: judgement.parity}
     tags |= {Tag.VERDICT: judgement.reason, Tag.LEDGER: judgement.ledger}
-    handle = tracking.begin_named(site.tracking_uri, JUDGEMENT_EXPERIMENT, experiment_id, judgement.new[:80], tags)
+    name = redact(judgement.new)[:80]
+    handle = tracking.begin_named(site.tracking_uri, JUDGEMENT_EXPERIMENT, experiment_id, name, tags)
     judgement = judgement.model_copy(update={"run_id": handle.run_id, "experiment": JUDGEMENT_EXPERIMENT})
     metrics: dict[str, float | None] = {Metric.WALL_SECONDS: judgement.seconds, Metric.JUDGEMENT_LEVEL: judgement.level}
     if ratio := judgement.ratio:
