@@ -81,7 +81,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline run config.yaml --code .": AS_LIGHTNING,
     "paceline watch train.py --epochs 3": AS_WATCHED,
     "paceline judge --old 'python train.py 32' --new 'python train.py 64' --metric 'loss=(.+)' "
-    "--lower-is-better": AS_JUDGED,
+    "--lower-is-better --budget 110": AS_JUDGED,
     "paceline judge --old HEAD~1 --new HEAD -- python train.py 32": AS_JUDGED,
     "paceline judge --ledger": AS_JUDGED,
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
