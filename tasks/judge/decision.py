@@ -74,7 +74,8 @@ def log_ratios(rounds: Sequence[Round]) -> Floats:
     """Logarithm of the throughput of the new side over that of the old one, by total times."""
     seconds = [[sum(run.seconds for run in each.of(name)) for name in ("old", "new")] for each in rounds]
     old, new = np.array(seconds, dtype=np.float64).T
-    return np.log(old / new)
+    logs: Floats = np.log(old / new)
+    return logs
 
 
 def differences(rounds: Sequence[Round], *, lower_is_better: bool) -> Floats | None:

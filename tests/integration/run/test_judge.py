@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 from mlflow.artifacts import load_dict
 from mlflow.tracking import MlflowClient
@@ -84,6 +86,22 @@ def test_a_side_that_does_not_work_counts_no_judgement(new, says, judge, tmp_pat
     assert list((tmp_path / "home" / "judge").glob("*.json")) == []
     client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
     assert client.search_runs([client.get_experiment_by_name("judgements").experiment_id]) == []
+
+
+def test_a_signal_ends_both_sides_and_counts_nothing(tmp_path):
+    command = [*JUDGE, "--old", "touch started; setsid sleep 1234.5 & sleep 1234.5", "--new", "true", "--json"]
+    environment = os.environ | {"PACELINE_HOME": str(tmp_path / "home")}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not (tmp_path / "started").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert descendants
+    assert not [each for each in descendants if each.is_running()]
+    assert list((tmp_path / "home" / "judge").glob("*.json")) == []
 
 
 @pytest.mark.slow
