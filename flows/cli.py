@@ -20,6 +20,7 @@ from paceline.flows.commands import (
     advise,
     compare,
     evidence,
+    judge,
     lookup,
     operations,
     predict,
@@ -40,6 +41,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Train": (run.run, sweep.sweep),
     "Measure": (
         watch.watch,
+        judge.judge,
         study.study,
         advise.advise,
         compare.compare,
@@ -93,7 +95,7 @@ def program() -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status: 0 done, 1 failed, 2 the input is wrong, 128 + n ended by signal n."""
+    """Run a command; the exit status: 0 done or its own, 1 failed, 2 the input is wrong, 128 + n ended by signal n."""
     quieten()
     redact_logs()
     interrupt.listen()
@@ -121,7 +123,7 @@ def _execute(arguments: list[str] | None) -> int:
         verbose = options.verbose
         start_output(quiet=options.quiet)
         set_verbosity(quiet=options.quiet, verbose=verbose)
-        options.command(options)
+        status: int | None = options.command(options)
     except BrokenPipeError:
         stdout = select.poll()
         stdout.register(sys.stdout.fileno(), select.POLLOUT)
@@ -135,7 +137,7 @@ def _execute(arguments: list[str] | None) -> int:
         if verbose:
             say_always("".join(traceback.format_exception(error)).rstrip())
         return FAILED if isinstance(error, PacelineError) and not isinstance(error, InputError) else WRONG_INPUT
-    return DONE
+    return status or DONE
 
 
 class _Parser(argparse.ArgumentParser):

@@ -39,9 +39,11 @@ class Tag:
     HOST = "paceline.host"
     HOSTS = "paceline.hosts"  # hosts of the ranks, in alphabetical order; `HOST` is that of the command
     IS_BASELINE = "paceline.is_baseline"
+    JUDGEMENT = "paceline.judgement"  # KEEP, DISCARD or RETEST
     KEY = "paceline.key"
     LAYER = "paceline.layer"
     LAYOUT = "paceline.layout"
+    LEDGER = "paceline.ledger"  # name of the ledger of a judgement
     MATCH = "paceline.match"
     MODEL = "paceline.model"
     MODEL_DIGEST = "paceline.model_digest"  # digest of the model that a run logged: description and weights
@@ -76,6 +78,7 @@ class Tag:
 
 
 DOCTOR_EXPERIMENT = "paceline-doctor"  # holds the history of `paceline doctor --measure`
+JUDGEMENT_EXPERIMENT = "judgements"  # holds the judgements of `paceline judge`
 WATCH_EXPERIMENT = "paceline-watch"  # holds the accounts of users' own scripts
 PREDICTIONS_FILE = "predictions.json"  # next to the parts of a prediction; it describes them
 REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for
@@ -107,6 +110,8 @@ class Metric:
     GAIN, GAIN_LOW, GAIN_HIGH = "watch/gain", "watch/gain_low", "watch/gain_high"
     """Factor of the throughput of a user's own script without the cause that the account names."""
     STEP_SECONDS = "watch/step_seconds"
+
+    JUDGEMENT_LEVEL = "judge/level"  # chance of a false KEEP that a judgement could spend
 
     LOST_STEPS = "recovery/lost_steps"
     NUM_RESTARTS = "recovery/num_restarts"

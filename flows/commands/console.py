@@ -27,7 +27,7 @@ class Command(NamedTuple):
     sentence: str
     examples: tuple[str, str]
     arguments: tuple[Argument, ...]
-    execute: Callable[[Namespace], None]
+    execute: Callable[[Namespace], int | None]
     own_help: bool  # it has an option --help of its own
 
 
@@ -41,10 +41,10 @@ def start_output(*, quiet: bool) -> None:
 
 def command(
     examples: tuple[str, str], *arguments: Argument, own_help: bool = False
-) -> Callable[[Callable[[Namespace], None]], Command]:
-    """Make a function a command of its name, whose docstring is the help."""
+) -> Callable[[Callable[[Namespace], int | None]], Command]:
+    """Make a function a command of its name, whose docstring is the help; it may return an exit status."""
 
-    def declare(execute: Callable[[Namespace], None]) -> Command:
+    def declare(execute: Callable[[Namespace], int | None]) -> Command:
         name, sentence = execute.__name__.replace("_", "-"), execute.__doc__ or ""
         return Command(name, sentence, examples, arguments, execute, own_help)
 

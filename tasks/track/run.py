@@ -27,7 +27,7 @@ from paceline.tasks.redact import redact, redact_tree
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.track.store import local_path, open_store, sqlite_path
 
-Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu", "doctor", "watch"]
+Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu", "doctor", "watch", "judge"]
 NestedRole = Literal["arm", "trial"]
 PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": Tag.STUDY_RUN_ID, "trial": Tag.SWEEP_RUN_ID}
 """Of a run inside another one: the tag with the other one's id."""

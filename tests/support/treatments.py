@@ -63,6 +63,7 @@ AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guid
 AS_LIGHTNING = Checked("tests/integration/run/test_lightning.py runs it on tests/packages/text")
 AS_STUDIED = Checked("tests/integration/study/test_study_lightning.py runs the like on tests/packages/text")
 AS_SWEPT = Checked("tests/integration/sweep/test_sweep_lightning.py runs the like on tests/packages/text")
+AS_JUDGED = Checked("tests/integration/run/test_judge.py judges scripts with planted work, and two revisions")
 AS_WATCHED = Checked("tests/integration/run/test_watch.py runs it on tests/packages/scripts")
 ON_A_STORE = Checked("tests/integration/data/test_object_store.py runs it on a server of S3")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/cluster/test_clusters.py has real hosts over SSH")
@@ -86,6 +87,10 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline predict RUN_ID trainer.limit_predict_batches=10 --out continuations": AS_LIGHTNING,
     "paceline predict models:/prose@champion": AS_LIGHTNING,
     "paceline watch train.py --epochs 3": AS_WATCHED,
+    "paceline judge --old 'python train.py 32' --new 'python train.py 64' --metric 'loss=(.+)' "
+    "--lower-is-better --budget 110": AS_JUDGED,
+    "paceline judge --old HEAD~1 --new HEAD -- python train.py 32": AS_JUDGED,
+    "paceline judge --ledger": AS_JUDGED,
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
     "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt": AS_LIGHTNING,

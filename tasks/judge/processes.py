@@ -1,0 +1,154 @@
+"""A process of a side: started, timed, read, and ended with all that it started."""
+
+import ctypes
+import json
+import math
+import os
+import re
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import psutil
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.judge.records import ProcessRun, Question, Side
+
+PR_SET_CHILD_SUBREAPER = 36
+GRACE_SECONDS = 1.0  # for helpers of a program, such as Python's resource tracker, that end by themselves after it
+KILL_SECONDS = 10.0  # a process that waits for a file system cannot be killed
+POLL_SECONDS = 0.02
+
+
+def run_process(side: Side, question: Question) -> ProcessRun:
+    """Run a side once, and leave nothing behind.
+
+    Raises InputError: it fails, takes longer than its limit, leaves processes behind, or does not print what is read.
+    """
+    command = ["/bin/sh", "-c", side.command]
+    with tempfile.TemporaryFile() as output, _end_descendants() as remaining:
+        started = time.monotonic()
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, cwd=side.directory, start_new_session=True, **streams)
+        try:
+            has_ended = _wait(process.pid, question.limit_seconds)
+            seconds = time.monotonic() - started
+        finally:
+            process.kill()  # does nothing to a process that has ended
+            status = process.wait()
+        if not has_ended:
+            fault = f"--{side.name} {side.label}: it has not ended after {question.limit_seconds:g} seconds"
+            raise InputError(f"{fault} and was ended", hint=f"--limit {4 * question.limit_seconds:g}")
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+        if status != 0:
+            last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+            how = f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
+            raise InputError(
+                f"--{side.name} {side.label}: it {how} ({last.strip()[:200]})",
+                hint=f"run it alone first: {side.command}",
+            )
+        if left := remaining():
+            names = ", ".join(left)
+            raise InputError(
+                f"--{side.name} {side.label}: it left processes behind, which were ended ({names[:200]})",
+                hint="let the command wait for all processes that it starts",
+            )
+    return read_output(text, seconds, side, question)
+
+
+def read_output(text: str, seconds: float, side: Side, question: Question) -> ProcessRun:
+    """Read the metric and the steps from the output of a process that took so many seconds."""
+    metric = None
+    if question.metric is not None:
+        matches = list(re.finditer(question.metric, text, re.MULTILINE))
+        found = matches[-1][matches[-1].re.groups and 1] if matches else None
+        metric = _number(found, "--metric", question.metric, side)
+    elif question.metric_key is not None:
+        metric = _number(_last_value(text, question.metric_key), "--metric-key", question.metric_key, side)
+    if question.steps is not None:
+        found_steps = [match[match.re.groups and 1] for match in re.finditer(question.steps, text, re.MULTILINE)]
+        steps = [_number(step, "--steps", question.steps, side) for step in found_steps or [None]]
+        seconds = float(np.mean(steps[len(steps) // 2 :]))  # the first half is warm-up
+        if seconds <= 0:
+            raise InputError(f"--steps {question.steps}: the --{side.name} side prints steps of {seconds:g} seconds")
+    return ProcessRun(seconds=seconds, metric=metric)
+
+
+def _number(found: Any, option: str, pattern: str, side: Side) -> float:
+    try:
+        number = float(found)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        what = "nothing that matches" if found is None else f"{found}, which is not a finite number"
+        fault = f"{option} {pattern}: the --{side.name} side prints {what}"
+        raise InputError(fault, hint=f"compare it with the output of: {side.command}", setting=option)
+    return number
+
+
+def _last_value(text: str, key: str) -> Any:
+    """The value of a dotted key in the last line of JSON that has it; None where no line has."""
+    for line in reversed(text.splitlines()):
+        with suppress(ValueError, KeyError, TypeError):
+            value = json.loads(line)
+            for part in key.split("."):
+                value = value[part]
+            return value
+    return None
+
+
+def _wait(pid: int, seconds: float) -> bool:
+    """Wait for the end of a child; return whether it came. `Popen.wait` with a limit is 50 ms late."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _end_descendants() -> Iterator[Any]:
+    """End the processes that the body starts; its value lists those that remain after a moment.
+
+    Meanwhile this process becomes the parent of all descendants that lose theirs, also in sessions of their own.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    before = set(psutil.Process().children(recursive=True))
+
+    def alive() -> list[psutil.Process]:
+        found = []
+        for process in set(psutil.Process().children(recursive=True)) - before:
+            with suppress(psutil.NoSuchProcess, ChildProcessError):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+                else:
+                    os.waitpid(process.pid, os.WNOHANG)  # an orphan that this process has adopted
+        return found
+
+    def remaining() -> list[str]:
+        until = time.monotonic() + GRACE_SECONDS
+        while (found := alive()) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        names = []
+        for process in found:
+            with suppress(psutil.Error):
+                names.append(" ".join(process.cmdline()) or process.name())
+        return names
+
+    try:
+        yield remaining
+    finally:
+        until = time.monotonic() + KILL_SECONDS
+        while (found := alive()) and time.monotonic() < until:
+            for process in found:
+                with suppress(psutil.Error):
+                    process.kill()
+            time.sleep(POLL_SECONDS)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)

@@ -1,0 +1,90 @@
+"""Records of a judgement: the question, what each process took and printed, the outcome."""
+
+from typing import Literal
+
+from paceline.tasks.measure.paired_ratio import Interval
+from paceline.tasks.records.record import Record
+from paceline.tasks.speedup.study.records import Parity
+
+SideName = Literal["old", "new"]
+Outcome = Literal["KEEP", "DISCARD", "RETEST"]
+ORDERS: tuple[tuple[SideName, ...], ...] = (("old", "new", "new", "old"), ("new", "old", "old", "new"))
+"""Orders of a round; a coin chooses. In both, a steady drift of the machine falls on both sides alike."""
+
+
+class Side(Record):
+    """A command of the user, for a shell."""
+
+    name: SideName
+    command: str
+    directory: str
+    revision: str | None = None  # of git
+
+    @property
+    def label(self) -> str:
+        """The side for people, on one line."""
+        return " ".join(f"{self.revision + ': ' if self.revision else ''}{self.command}".split())
+
+
+class Question(Record):
+    """The two sides, and how their output is read."""
+
+    old: Side
+    new: Side
+    metric: str | None = None  # regular expression; its last match in the output of a process is the metric
+    metric_key: str | None = None  # or a key of the last line of JSON that has it; dots lead into inner objects
+    steps: str | None = None  # regular expression over times of single steps, seconds
+    lower_is_better: bool = False
+    margin: float | None = None  # None for a share of the old side's metric
+    budget_seconds: float
+    limit_seconds: float  # of one process
+
+
+class ProcessRun(Record):
+    """A finished process of a side."""
+
+    seconds: float  # of the process, from its start to its exit; of a step, where the question is about steps
+    metric: float | None = None
+
+
+class Round(Record):
+    """Two processes of each side, next to each other in time."""
+
+    order: tuple[SideName, ...]
+    runs: tuple[ProcessRun, ...]
+    seconds: float  # of the round altogether
+    disturbed: tuple[str, ...] = ()  # signs of other work on the machine; such a round does not count
+
+    def of(self, name: SideName) -> list[ProcessRun]:
+        """The runs of a side."""
+        return [run for side, run in zip(self.order, self.runs, strict=True) if side == name]
+
+
+class Decision(Record):
+    """The outcome of the rounds so far."""
+
+    outcome: Outcome
+    reason: str
+    num_rounds: int = 0  # that count
+    ratio: Interval | None = None  # throughput of the new side over that of the old one
+    parity: Parity = "unknown"
+    difference: Interval | None = None  # of the metric, new less old, with the sign that makes more better
+    margin: float | None = None
+    needed_rounds: int | None = None  # about so many would decide a RETEST; None where it is not one, or none would
+    needed_seconds: float | None = None
+
+
+class Judgement(Decision):
+    """A judgement as it is recorded and printed."""
+
+    old: str
+    new: str
+    ledger: str
+    candidate: int  # its number in the ledger
+    level: float  # chance of a false KEEP that it could spend
+    seconds: float
+    old_seconds: float | None  # median of a process, or of a step
+    new_seconds: float | None
+    rounds: tuple[Round, ...]  # the disturbed ones among them
+    run_id: str | None = None
+    experiment: str | None = None

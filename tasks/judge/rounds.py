@@ -1,0 +1,102 @@
+"""Rounds of fresh processes until their outcome is decided, or the time is used up."""
+
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.judge.decision import MARGIN_SHARE, Plan, decide, differences, first_look, log_ratios, plan_looks
+from paceline.tasks.judge.processes import run_process
+from paceline.tasks.judge.records import ORDERS, Decision, ProcessRun, Question, Round, Side, SideName
+from paceline.tasks.measure.validity import ValidityWatch
+
+Run = Callable[[Side, Question], ProcessRun]
+SPARE = 1.1  # of a proposed budget
+MIN_WATCHED_SECONDS = 1.0  # the times of processors count in ticks of 10 ms
+
+
+def judge_sides(
+    question: Question,
+    level: float,
+    run: Run = run_process,
+    watch: Callable[[list[int]], ValidityWatch] = ValidityWatch,
+    flip: Callable[[], int] = lambda: secrets.randbelow(2),
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Decision, tuple[Round, ...]]:
+    """Judge the new side by rounds; return the decision and all rounds, the disturbed ones among them.
+
+    One process of each side comes first and does not count: it fills caches, and shows whether the side works.
+
+    Raises InputError: a side does not work, or the budget is too short for any decision.
+    """
+    started = clock()
+    sides = {side.name: side for side in (question.old, question.new)}
+    for side in sides.values():
+        run(side, question)
+    before = clock() - started
+    rounds: list[Round] = []
+    plan, decision, longest, num_looks = None, None, 0.0, 0
+    while decision is None:
+        rounds += _take_rounds(sides, question, run, watch, flip, clock)
+        valid, longest = [each for each in rounds if not each.disturbed], max(longest, rounds[-1].seconds)
+        plan = plan or _plan(question, level, before, longest)  # by both sides together: that is independent of coins
+        is_over = clock() - started + longest > question.budget_seconds or len(valid) >= plan.looks[-1]
+        for look in [look for look in plan.looks[num_looks:] if look <= len(valid)]:
+            num_looks += 1
+            found = _decide(question, valid[:look], plan)
+            if found.outcome != "RETEST":
+                decision = found
+                break
+        if decision is None and is_over and valid:
+            decision = _decide(question, valid[: plan.looks[-1]], plan)
+        elif decision is None and is_over:
+            reasons = "; ".join(rounds[-1].disturbed)
+            decision = Decision(outcome="RETEST", reason=f"other work disturbed all {len(rounds)} rounds ({reasons})")
+    if decision.needed_rounds is not None:
+        seconds = math.ceil(SPARE * (before + decision.needed_rounds * longest))
+        decision = decision.model_copy(update={"needed_seconds": float(seconds)})
+    return decision, tuple(rounds)
+
+
+def _decide(question: Question, rounds: Sequence[Round], plan: Plan) -> Decision:
+    quality = differences(rounds, lower_is_better=question.lower_is_better)
+    first = [run.metric or 0.0 for run in rounds[0].of("old")]
+    margin = MARGIN_SHARE * abs(float(np.mean(first))) if question.margin is None else question.margin
+    decision = decide(log_ratios(rounds), quality, margin, plan)
+    if len(rounds) < plan.looks[0] or len(rounds) in plan.looks:
+        return decision
+    needed = decision.needed_rounds or min(look for look in plan.looks if look > len(rounds))
+    reason = "the time ended before a planned look"
+    return decision.model_copy(update={"outcome": "RETEST", "reason": reason, "needed_rounds": needed})
+
+
+def _take_rounds(
+    sides: dict[SideName, Side],
+    question: Question,
+    run: Run,
+    watch: Callable[[list[int]], ValidityWatch],
+    flip: Callable[[], int],
+    clock: Callable[[], float],
+) -> list[Round]:
+    """A round, or several for as long as other work on the machine can be seen."""
+    watched, started, rounds = watch([os.getpid()]), clock(), []
+    while (begin := clock()) - started < MIN_WATCHED_SECONDS:
+        order = ORDERS[flip()]
+        runs = tuple(run(sides[name], question) for name in order)
+        rounds.append(Round(order=order, runs=runs, seconds=clock() - begin))
+    reasons = watched.stop().reasons
+    return [each.model_copy(update={"disturbed": reasons}) for each in rounds]
+
+
+def _plan(question: Question, level: float, before: float, seconds: float) -> Plan:
+    """Plan as many rounds as fit into the budget; InputError if they are too few for any KEEP."""
+    most, fewest = int((question.budget_seconds - before) / seconds), first_look(level)
+    if most < fewest:
+        budget = math.ceil(SPARE * (before + fewest * seconds))
+        fault = f"--budget {question.budget_seconds:g} is too short: a decision needs {fewest} rounds or more of"
+        raise InputError(f"{fault} {seconds:.3g} seconds each", hint=f"--budget {budget}")
+    return plan_looks(level, most)

@@ -1,0 +1,128 @@
+"""`paceline judge` on programs without any code of Paceline, and with planted differences of real work."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from mlflow.artifacts import load_dict
+from mlflow.tracking import MlflowClient
+
+WORK = """
+import sys
+total = 0
+for number in range(int(sys.argv[1])):
+    total += number * number % 7
+print(f"loss={float(sys.argv[2])}")
+"""
+JUDGE = (sys.executable, "-m", "paceline.flows.cli", "judge")
+NUM_STEPS = 1_500_000
+
+
+@pytest.fixture
+def judge(tmp_path):
+    (tmp_path / "work.py").write_text(WORK)
+    environment = os.environ | {"PACELINE_HOME": str(tmp_path / "home")}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+
+    def call(*arguments):
+        done = subprocess.run(
+            [*JUDGE, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        return done, json.loads(done.stdout.splitlines()[-1]) if "--json" in arguments else None
+
+    return call
+
+
+def side(num_steps, loss=0.5):
+    return f"{sys.executable} work.py {num_steps} {loss}"
+
+
+def sides(old, new):
+    return ("--old", old, "--new", new, "--metric", r"loss=(\S+)", "--lower-is-better", "--budget", "60", "--json")
+
+
+@pytest.mark.slow
+def test_planted_work_is_found_and_counted(judge, tmp_path):
+    base, outcomes = side(int(1.25 * NUM_STEPS)), []
+    for candidate in (side(NUM_STEPS), side(int(1.6 * NUM_STEPS)), side(NUM_STEPS, loss=0.6)):
+        done, told = judge(*sides(base, candidate))
+        if told["num_rounds"] < 12 and told["outcome"] == "RETEST":
+            pytest.skip(f"the machine is busy: {told['rounds'][-1]['disturbed']}")
+        outcomes.append((told["outcome"], done.returncode, told["parity"], told["candidate"]))
+        assert told["ratio"]["low"] < told["ratio"]["value"] < told["ratio"]["high"]
+        assert f"outcome  {told['outcome']}: " in done.stderr
+    assert outcomes == [("KEEP", 0, "on par", 1), ("DISCARD", 3, "on par", 2), ("DISCARD", 3, "worse", 3)]
+    done, told = judge("--ledger", "--json")
+    (ledger,) = told["ledgers"]
+    assert [each["outcome"] for each in ledger["candidates"]] == ["KEEP", "DISCARD", "DISCARD"]
+    assert done.returncode == 0
+    client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("judgements").experiment_id])
+    assert {run.info.run_id: run.data.tags["paceline.judgement"] for run in runs} == {
+        each["run_id"]: each["outcome"] for each in ledger["candidates"]
+    }
+    stored = load_dict(f"{runs[0].info.artifact_uri}/summary.json")
+    assert all(len(each["runs"]) == 4 for each in stored["rounds"])
+
+
+@pytest.mark.parametrize(
+    ("new", "says"),
+    [
+        ("exit 3", "status 3"),
+        ("echo nothing", "nothing that matches"),
+        ("sleep 1234.5 & echo loss=1", "left processes"),
+    ],
+    ids=["a failure", "no metric", "a process behind"],
+)
+def test_a_side_that_does_not_work_counts_no_judgement(new, says, judge, tmp_path):
+    done, told = judge(*sides("echo loss=1", new))
+    assert done.returncode == 2
+    assert says in told["error"]
+    assert told["hint"]
+    assert list((tmp_path / "home" / "judge").glob("*.json")) == []
+    client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    assert client.search_runs([client.get_experiment_by_name("judgements").experiment_id]) == []
+
+
+def test_a_signal_ends_both_sides_and_counts_nothing(tmp_path):
+    command = [*JUDGE, "--old", "touch started; setsid sleep 1234.5 & sleep 1234.5", "--new", "true", "--json"]
+    environment = os.environ | {"PACELINE_HOME": str(tmp_path / "home")}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not (tmp_path / "started").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert descendants
+    assert not [each for each in descendants if each.is_running()]
+    assert list((tmp_path / "home" / "judge").glob("*.json")) == []
+
+
+@pytest.mark.slow
+def test_two_revisions_are_judged_in_worktrees(judge, tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / ".gitignore").write_text("home\n")
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    for seconds in (0.2, 0.05):
+        (tmp_path / "work.py").write_text(f"import time; time.sleep({seconds}); print('loss=0.5')")
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--message", "one"], check=True)
+    command = (*sides("HEAD~1", "HEAD"), "--", sys.executable, "work.py")
+    done, told = judge(*command)
+    assert (told["outcome"], done.returncode) in (("KEEP", 0), ("RETEST", 4)), done.stderr
+    assert told["old"].startswith("HEAD~1 (")
+    if told["outcome"] == "RETEST" and any(each["disturbed"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['disturbed']}")
+    assert told["outcome"] == "KEEP"
+    assert 2 < told["ratio"]["value"] < 4
+    (tmp_path / "work.py").write_text("changed")
+    done, told = judge(*command)
+    assert (done.returncode, told["setting"]) == (2, "--new")
+    listed = subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 1

@@ -1,0 +1,98 @@
+"""Processes of a side: real ones, with all that can go wrong. None stays behind."""
+
+import contextlib
+import sys
+
+import psutil
+import pytest
+
+from paceline.tasks.judge import processes
+from paceline.tasks.judge.processes import run_process
+from paceline.tasks.judge.records import Question, Side
+from tests.support.refusals import refused
+
+LEFT = "1234.5"
+"""Seconds of the sleeps that stay behind, by which they are known."""
+NEW_SESSION = (
+    f'{sys.executable} -c "import os\nif os.fork() == 0:\n os.setsid()\n'
+    f" if os.fork() == 0: os.execlp('sleep', 'sleep', '{LEFT}')\n\""
+)
+
+
+def ask(command, **options):
+    side = Side(name="new", command=command, directory="/")
+    return side, Question(old=side, new=side, **{"budget_seconds": 60, "limit_seconds": 30, **options})
+
+
+@pytest.fixture(autouse=True)
+def nothing_behind():
+    yield
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            assert LEFT not in process.cmdline()
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "metric"),
+    [
+        ("echo loss=2; echo loss=0.5 and more", {"metric": r"loss=(\S+)"}, 0.5),
+        ("echo 1.5 >&2; echo 2.5", {"metric": r"^\d\.\d$"}, 2.5),
+        ("""echo '{"test": {"accuracy": 0.9}}'; echo '{"other": 1}'; echo 7""", {"metric_key": "test.accuracy"}, 0.9),
+        ("VARIABLE=3; test -z '' && echo a=$VARIABLE", {"metric": "a=(.*)"}, 3.0),
+        ("echo done", {}, None),
+    ],
+)
+def test_output_is_read(command, options, metric):
+    run = run_process(*ask(command, **options))
+    assert run.metric == metric
+    assert run.seconds > 0
+
+
+def test_steps_count_without_the_first_half():
+    command = "for time in 9 8 0.1 0.2 0.3; do echo step took ${time}s; done"
+    assert run_process(*ask(command, steps=r"took (.*)s")).seconds == pytest.approx(0.2)
+    with refused("--steps"):
+        run_process(*ask("echo step took 0s", steps=r"took (.*)s"))
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "setting", "says"),
+    [
+        ("echo out of cheese >&2; exit 3", {}, "--new", "out of cheese"),
+        ("exec no-such-program", {}, "--new", "127"),
+        ("kill -9 $$", {}, "--new", "signal 9"),
+        ("echo loss=high", {"metric": "loss=(.*)"}, "--metric", "high"),
+        ("echo loss=nan", {"metric": "loss=(.*)"}, "--metric", "nan"),
+        ("echo done", {"metric": "loss=(.*)"}, "--metric", "nothing"),
+        ("echo '{}'", {"metric_key": "loss"}, "--metric-key", "nothing"),
+        ("echo done", {"steps": "took (.*)s"}, "--steps", "nothing"),
+        (f"sleep {LEFT}", {"limit_seconds": 0.3}, "--new", "0.3"),
+        (f"trap '' TERM HUP; sleep {LEFT} & setsid sleep {LEFT} & wait", {"limit_seconds": 0.5}, "--new", "0.5"),
+        (f"sleep {LEFT} & echo done", {}, "--new", LEFT),
+        (f"sleep {LEFT} & exit 1", {}, "--new", "status"),
+        (f"(setsid sleep {LEFT} &) ; echo done", {}, "--new", LEFT),
+        (NEW_SESSION, {}, "--new", LEFT),
+    ],
+)
+def test_a_side_that_does_not_work_is_refused_and_leaves_nothing(command, options, setting, says, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    with refused(setting) as caught:
+        run_process(*ask(command, **options))
+    assert says in str(caught.value)
+    assert caught.value.hint
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_helper_that_ends_soon_after_the_program_is_no_fault():
+    run = run_process(*ask("sleep 0.3 & echo done"))
+    assert run.seconds < 0.3, "it is not waited for"
+
+
+def test_an_interruption_ends_the_process(monkeypatch):
+    def interrupt(pid, seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "_wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_process(*ask(f"setsid sleep {LEFT} & sleep {LEFT}"))
+    assert psutil.Process().children(recursive=True) == []
