@@ -36,6 +36,7 @@ class ModuleCLI(LightningCLI):
         self, arguments: Sequence[str] | Settings, trainer: Settings | None = None, *, only_parse: bool = False
     ) -> None:
         self._options, self._only_parse = trainer or {}, only_parse
+        self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
         try:
             super().__init__(
                 args=arguments if isinstance(arguments, dict) else list(arguments),
@@ -57,8 +58,10 @@ class ModuleCLI(LightningCLI):
         """Instantiate the trainer with the execution and the callbacks of Paceline."""
         callbacks = self._options.get("callbacks", [])
         self.trainer_defaults["callbacks"] = callbacks
+        # Where `int | float` was first imported as `float | int`, jsonargparse makes 1 batch 1.0: all batches.
+        numbers = {name: value for name, value in self._given.items() if type(value) is int}
         return super().instantiate_trainer(
-            **{name: value for name, value in self._options.items() if name != "callbacks"}
+            **numbers | {name: value for name, value in self._options.items() if name != "callbacks"}
         )
 
     def settings(self) -> Settings:
