@@ -24,9 +24,16 @@ def ask(command, **options):
     return side, Question(old=side, new=side, **{"budget_seconds": 60, "limit_seconds": 30, **options})
 
 
+def children():
+    """All below this process; other tests of it may have left some running."""
+    return set(psutil.Process().children(recursive=True))
+
+
 @pytest.fixture(autouse=True)
 def nothing_behind():
+    before = children()
     yield
+    assert children() <= before
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             assert LEFT not in process.cmdline()
@@ -80,7 +87,6 @@ def test_a_side_that_does_not_work_is_refused_and_leaves_nothing(command, option
         run_process(*ask(command, **options))
     assert says in str(caught.value)
     assert caught.value.hint
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_a_helper_that_ends_soon_after_the_program_is_no_fault():
@@ -95,4 +101,3 @@ def test_an_interruption_ends_the_process(monkeypatch):
     monkeypatch.setattr(processes, "_wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_process(*ask(f"setsid sleep {LEFT} & sleep {LEFT}"))
-    assert psutil.Process().children(recursive=True) == []
