@@ -120,6 +120,8 @@ def measure(trial, spec):
         "differs": bool(differs),
         "disturbed": bool(result.contaminated) or result.low is None,  # nothing is claimed
         "rounds": result.num_blocks,
+        "warm_up": len(own.warm_up),  # rounds, the first of `blocks`
+        "blocks": [{one.arm: one.seconds_per_sample for one in blocks} for blocks in (*own.warm_up, *own.rounds)],
         "seconds": time.monotonic() - started,
         "code": code_fingerprint(),
     }
