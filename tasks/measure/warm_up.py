@@ -4,8 +4,10 @@ After the first steps a process may still become faster for seconds: clock rates
 ("Virtual Machine Warmup Blows Hot and Cold", 2017) find change points by PELT, which needs hundreds of values. For the
 6 to 24 rounds of a probe it is the likelihood-ratio test for one shift of the mean at an unknown place (Worsley, "On
 the Likelihood Ratio Test for a Shift in Location of Normal Populations", 1979), by Bonferroni over the places, again on
-what is left. Three rules come on top: only a fall counts, it must be one of 1 % or more, and a straight line must not
-explain the times as well, as a drift falls on all arms alike and needs no trimming.
+what is left. The test is one of independent values. On a shared machine neighbouring rounds are alike, so the standard
+error is inflated as that of autoregressive noise, by the lag-1 autocorrelation around both means. Three rules come on
+top: only a fall counts, it must be one of 1 % or more, and a straight line must not explain the times as well, as a
+drift falls on all arms alike and needs no trimming.
 
 It does not bias the ratio. The value of a round is the mean of the logarithms of its arms' times, which does not change
 when two arms swap theirs: given these values, the signs of the rounds' log-ratios are as random as before.
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from paceline.tasks.measure.paired_ratio import ROUNDS_PER_LOOK
+from paceline.tasks.measure.paired_ratio import MAX_AUTOCORRELATION, ROUNDS_PER_LOOK, autocorrelation
 from paceline.tasks.records.measurement import Block
 
 LEVEL = 0.01  # chance to drop rounds of a machine that is steady
@@ -41,7 +43,10 @@ def num_warm_up(rounds: Sequence[Sequence[Block]]) -> int:
         square, split = min(zip(squares, splits, strict=True))
         size = values[:split].mean() - values[split:].mean()
         line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
-        error = math.sqrt(square / (count - 2) * (1 / split + 1 / (count - split)))
+        residuals = np.concatenate([values[:split] - values[:split].mean(), values[split:] - values[split:].mean()])
+        share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(residuals) or 0.0))
+        inflation = (1 + share) / (1 - share)
+        error = math.sqrt(inflation * square / (count - 2) * (1 / split + 1 / (count - split)))
         p_value = len(splits) * stats.t.sf(size / max(error, 1e-12), count - 2)
         if size < MIN_FALL or square > np.sum((values - line) ** 2) or p_value > LEVEL:
             return dropped
