@@ -30,9 +30,12 @@ def prepare_arms(work: StudyContext, arms: list[PlannedArm]) -> None:
 
 
 def copy_code(job: TrainJob, parent_id: str) -> None:
-    """Copy the code of a study or a sweep, as it was when that started, into the directory of one training."""
-    if job.config.lightning.code is not None:
-        code.copy(job.directory.with_name(parent_id) / code.FOLDER, job.directory)
+    """Copy code and checkpoint of a study or a sweep, as they were when it started, for one of its trainings."""
+    own, parent = job.config.lightning, job.directory.with_name(parent_id)
+    if own.code is not None:
+        code.copy(parent / code.FOLDER, job.directory)
+    if own.ckpt_path is not None:
+        code.copy_checkpoint(parent / code.START_CHECKPOINT, job.directory)
 
 
 def own_quality(trained: ModuleResult, named: Objective | None) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from paceline.tasks.files import write_durably
 
 ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
-START_CHECKPOINT = "start.ckpt"  # copy of the plain script's
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
+START_CHECKPOINT = "start.ckpt"
+"""Copy of the checkpoint that a run starts from, in its directory."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
 
@@ -85,6 +86,7 @@ def copy_checkpoint(source: Path, directory: Path) -> None:
     """Copy the checkpoint to start from into the directory of a run, where all hosts see it, unless it is there."""
     target = directory / START_CHECKPOINT
     if not target.exists():
+        directory.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{START_CHECKPOINT}")
         shutil.copyfile(source, temporary)
         temporary.replace(target)
