@@ -102,7 +102,8 @@ class SweepContext(SweepPlan):
 
     def configure(self, proposal: Proposal) -> tuple[Config, Plan]:
         """A trial's configuration, and its plan on its share of the devices."""
-        (config,) = configure(self.config, [self.overrides(proposal)])
+        run = self.environment.root / "runs" / self.parent.run_id
+        (config,) = configure(self.config, [self.overrides(proposal)], run)
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
         plan = preflight.plan_on(config, self.room.share, self.checked.num_train)
         return config, plan.model_copy(update=self.layers | {"reasons": {}})  # logged once by the sweep
