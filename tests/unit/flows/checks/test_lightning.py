@@ -224,14 +224,14 @@ def test_what_is_stored_names_neither_a_directory_nor_a_foreign_package(tmp_path
         take_code(tree, options)
     copied = tmp_path / "runs" / "0123" / "code"
     copied.mkdir(parents=True)
-    with refused(None, "class_path=local.Tagger"):
+    with refused("class_path", "class_path=local.Tagger"):
         take_code(tree, options)
     (copied / "local.py").touch()
     take_code(tree, options)
     assert tree["lightning"]["code"] == str(copied)
     take_code({}, options)  # of a preset
     trained = Lightning(settings={"model": {"class_path": "os.system"}}, packages=("acme 1.2 (code 0123456789ab)",))
-    with refused(None, "class_path=os.system"):
+    with refused("class_path", "class_path=os.system"):
         lightning.load_prediction(trained, "32-true", [])
 
 

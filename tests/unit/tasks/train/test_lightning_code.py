@@ -32,7 +32,7 @@ def test_stored_settings_import_from_recorded_packages_only(tmp_path, class_path
     if is_allowed:
         require_named(settings, RECORDED, tmp_path)
     else:
-        with refused(None, f"class_path={class_path}"):
+        with refused("class_path", f"class_path={class_path}"):
             require_named(settings, RECORDED, tmp_path)
 
 
@@ -44,7 +44,7 @@ def test_a_checkpoint_is_the_one_that_was_read(tmp_path):
     source.write_bytes(b"second")
     copy_checkpoint(source, tmp_path / "run", digest)  # it is there
     assert (tmp_path / "run" / START_CHECKPOINT).read_bytes() == b"first"
-    with refused(None, f"ckpt_path={source}"):
+    with refused("ckpt_path", f"ckpt_path={source}"):
         copy_checkpoint(source, tmp_path / "another", digest)
 
 
