@@ -56,14 +56,14 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
     file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
     checkpoint = given[-1].partition("=")[2] if given else None
     answer = child.ask(child.Request(task="parse", code=code, file=file, ckpt_path=checkpoint, variants=(of_cli,)))
-    (parsed,), checkpoint = answer["variants"], answer[CHECKPOINT] and Path(answer[CHECKPOINT]).absolute()
+    (parsed,), found = answer["variants"], answer[CHECKPOINT]
     settings = parsed["settings"]
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem
     seed = settings.get("seed_everything")
     tree = {"name": name, "seed": seed if type(seed) is int else Config().seed} | tree
     tree["execution"] = FIXED["execution"] | _take_execution(settings, tree.get("execution", {}))
     tree["speedup"] = FIXED["speedup"] | tree.get("speedup", {})
-    start = {CHECKPOINT: str(checkpoint), "ckpt_sha256": sha256_of(checkpoint)} if checkpoint else {}
+    start = {CHECKPOINT: str(Path(found).absolute()), "ckpt_sha256": sha256_of(Path(found))} if found else {}
     tree["lightning"] = parsed | {"code": code} | start
     return validate(tree)
 

@@ -230,9 +230,10 @@ def test_what_is_stored_names_neither_a_directory_nor_a_foreign_package(tmp_path
     take_code(tree, options)
     assert tree["lightning"]["code"] == str(copied)
     take_code({}, options)  # of a preset
-    trained = Lightning(settings={"model": {"class_path": "os.system"}}, packages=("acme 1.2 (code 0123456789ab)",))
-    with refused("class_path", "class_path=os.system"):
-        lightning.load_prediction(trained, "32-true", [])
+    for path, setting in (("os.system", "MODEL"), ("numpy.load", "class_path")):
+        trained = Lightning(settings={"model": {"class_path": path}}, packages=("acme 1.2 (code 0123456789ab)",))
+        with refused(setting):
+            lightning.load_prediction(trained, "32-true", [])
 
 
 def test_a_second_prediction_with_own_code_needs_another_place(tmp_path):
