@@ -29,6 +29,8 @@ class Lightning(Section):
     """Directory of your code, given by `--code`; null where all classes are in installed packages."""
     ckpt_path: Text | None = None
     """Checkpoint of a plain script to start from, in LightningCLI's word; null to start from the beginning."""
+    ckpt_sha256: Text | None = None
+    """Digest of that checkpoint. Paceline sets it."""
     prepares_data: bool = False
     """Whether the data, or else the model, define `prepare_data`. Paceline sets it."""
     packages: tuple[Text, ...] = ()

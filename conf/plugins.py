@@ -273,7 +273,7 @@ def code_of(module: str) -> str:
         spec = util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
         spec = None
-    if spec is None or (spec.submodule_search_locations is None and not spec.origin):
+    if spec is None or (spec.submodule_search_locations is None and not spec.has_location):  # or built in
         return MISSING
     return code_digest(map(Path, sorted(spec.submodule_search_locations or [str(spec.origin)])))
 

@@ -38,8 +38,9 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: 
 
 
 def lightning_fingerprint(lightning: Lightning) -> str:
-    """8 hex digits over the settings and the code of the user's module and data; what the data hold is not known."""
-    facts = lightning.model_dump(mode="json", exclude={"code", "ckpt_path"})
+    """8 hex digits over settings, code and first checkpoint of the user's module; what the data hold is not known."""
+    later = {"ckpt_sha256"} if lightning.ckpt_sha256 is None else set()  # stored fingerprints are without it
+    facts = lightning.model_dump(mode="json", exclude={"code", "ckpt_path"} | later)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

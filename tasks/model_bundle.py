@@ -1,6 +1,8 @@
 """A trained model as two files: what it is (`model.json`) and its weights (`weights.pt`). Neither holds code.
 
-Whatever comes from outside is data: the description is checked field by field, the weights by their digest.
+Whatever comes from outside is checked: the description field by field, the weights by their digest. A model of own
+Lightning code names classes, which a prediction imports from the packages that the description names, see
+`paceline.tasks.train.lightning.code.require_named`; its digest is recorded, except for a directory.
 """
 
 import hashlib

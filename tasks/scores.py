@@ -3,12 +3,13 @@
 Intersection over union (Jaccard 1912): of the pixels of a class that are predicted or present, the share that are both.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard, get_args
 
 from paceline.conf.lightning import Objective
 from paceline.conf.plugins import Task
-from paceline.tasks.errors import InputError
+from paceline.tasks.errors import InputError, RankError
 from paceline.tasks.formatting import number_text
 from paceline.tasks.names import Metric
 from paceline.tasks.records.training import EvaluateResult, ScoreName
@@ -22,6 +23,11 @@ SCORE = "score"  # what the scores of different tasks have in common
 def is_share(name: str) -> TypeGuard[ScoreName]:
     """Whether a score of this name is one of Paceline's, from 0 to 1, and not a metric of own Lightning code."""
     return name in get_args(ScoreName)
+
+
+def own_name(objective: Objective) -> str:
+    """The name of a metric of own Lightning code as a score, which is none of Paceline's."""
+    return f"logged {objective.name}" if is_share(objective.name) else objective.name
 
 
 def score_text(name: str | None, value: float | None) -> str:
@@ -41,15 +47,21 @@ def score_word(names: Iterable[str | None]) -> str:
 def logged_score(metrics: Mapping[str, float], named: Objective | None) -> tuple[Objective, float] | None:
     """Metric and value that compare trainings of own Lightning code: the named one, or the only validation loss.
 
-    Raises InputError: the named one was not logged.
+    Raises:
+        InputError: the named one was not logged.
+        RankError: its value is not finite.
     """
     if named is None:
         losses = [name for name in metrics if "val" in name.lower() and "loss" in name.lower()]
-        return (Objective(name=losses[0], goal="minimize"), metrics[losses[0]]) if len(losses) == 1 else None
-    if named.name not in metrics:
+        if len(losses) != 1:
+            return None
+        named = Objective(name=losses[0], goal="minimize")
+    elif named.name not in metrics:
         fault = f"--{named.goal} {named.name}: the training has logged no such number"
         hint = f"name one of {', '.join(metrics)}" if metrics else "call self.log in your module"
         raise InputError(fault, hint=hint, setting=f"--{named.goal}")
+    if not math.isfinite(metrics[named.name]):
+        raise RankError(f"{named.name}, as your module logged it last, is not finite", final=True)
     return named, metrics[named.name]
 
 

@@ -12,8 +12,9 @@ from paceline.conf.lightning import FIXED, SECTIONS, Lightning
 from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, validate
 from paceline.conf.plugins import MISSING, code_of
 from paceline.tasks.errors import InputError
+from paceline.tasks.files import sha256_of
 from paceline.tasks.train.lightning import child
-from paceline.tasks.train.lightning.code import check_size, package_names
+from paceline.tasks.train.lightning.code import FOLDER, check_size, package_names, require_named
 
 CHECKPOINT = "ckpt_path"
 """Of LightningCLI too, for the subcommand `fit` as a whole."""
@@ -39,8 +40,8 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
     given = [override for override in overrides if override.startswith(f"{CHECKPOINT}=")]
-    for_paceline, yours = _split([override for override in overrides if override not in given])
-    for override in yours:
+    for_paceline, of_cli = _split([override for override in overrides if override not in given])
+    for override in of_cli:
         key = override.partition("=")[0]
         if key.partition(".")[0].rstrip("+") not in SECTIONS:
             near = EQUIVALENTS.get(key) or suggest(
@@ -54,37 +55,41 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
         check_size(Path(code))
     file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
     checkpoint = given[-1].partition("=")[2] if given else None
-    answer = child.ask(child.Request(task="parse", code=code, file=file, ckpt_path=checkpoint, variants=(yours,)))
-    (parsed,), checkpoint = answer["variants"], answer[CHECKPOINT]
+    answer = child.ask(child.Request(task="parse", code=code, file=file, ckpt_path=checkpoint, variants=(of_cli,)))
+    (parsed,), found = answer["variants"], answer[CHECKPOINT]
     settings = parsed["settings"]
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem
     seed = settings.get("seed_everything")
     tree = {"name": name, "seed": seed if type(seed) is int else Config().seed} | tree
     tree["execution"] = FIXED["execution"] | _take_execution(settings, tree.get("execution", {}))
     tree["speedup"] = FIXED["speedup"] | tree.get("speedup", {})
-    tree["lightning"] = parsed | {"code": code, CHECKPOINT: checkpoint and str(Path(checkpoint).absolute())}
+    start = {CHECKPOINT: str(Path(found).absolute()), "ckpt_sha256": sha256_of(Path(found))} if found else {}
+    tree["lightning"] = parsed | {"code": code} | start
     return validate(tree)
 
 
-def configure(config: Config, variants: Sequence[Sequence[str]]) -> list[Config]:
+def configure(config: Config, variants: Sequence[Sequence[str]], run: Path | None = None) -> list[Config]:
     """A configuration with each of several lists of overrides; LightningCLI reads those of own code, all in one go.
+
+    A directory of code is that of the settings, or the copy in the directory of a run.
 
     Raises ConfigError or InputError as `load_lightning` does.
     """
     if not config.lightning.settings:
         return [make_config(config, list(overrides)) for overrides in variants]
     split = [_split(overrides) for overrides in variants]
-    yours = tuple(dict.fromkeys(mine for _, mine in split if mine))
+    distinct = tuple(dict.fromkeys(of_cli for _, of_cli in split if of_cli))
     parsed = {}
-    if yours:
+    if distinct:
         own = config.lightning
-        request = child.Request(task="parse", code=own.code, settings=own.settings, variants=yours)
-        parsed = dict(zip(yours, child.ask(request)["variants"], strict=True))
+        directory = str(run / FOLDER) if own.code and run else own.code
+        request = child.Request(task="parse", code=directory, settings=own.settings, variants=distinct)
+        parsed = dict(zip(distinct, child.ask(request)["variants"], strict=True))
     configs = []
-    for for_paceline, mine in split:
+    for for_paceline, of_cli in split:
         tree = config.model_dump(mode="json")
-        if mine:
-            tree["lightning"] |= copy.deepcopy(parsed[mine])
+        if of_cli:
+            tree["lightning"] |= copy.deepcopy(parsed[of_cli])
             tree["execution"] = _take_execution(tree["lightning"]["settings"], tree["execution"])
         configs.append(validate(apply(tree, *for_paceline)))
     return configs
@@ -120,6 +125,7 @@ def load_prediction(trained: Lightning, precision: Precision, overrides: Sequenc
         raise InputError(fault, hint=f"install {' and '.join(needed)}", setting="MODEL")
     trainer = trained.settings.get("trainer", {})
     settings = trained.settings | {"trainer": {key: trainer[key] for key in PREDICTION_KEPT if key in trainer}}
+    require_named(settings, trained.packages, directory)
     request = child.Request(task="predict", code=trained.code, settings=settings, variants=(tuple(of_cli),))
     (parsed,) = child.ask(request)["variants"]
     tree = apply({}, *(override for override in overrides if override not in of_cli))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
-from paceline.conf.load import apply
+from paceline.conf.lightning import Lightning
+from paceline.conf.load import apply, validate_as
 from paceline.flows.commands.console import json_stream, say, write_json
 from paceline.tasks.errors import InputError
 
@@ -93,6 +94,23 @@ def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
         say(f"warning: not taken from the run: {names}; give again what you need")
 
 
+def take_code(tree: dict[str, Any], options: Namespace) -> None:
+    """Replace the directory of own Lightning code in a stored configuration by the run's own copy.
+
+    Raises InputError: there is no copy, or a class is of a package that the configuration does not name.
+    """
+    from paceline.tasks.train.lightning import code
+
+    own, copied = validate_as(Lightning, tree.get("lightning") or {}), None
+    if own.code is not None:
+        copied = Environment().root / "runs" / options.resume / code.FOLDER
+        if not copied.is_dir():
+            fault = f"--resume {options.resume}: there is no copy of its code in {copied}"
+            raise InputError(fault, hint="start a new run", setting="--resume")
+        tree["lightning"]["code"] = str(copied)
+    code.require_named(own.settings, own.packages, copied)
+
+
 def stored_request(options: Namespace, role: "Kind") -> dict[str, Any]:
     """Read the request of a study or a sweep to resume, which only settings of the cluster may change."""
     from paceline.flows.lifecycle.mlflow_run import load_request
@@ -110,4 +128,5 @@ def stored_request(options: Namespace, role: "Kind") -> dict[str, Any]:
     request = load_request(role, Environment(), options.resume)
     if isinstance(request.get("config"), dict):
         take_cluster(request["config"], options)
+        take_code(request["config"], options)
     return request

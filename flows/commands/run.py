@@ -12,7 +12,7 @@ from paceline.flows.commands import console
 from paceline.flows.commands.console import argument, command, preset, write_json
 from paceline.flows.commands.lookup import print_common
 from paceline.flows.commands.own_code import CODE, load_config
-from paceline.flows.commands.prefect_session import quiet_flow, take_cluster
+from paceline.flows.commands.prefect_session import quiet_flow, take_cluster, take_code
 from paceline.tasks.errors import InputError, RegressionError
 
 RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
@@ -96,6 +96,7 @@ def _load_run(options: Namespace) -> Config:
             )
     before = validate({name: section for name, section in tree.items() if name != "cluster"})
     take_cluster(tree, options)
+    take_code(tree, options)
     config = validate(apply(tree, *options.overrides))
     if config.lightning.settings and config.execution.world_size != before.execution.world_size:
         fault = f"--resume {options.resume}: your own Lightning code resumes on as many devices as before"

@@ -22,7 +22,7 @@ from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.predict import module
-from paceline.flows.predict.request import PredictRequest, check_out, write_facts
+from paceline.flows.predict.request import UNRECORDED, PredictRequest, check_out, write_facts
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import kind_of, open_cluster
 from paceline.tasks.cluster.user_packages import require_packages
@@ -261,9 +261,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
             }
             write_facts(checked.out, facts)
             if not facts["model_recorded"]:
-                log.warning(
-                    "%s is a directory, which no run of MLflow records; its digest is %s", request.model, digest
-                )
+                log.warning(UNRECORDED, request.model, digest)
             # Quoted, or Prefect would inspect every name.
             stage = with_retries(predict, config.limits)
             limit = config.limits.predict_seconds

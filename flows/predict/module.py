@@ -17,7 +17,7 @@ from paceline.conf.load import validate_as
 from paceline.flows.checks import preflight
 from paceline.flows.checks.lightning import load_prediction
 from paceline.flows.lifecycle.mlflow_run import new_run
-from paceline.flows.predict.request import PredictRequest, check_out, write_facts
+from paceline.flows.predict.request import UNRECORDED, PredictRequest, check_out, write_facts
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.errors import InputError
@@ -29,6 +29,7 @@ from paceline.tasks.records.data import ModuleFacts
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Gpu
 from paceline.tasks.track import run as tracking
+from paceline.tasks.track.models import has_recorded_digest
 from paceline.tasks.track.queries import read_artifact
 from paceline.tasks.train.launch.module_data import require_code
 from paceline.tasks.train.lightning import code
@@ -122,6 +123,8 @@ def predict_with(
             tracking.set_tags(handle, {Tag.MODEL: request.model, Tag.PREDICTIONS: str(out)})
             if trained.digest is not None:
                 tracking.set_tags(handle, {Tag.MODEL_DIGEST: trained.digest})
+                if not has_recorded_digest(request.model):
+                    get_run_logger().warning(UNRECORDED, request.model, trained.digest)
             facts: dict[str, Any] = {
                 **{"model": request.model, "key": handle.run_id, "model_digest": trained.digest},
                 "checkpoint": str(trained.checkpoint) if trained.checkpoint else None,

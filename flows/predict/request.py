@@ -10,6 +10,9 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing, write_durably
 from paceline.tasks.names import PREDICTIONS_FILE
 
+UNRECORDED = "%s is a directory, which no run of MLflow records; its digest is %s"
+"""Warning about a model."""
+
 
 class PredictRequest(Section):
     """Parameters of a prediction."""
@@ -35,7 +38,10 @@ class PredictRequest(Section):
 
 
 def check_out(request: PredictRequest, out: Path, key: str) -> None:
-    """Raise InputError: the files cannot go there, or there are those of a prediction with another key."""
+    """Raise InputError: the files cannot go there, or there are those of a prediction with another key.
+
+    The key is empty for own Lightning code, whose predictions are never reused.
+    """
     try:
         before = json.loads((out / PREDICTIONS_FILE).read_text(encoding="utf-8"))["key"]
     except FileNotFoundError:
@@ -48,7 +54,10 @@ def check_out(request: PredictRequest, out: Path, key: str) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--out {out}: {PREDICTIONS_FILE} cannot be read ({error}); give another directory") from error
     if before != key and any(out.glob("part-*.parquet")):
-        fault = f"--out {out}: holds predictions of another model, source, precision, layer or size"
+        of_another = "of another model, source, precision, layer or size"
+        fault = (
+            f"--out {out}: holds predictions {of_another if key else 'already, which own Lightning code never reuses'}"
+        )
         raise InputError(f"{fault}; give another directory or remove it")
 
 

@@ -106,7 +106,7 @@ def prepare_own(job: TrainJob, address: str) -> None:
     if own.code is not None:
         code.copy(Path(own.code), job.directory)
     if own.ckpt_path is not None:
-        code.copy_checkpoint(Path(own.ckpt_path), job.directory)
+        code.copy_checkpoint(Path(own.ckpt_path), job.directory, own.ckpt_sha256)
     if own.prepares_data:
         prepare_module_data(job, address)
 

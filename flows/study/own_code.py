@@ -1,5 +1,6 @@
 """Arms of a study that train the user's own Lightning code: their data, their trainings, and the metric they log."""
 
+import math
 from typing import Any
 
 from paceline.conf.config import Config
@@ -9,7 +10,7 @@ from paceline.flows.run.lightning import prepare_own
 from paceline.flows.run.metrics import training_metrics
 from paceline.flows.study.trainings import PlannedArm, StudyContext, add_cause, arm_run, time_metrics
 from paceline.tasks.records.training import ModuleResult
-from paceline.tasks.scores import SCORE, is_share, logged_score
+from paceline.tasks.scores import SCORE, logged_score, own_name
 from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
@@ -30,28 +31,30 @@ def prepare_arms(work: StudyContext, arms: list[PlannedArm]) -> None:
 
 
 def copy_code(job: TrainJob, parent_id: str) -> None:
-    """Copy the code of a study or a sweep, as it was when that started, into the directory of one training."""
-    if job.config.lightning.code is not None:
-        code.copy(job.directory.with_name(parent_id) / code.FOLDER, job.directory)
+    """Copy code and checkpoint of a study or a sweep, as they were when it started, for one of its trainings."""
+    own, parent = job.config.lightning, job.directory.with_name(parent_id)
+    if own.code is not None:
+        code.copy(parent / code.FOLDER, job.directory)
+    if own.ckpt_path is not None:
+        code.copy_checkpoint(parent / code.START_CHECKPOINT, job.directory)
 
 
 def own_quality(trained: ModuleResult, named: Objective | None) -> dict[str, Any]:
     """The metric that stands for the quality of a training, as fields of its record.
 
-    Raises InputError: the training has not logged the metric that is named.
+    Raises InputError or RankError as `logged_score` does.
     """
-    logged = logged_score(trained.metrics, named)
+    logged = logged_score(trained.metrics | dict.fromkeys(trained.not_finite, math.nan), named)
     if logged is None:
         return {"score_name": SCORE}
     objective, score = logged
-    name = f"logged {objective.name}" if is_share(objective.name) else objective.name  # not Paceline's score
-    return {"score_name": name, "objective": objective, "score": score}
+    return {"score_name": own_name(objective), "objective": objective, "score": score}
 
 
 def train_own_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle) -> ArmRun:
     """Train in fresh ranks, with the code as it was when the study started.
 
-    Raises InputError: the training has not logged the metric that the study names.
+    Raises InputError or RankError: the training has not logged the metric that the study names, or no number.
     """
     job = train_job(config, arm.checked, None, handle.run_id, work.environment)
     copy_code(job, work.parent.run_id)

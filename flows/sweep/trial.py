@@ -26,7 +26,7 @@ from paceline.flows.run.record import run_comparison_facts, stage_metrics
 from paceline.flows.study.own_code import copy_code, own_quality
 from paceline.flows.study.trainings import arm_run, quality_of, time_metrics
 from paceline.tasks import deadline
-from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
+from paceline.tasks.errors import InputError, PacelineError, RankError, RunError, StoppedError, one_line
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.files import load_result, save_result
 from paceline.tasks.names import Artifact, Metric, Tag
@@ -34,7 +34,7 @@ from paceline.tasks.progress import hidden_bars
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.training import ModuleResult
-from paceline.tasks.scores import SCORE_OF_TASK
+from paceline.tasks.scores import SCORE_OF_TASK, own_name
 from paceline.tasks.speedup.study.records import StudyArm
 from paceline.tasks.sweep.concurrency import Colocation, TrialConcurrency, colocation_of, judge_colocation
 from paceline.tasks.sweep.optuna_study import TrialStore
@@ -102,7 +102,8 @@ class SweepContext(SweepPlan):
 
     def configure(self, proposal: Proposal) -> tuple[Config, Plan]:
         """A trial's configuration, and its plan on its share of the devices."""
-        (config,) = configure(self.config, [self.overrides(proposal)])
+        run = self.environment.root / "runs" / self.parent.run_id
+        (config,) = configure(self.config, [self.overrides(proposal)], run)
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
         plan = preflight.plan_on(config, self.room.share, self.checked.num_train)
         return config, plan.model_copy(update=self.layers | {"reasons": {}})  # logged once by the sweep
@@ -111,7 +112,7 @@ class SweepContext(SweepPlan):
     def score_name(self) -> str:
         """What trials are compared by."""
         objective = self.request.objective
-        return objective.name if objective else SCORE_OF_TASK[self.config.model.task]
+        return own_name(objective) if objective else SCORE_OF_TASK[self.config.model.task]
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
         """`key=value` for each parameter."""
@@ -216,8 +217,8 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
     running = _RunningTrial(work, proposal)
     try:
         config, plan = work.configure(proposal)
-    except (ConfigError, InputError) as error:
-        return running.fail(error, final=True)
+    except (ConfigError, PacelineError) as error:
+        return running.fail(error, final=not isinstance(error, RunError))  # the child that parses may have been killed
     try:
         with nested_run(work.parent, config, config.name, "trial", proposal.run_id) as handle:
             running.run_id = handle.run_id
@@ -275,7 +276,7 @@ def _train(running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle
 
 
 def _record_own(running: _RunningTrial, trained: ModuleResult, handle: RunHandle) -> Trial:
-    """Record a training of own Lightning code. Raises InputError: it has not logged the metric of the sweep."""
+    """Record a training of own Lightning code. Raises InputError or RankError as `own_quality` does."""
     running.take((own_quality(trained, running.work.request.objective)["score"],))
     facts = {"samples_per_second": trained.samples_per_second, "restarts": len(trained.restarts)}
     trial = running.record("done").model_copy(update=facts)

@@ -118,7 +118,8 @@ class ModuleResult(Trained):
 
     num_batches: int  # of each rank, earlier attempts included
     losses: tuple[float | None, ...]  # of rank 0, of each batch; None where a step returned none
-    metrics: dict[str, float]  # the newest value of each metric that the module has logged
+    metrics: dict[str, float]  # the newest value of each metric that the module has logged, if it is finite
+    not_finite: tuple[str, ...] = ()  # the other metrics
     checkpoint: str | None
     weights: str | None = None  # state dict, readable with weights_only; None where it is not, or code is not installed
     units_per_second: dict[str, float] = Field(default_factory=dict)  # throughput in other units, such as tokens

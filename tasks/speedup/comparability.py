@@ -68,6 +68,8 @@ def module_facts(
         f"{EXECUTION if is_execution(name, same_work) else ''}{name}": value
         for name, value in _leaves(config.lightning.settings)
     }
+    if config.lightning.ckpt_sha256 is not None:
+        own["weights"] = config.lightning.ckpt_sha256[:12]
     return shared | own | {"packages": ", ".join(config.lightning.packages), "recipe.batch_scaling": "weak"}
 
 

@@ -131,7 +131,7 @@ class StepAccount(StepParts):
             "epoch": trainer.current_epoch,
             "num_epochs": trainer.max_epochs,
             "epochs_kept": self.num_saved_epochs,
-            "metrics": metrics_of(trainer),
+            "metrics": metrics_of(trainer)["metrics"],
         }
         with suppress(OSError):  # a progress file must not stop a training
             write_atomically(self._progress, json.dumps(facts))
@@ -259,9 +259,11 @@ class FileLogger(Logger):
         """Do nothing: the flow has logged the configuration."""
 
 
-def metrics_of(trainer: Trainer) -> dict[str, float]:
-    """The newest value of each metric that the module has logged."""
-    return {name: float(value) for name, value in trainer.callback_metrics.items() if math.isfinite(float(value))}
+def metrics_of(trainer: Trainer) -> dict[str, Any]:
+    """The newest value of each metric that the module has logged, and the names of those that are not finite."""
+    newest = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    finite = {name: value for name, value in newest.items() if math.isfinite(value)}
+    return {"metrics": finite, "not_finite": tuple(name for name in newest if name not in finite)}
 
 
 def _settings(trainer: Trainer) -> Any:

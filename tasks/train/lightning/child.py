@@ -34,7 +34,7 @@ class Request(Record):
     task: Literal["parse", "predict", "prepare"]
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
-    ckpt_path: str | None = None  # in place of the file's
+    ckpt_path: str | None = None  # in place of the file's; empty or null for none
     settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, to predict with, or to parse without a file
     variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
     host_index: int = 0
@@ -80,7 +80,8 @@ def _do(request: Request) -> dict[str, Any]:
     if request.file is not None:
         tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
         tree = tree.get("fit", tree)
-    checkpoint = request.ckpt_path or tree.get("ckpt_path")
+    checkpoint = tree.get("ckpt_path") if request.ckpt_path is None else request.ckpt_path
+    checkpoint = None if checkpoint in ("", "null") else checkpoint
     if checkpoint is not None:
         _check_checkpoint(Path(checkpoint))
     tree = {key: value for key, value in tree.items() if key not in WRAPPED}

@@ -11,12 +11,13 @@ from typing import Any
 
 from paceline.conf.plugins import code_of
 from paceline.tasks.errors import InputError
-from paceline.tasks.files import write_durably
+from paceline.tasks.files import sha256_of, write_durably
 
 ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
-START_CHECKPOINT = "start.ckpt"  # copy of the plain script's
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
+START_CHECKPOINT = "start.ckpt"
+"""Copy of the checkpoint that a run starts from, in its directory."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
 
@@ -68,6 +69,21 @@ def require(expected: tuple[str, ...], settings: dict[str, Any], directory: Path
         raise InputError(fault, hint=SAME_CODE)
 
 
+def require_named(settings: dict[str, Any], packages: tuple[str, ...], directory: Path | None) -> None:
+    """Raise InputError: a class of stored settings is of no package that their record names, and not of Lightning.
+
+    Those who can write to a store, or offer a model, must not choose what a process imports.
+    """
+    named = {identity.partition(" ")[0] for identity in packages} | {"torchmetrics"}
+    names = package_names(settings, directory)
+    owners = metadata.packages_distributions() if names else {}
+    for name in names:
+        if named.isdisjoint([name, *owners.get(name, [])]):
+            path = next(path for path in class_paths(settings) if path.partition(".")[0] == name)
+            fault = f"class_path={path} is of none of the packages that are recorded with it"
+            raise InputError(f"{fault} ({', '.join(packages) or 'none'})", hint="train again with the class you need")
+
+
 def copy(source: Path, directory: Path) -> None:
     """Copy the user's directory into that of a run, unless it is there: a resumed run keeps its code."""
     target = directory / FOLDER
@@ -81,12 +97,18 @@ def copy(source: Path, directory: Path) -> None:
     temporary.rename(target)
 
 
-def copy_checkpoint(source: Path, directory: Path) -> None:
-    """Copy the checkpoint to start from into the directory of a run, where all hosts see it, unless it is there."""
+def copy_checkpoint(source: Path, directory: Path, sha256: str | None = None) -> None:
+    """Copy the checkpoint to start from into the directory of a run, where all hosts see it, unless it is there.
+
+    Raises InputError: it is not the one with that digest.
+    """
     target = directory / START_CHECKPOINT
     if not target.exists():
+        directory.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{START_CHECKPOINT}")
         shutil.copyfile(source, temporary)
+        if sha256 not in (None, sha256_of(temporary)):
+            raise InputError(f"ckpt_path={source} has changed since it was read", hint="start again with the new one")
         temporary.replace(target)
 
 

@@ -115,7 +115,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         seconds=account.fit_seconds,
         samples_per_second=samples / seconds if samples and seconds else None,
         losses=tuple(loss if loss == loss else None for loss in account.losses),  # noqa: PLR0124  NaN: none returned
-        metrics=metrics_of(trainer),
+        **metrics_of(trainer),
         checkpoint=str(checkpoints.last or start or "") or None,
         resumed_from=start,
         time_budget=budget,

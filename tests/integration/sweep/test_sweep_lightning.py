@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install
 PACKAGE = Path(__file__).parents[2] / "packages" / "text"
 SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
 RATES = ["--param", "model.init_args.learning_rate=[0.003,1e-9]", "--sampler", "grid"]
+MINIMIZE = ["--minimize", "val_loss"]
 
 
 @pytest.fixture
@@ -45,6 +48,32 @@ def test_the_trial_with_the_smallest_loss_is_the_best(sweep, mlflow_server, tmp_
     assert parent.data.metrics["sweep/best_score"] == pytest.approx(summary["best"]["score"])
     page = Path(client.download_artifacts(summary["run_id"], "report.html", str(tmp_path))).read_text()
     assert "As your module logged it last." in page
+
+
+@pytest.mark.slow
+def test_a_trial_whose_loss_is_not_finite_fails_alone(sweep):
+    rates = ["--param", "model.init_args.learning_rate=[1e30,0.003]", "--sampler", "grid"]
+    summary = sweep("trainer.max_steps=2", *rates, "--minimize", "val_loss")
+    trials = {trial["values"]["model.init_args.learning_rate"]: trial for trial in summary["trials"]}
+    assert {rate: trial["status"] for rate, trial in trials.items()} == {1e30: "failed", 0.003: "done"}
+    assert "val_loss" in trials[1e30]["error"]
+    assert summary["best"]["overrides"] == ["model.init_args.learning_rate=0.003"]
+
+
+@pytest.mark.slow
+def test_trials_start_from_the_checkpoint_of_a_plain_script(sweep, mlflow_server, tmp_path):
+    options = [f"--{override}" for override in (*SMALL, f"data.init_args.directory={tmp_path / 'data'}")]
+    first = [*options, "--trainer.max_steps=2", f"--trainer.default_root_dir={tmp_path / 'first'}"]
+    command = [sys.executable, "-W", "ignore", "main.py", "fit", "--config", "config.yaml", *first]
+    subprocess.run(command, cwd=tmp_path / "code", check=True, capture_output=True)
+    (checkpoint,) = (tmp_path / "first").rglob("*.ckpt")
+    summary = sweep(f"ckpt_path={checkpoint}", "--param", "trainer.max_steps=[3,5]", "--sampler", "grid", *MINIMIZE)
+    client = MlflowClient(mlflow_server.url)
+    for trial in summary["trials"]:
+        assert trial["status"] == "done", trial["error"]
+        losses = client.get_metric_history(trial["run_id"], "train_loss")
+        assert len(losses) == trial["values"]["trainer.max_steps"] - 2
+    assert summary["num_done"] == 2
 
 
 @pytest.mark.slow

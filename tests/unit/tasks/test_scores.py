@@ -3,7 +3,8 @@
 import pytest
 
 from paceline.conf.lightning import Objective
-from paceline.tasks.scores import logged_score, score_text, score_word
+from paceline.tasks.errors import RankError
+from paceline.tasks.scores import logged_score, own_name, score_text, score_word
 from tests.support.refusals import refused
 
 
@@ -14,6 +15,8 @@ def test_a_metric_of_own_code_has_its_own_word_and_is_no_share():
         "50.00%",
         "50.00%",
     )
+    logged = own_name(Objective(name="accuracy", goal="maximize"))
+    assert (score_word([logged]), score_text(logged, 75.25)) == ("logged accuracy", "75.25")
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,10 @@ def test_a_named_metric_must_have_been_logged():
     assert logged_score({"val_acc": 0.5}, named) == (named, 0.5)
     with refused("--maximize", "val_acc", "val_loss"):
         logged_score({"val_loss": 2.0}, named)
+
+
+@pytest.mark.parametrize("named", [None, Objective(name="val_loss", goal="minimize")])
+def test_a_metric_that_is_not_finite_was_logged(named):
+    with pytest.raises(RankError, match=r"val_loss, .* is not finite") as failure:
+        logged_score({"train_loss": 1.0, "val_loss": float("nan")}, named)
+    assert failure.value.final

@@ -1,11 +1,17 @@
 """Files of LightningCLI: what is one, what of it becomes Paceline's execution, what is refused."""
 
+import hashlib
+import json
+from argparse import Namespace
+
 import pytest
 
 from paceline.conf.environment import Environment
 from paceline.conf.lightning import Lightning
 from paceline.conf.load import ConfigError, is_lightning, load, preset_names, validate
 from paceline.flows.checks import lightning
+from paceline.flows.commands.prefect_session import take_code
+from paceline.flows.predict.request import PredictRequest, check_out, write_facts
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.trainings import StudyRequest
 from paceline.tasks.errors import InputError
@@ -173,3 +179,67 @@ def test_the_fingerprint_follows_settings_and_code_but_not_the_place_of_the_code
     moved = first.model_copy(update={"code": "/elsewhere"})
     changed = first.model_copy(update={"packages": ("directory (code 0123456789ab)",)})
     assert lightning_fingerprint(first) == lightning_fingerprint(moved) != lightning_fingerprint(changed)
+    begun = [first.model_copy(update={"ckpt_path": name, "ckpt_sha256": name * 64}) for name in "ab"]
+    assert len({lightning_fingerprint(one) for one in (first, *begun)}) == 3
+    before = {"settings": first.settings, "prepares_data": False, "packages": []}
+    stored = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:8]
+    assert lightning_fingerprint(first) == stored, "runs from before resume"
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Requests to the child that reads settings, which answers that a run starts from a checkpoint."""
+    requests = []
+    (tmp_path / "first.ckpt").write_bytes(b"first")
+
+    def ask(request):
+        requests.append(request)
+        parsed = {"settings": {"model": {"class_path": "acme.Tagger"}}, "packages": [], "prepares_data": False}
+        return {"variants": [parsed] * len(request.variants), "ckpt_path": str(tmp_path / "first.ckpt")}
+
+    monkeypatch.setattr(lightning.child, "ask", ask)
+    return requests
+
+
+def test_trials_are_read_with_the_copy_of_their_sweep(asked, tmp_path):
+    config = validate(own(lightning=own()["lightning"] | {"code": "/home/me/tagger"}))
+    (trial,) = lightning.configure(config, [["model.init_args.width=8"]], tmp_path)
+    lightning.configure(config, [["model.init_args.width=8"]])
+    assert [request.code for request in asked] == [str(tmp_path / "code"), "/home/me/tagger"]
+    assert trial.lightning.code == "/home/me/tagger"
+
+
+def test_a_checkpoint_to_start_from_is_known_by_its_digest(asked, tmp_path):
+    found = lightning.load_lightning("lightning", ["ckpt_path="], None).lightning
+    assert asked[0].ckpt_path == ""
+    assert found.ckpt_path == str(tmp_path / "first.ckpt")
+    assert found.ckpt_sha256 == hashlib.sha256(b"first").hexdigest()
+
+
+def test_what_is_stored_names_neither_a_directory_nor_a_foreign_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    tree, options = own(), Namespace(resume="0123")
+    tree["lightning"] |= {"code": "/home/other/tagger", "settings": {"model": {"class_path": "local.Tagger"}}}
+    with refused("--resume"):
+        take_code(tree, options)
+    copied = tmp_path / "runs" / "0123" / "code"
+    copied.mkdir(parents=True)
+    with refused("class_path", "class_path=local.Tagger"):
+        take_code(tree, options)
+    (copied / "local.py").touch()
+    take_code(tree, options)
+    assert tree["lightning"]["code"] == str(copied)
+    take_code({}, options)  # of a preset
+    for path, setting in (("os.system", "MODEL"), ("numpy.load", "class_path")):
+        trained = Lightning(settings={"model": {"class_path": path}}, packages=("acme 1.2 (code 0123456789ab)",))
+        with refused(setting):
+            lightning.load_prediction(trained, "32-true", [])
+
+
+def test_a_second_prediction_with_own_code_needs_another_place(tmp_path):
+    request = PredictRequest(model="0123", out=str(tmp_path))
+    write_facts(tmp_path, {"key": "a run"})
+    check_out(request, tmp_path, "")
+    (tmp_path / "part-0.parquet").touch()
+    with pytest.raises(InputError, match="holds predictions already, which own Lightning code never reuses"):
+        check_out(request, tmp_path, "")

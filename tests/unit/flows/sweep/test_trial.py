@@ -10,6 +10,7 @@ import pytest
 
 from paceline.flows.sweep import trial as sweep_trial
 from paceline.flows.sweep.trial import _RunningTrial, run_trial
+from paceline.tasks.errors import InputError, RankError, RunError
 from paceline.tasks.sweep.optuna_study import Search, TrialStore
 from paceline.tasks.sweep.records import Proposal
 from paceline.tasks.sweep.space import parse_parameters
@@ -104,3 +105,29 @@ def test_what_a_store_raises_is_one_trials_failure_and_is_tried_again(refusing):
 def test_what_is_raised_because_a_sweep_ends_is_nobodys_failure(refusing):
     refusing.stopped.set()
     assert run_trial(refusing, refusing.proposer.propose()) is None
+
+
+@pytest.mark.parametrize(("error", "is_repeated"), [(RunError("killed"), True), (InputError("no"), False)])
+def test_settings_that_cannot_be_read_are_one_trials_failure(refusing, error, is_repeated):
+    def configure(_):
+        raise error
+
+    refusing.configure = configure
+    trial = run_trial(refusing, refusing.proposer.propose())
+    assert (trial.status, trial.error) == ("failed", str(error))
+    assert bool(refusing.proposer.resumable_trials()) is is_repeated
+
+
+def test_a_loss_that_is_not_finite_fails_the_first_trial_for_good(refusing, monkeypatch):
+    @contextmanager
+    def nested(*_):
+        yield SimpleNamespace(run_id="4567")
+
+    def train(*_):
+        raise RankError("val_loss is not finite", final=True)
+
+    monkeypatch.setattr(sweep_trial, "nested_run", nested)
+    monkeypatch.setattr(sweep_trial, "_train", train)
+    refusing.request = SimpleNamespace(is_own=True)
+    assert run_trial(refusing, refusing.proposer.propose()).status == "failed"
+    assert refusing.proposer.resumable_trials() == []

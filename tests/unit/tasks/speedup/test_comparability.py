@@ -122,13 +122,14 @@ def test_what_has_changed_between_two_runs_is_named_package_by_package():
     assert differences(before, before) == []
 
 
-def own_facts(*, num_workers=0, width=8, packages=("directory (code 0123)",), same_work=(), **execution):
+def own_facts(*, num_workers=0, width=8, packages=("directory (code 0123)",), first=None, same_work=(), **execution):
     settings = {
         "seed_everything": 1,
         "model": {"class_path": "acme.Tagger", "init_args": {"width": width}},
         "data": {"class_path": "acme.Notes", "init_args": {"num_workers": num_workers}},
     }
-    tree = {"lightning": {"settings": settings, "packages": packages}, "speedup": FIXED["speedup"]}
+    own = {"settings": settings, "packages": packages, "ckpt_sha256": first}
+    tree = {"lightning": own, "speedup": FIXED["speedup"]}
     config = validate(tree | {"execution": FIXED["execution"] | {"precision": "32-true"} | execution})
     hardware = Hardware(host="host", cpu_name="EPYC", num_cores=2, memory_bytes=2**33, cpu_bf16=True)
     return module_facts(config, "c0", {"torch": "2.13.0"}, resolve(config, hardware, 0), same_work)
@@ -140,6 +141,7 @@ def own_facts(*, num_workers=0, width=8, packages=("directory (code 0123)",), sa
         (own_facts(num_workers=2, precision="bf16-mixed"), set()),
         (own_facts(width=16), {"model.init_args.width"}),
         (own_facts(packages=("directory (code 4567)",)), {"packages"}),
+        (own_facts(first="a" * 64), {"weights"}),
     ],
 )
 def test_own_code_does_the_same_work_if_its_settings_and_its_files_are_the_same(second, broken):

@@ -1,0 +1,58 @@
+"""What a stored configuration of own Lightning code may import, and the checkpoint that a run starts from."""
+
+import pytest
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import sha256_of
+from paceline.tasks.train.lightning.child import Request, _do
+from paceline.tasks.train.lightning.code import START_CHECKPOINT, copy_checkpoint, require_named
+from tests.support.refusals import refused
+
+RECORDED = ("directory (code 0123)", "PyYAML 6.0 (code 4567)", "tagger (code 89ab)")
+
+
+@pytest.mark.parametrize(
+    ("class_path", "is_allowed"),
+    [
+        ("yaml.YAMLObject", True),
+        ("tagger.Tagger", True),
+        ("local.Notes", True),
+        ("torch.nn.GELU", True),
+        ("lightning.pytorch.callbacks.Timer", True),
+        ("torchmetrics.Accuracy", True),
+        ("os.system", False),
+        ("numpy.load", False),
+        ("another.Tagger", False),
+    ],
+)
+def test_stored_settings_import_from_recorded_packages_only(tmp_path, class_path, is_allowed):
+    (tmp_path / "local.py").touch()
+    inner = {"class_path": "torch.nn.Sequential", "init_args": {"args": [{"class_path": class_path}]}}
+    settings = {"model": {"class_path": "tagger.Tagger", "init_args": {"layers": [inner]}}}
+    if is_allowed:
+        require_named(settings, RECORDED, tmp_path)
+    else:
+        with refused("class_path", f"class_path={class_path}"):
+            require_named(settings, RECORDED, tmp_path)
+
+
+def test_a_checkpoint_is_the_one_that_was_read(tmp_path):
+    source = tmp_path / "first.ckpt"
+    source.write_bytes(b"first")
+    digest = sha256_of(source)
+    copy_checkpoint(source, tmp_path / "run", digest)
+    source.write_bytes(b"second")
+    copy_checkpoint(source, tmp_path / "run", digest)  # it is there
+    assert (tmp_path / "run" / START_CHECKPOINT).read_bytes() == b"first"
+    with refused("ckpt_path", f"ckpt_path={source}"):
+        copy_checkpoint(source, tmp_path / "another", digest)
+
+
+def test_the_command_line_can_unset_the_checkpoint_of_a_file(tmp_path):
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+    file = tmp_path / "config.yaml"
+    file.write_text("ckpt_path: gone.ckpt")
+    for given in ("", "null"):
+        assert _do(Request(task="parse", file=str(file), ckpt_path=given))["ckpt_path"] is None
+    with pytest.raises(InputError, match=r"ckpt_path=gone\.ckpt is not a file"):
+        _do(Request(task="parse", file=str(file)))
