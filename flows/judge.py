@@ -33,7 +33,7 @@ def _judge(site: Environment, question: Question, base: Base, ledger_name: str |
     started = datetime.now(UTC)
     with open_ledger(site.root / FOLDER, base, ledger_name) as (ledger, add):
         decision, rounds = judge_sides(question, ledger.next_level)
-        valid = [each for each in rounds if not each.disturbed]
+        valid = [each for each in rounds if not each.contaminated]
 
         def typical(name: SideName) -> float | None:
             return median(run.seconds for each in valid for run in each.of(name)) if valid else None

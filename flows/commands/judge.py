@@ -110,9 +110,9 @@ def _rows(found: "Judgement") -> Iterator[tuple[str, str]]:
     elif found.outcome == "RETEST":
         quiet = "more rounds than Paceline takes: the sides are too alike, or vary too much"
         yield "needed", quiet if found.num_rounds else "a quiet machine"
-    disturbed = sum(bool(each.disturbed) for each in found.rounds)
+    contaminated = sum(bool(each.contaminated) for each in found.rounds)
     effort = f"{format_seconds(found.seconds)}, {found.num_rounds} rounds of 4 processes"
-    yield "effort", effort + (f", and {disturbed} disturbed ones, which do not count" if disturbed else "")
+    yield "effort", effort + (f", and {contaminated} contaminated ones, which do not count" if contaminated else "")
     yield "ledger", f"{found.ledger}, candidate {found.candidate}, at a level of {found.level:.2g}"
     yield "run", run_location(str(found.run_id), str(found.experiment))
 

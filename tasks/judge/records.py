@@ -53,7 +53,7 @@ class Round(Record):
     order: tuple[SideName, ...]
     runs: tuple[ProcessRun, ...]
     seconds: float  # of the round altogether
-    disturbed: tuple[str, ...] = ()  # signs of other work on the machine; such a round does not count
+    contaminated: tuple[str, ...] = ()  # signs of other work on the machine; such a round does not count
 
     def of(self, name: SideName) -> list[ProcessRun]:
         """The runs of a side."""
@@ -85,6 +85,6 @@ class Judgement(Decision):
     seconds: float
     old_seconds: float | None  # median of a process, or of a step
     new_seconds: float | None
-    rounds: tuple[Round, ...]  # the disturbed ones among them
+    rounds: tuple[Round, ...]  # the contaminated ones among them
     run_id: str | None = None
     experiment: str | None = None

@@ -1,4 +1,4 @@
-"""The decision on simulated times: errors, power, quality, disturbed rounds and budgets."""
+"""The decision on simulated times: errors, power, quality, contaminated rounds and budgets."""
 
 from types import SimpleNamespace
 
@@ -92,10 +92,10 @@ def test_an_undecided_case_names_what_would_decide_it():
     assert again.outcome == "KEEP"
 
 
-def test_disturbed_rounds_are_repeated_and_do_not_count():
+def test_contaminated_rounds_are_repeated_and_do_not_count():
     decision, rounds = Machine(1, 1.5, states=[BUSY, QUIET, BUSY, BUSY]).judge()
     assert decision.outcome == "KEEP"
-    assert [bool(each.disturbed) for each in rounds[:4]] == [True, False, True, True]
+    assert [bool(each.contaminated) for each in rounds[:4]] == [True, False, True, True]
     assert len(rounds) == first_look(0.01) + 3
 
 
