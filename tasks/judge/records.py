@@ -8,6 +8,7 @@ from paceline.tasks.speedup.study.records import Parity
 
 SideName = Literal["old", "new"]
 Outcome = Literal["KEEP", "DISCARD", "RETEST"]
+JudgedParity = Parity | Literal["not worse"]  # surely no loss above the margin; a gain above it is possible
 ORDERS: tuple[tuple[SideName, ...], ...] = (("old", "new", "new", "old"), ("new", "old", "old", "new"))
 """Orders of a round; a coin chooses. In both, a steady drift of the machine falls on both sides alike."""
 
@@ -67,7 +68,7 @@ class Decision(Record):
     reason: str
     num_rounds: int = 0  # that count
     ratio: Interval | None = None  # throughput of the new side over that of the old one
-    parity: Parity = "unknown"
+    parity: JudgedParity = "unknown"
     difference: Interval | None = None  # of the metric, new less old, with the sign that makes more better
     margin: float | None = None
     needed_rounds: int | None = None  # about so many would decide a RETEST; None where it is not one, or none would

@@ -55,7 +55,7 @@ def judge_sides(
             decision = _decide(question, valid[: plan.looks[-1]], plan)
         elif decision is None and is_over:
             reasons = "; ".join(rounds[-1].contaminated)
-            decision = Decision(outcome="RETEST", reason=f"other work contaminated all {len(rounds)} rounds ({reasons})")
+            decision = Decision(outcome="RETEST", reason=f"all {len(rounds)} rounds are contaminated ({reasons})")
     if decision.needed_rounds is not None:
         seconds = math.ceil(SPARE * (before + decision.needed_rounds * longest))
         decision = decision.model_copy(update={"needed_seconds": float(seconds)})

@@ -63,10 +63,20 @@ def test_a_clear_case_ends_early():
         (lambda _: 0.5, lambda _: 0.6, "KEEP", "better"),
         (lambda _: 0.5, lambda _: 0.4, "DISCARD", "worse"),
         (lambda random: random.normal(0.5, 0.001), lambda random: random.normal(0.5, 0.001), "KEEP", "on par"),
+        (lambda random: random.normal(0.5, 0.01), lambda random: random.normal(0.507, 0.01), "KEEP", "not worse"),
         (lambda random: random.normal(0.5, 0.1), lambda random: random.normal(0.5, 0.1), "RETEST", "undecided"),
         (lambda random: random.normal(0.5, 0.01), lambda random: random.normal(0.4, 0.01), "DISCARD", "worse"),
     ],
-    ids=["equal", "within the margin", "better", "worse", "alike", "noisy", "noisy and worse"],
+    ids=[
+        "equal",
+        "within the margin",
+        "better",
+        "worse",
+        "alike",
+        "noisy and rather better",
+        "noisy",
+        "noisy and worse",
+    ],
 )
 @pytest.mark.parametrize("sign", [1, -1], ids=["higher is better", "lower is better"])
 def test_quality_is_shown_and_not_presumed(old, new, outcome, parity, sign):
@@ -75,6 +85,17 @@ def test_quality_is_shown_and_not_presumed(old, new, outcome, parity, sign):
     assert (decision.outcome, decision.parity) == (outcome, parity), decision
     assert decision.margin == pytest.approx(0.005, rel=0.5)
     assert (decision.needed_rounds is None) == (outcome != "RETEST") or parity == "undecided"
+
+
+def test_a_metric_is_on_par_only_where_a_gain_is_excluded_too():
+    plan = plan_looks(0.01, 10)
+    quality = np.array([*[-0.004] * 3, *[0.02] * 7])
+    decisions = [decide(np.full(10, 0.1), quality, margin, plan) for margin in (0.003, 0.005, 0.02)]
+    assert [(each.outcome, each.parity) for each in decisions] == [
+        ("RETEST", "undecided"),
+        ("KEEP", "not worse"),
+        ("KEEP", "on par"),
+    ]
 
 
 def test_a_loss_of_quality_is_seldom_kept():
