@@ -1,5 +1,7 @@
 """Records of a judgement: the question, what each process took and printed, the outcome."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal
 
 from paceline.tasks.measure.paired_ratio import Interval
@@ -9,6 +11,7 @@ from paceline.tasks.speedup.study.records import Parity
 SideName = Literal["old", "new"]
 Outcome = Literal["KEEP", "DISCARD", "RETEST"]
 JudgedParity = Parity | Literal["not worse"]  # surely no loss above the margin; a gain above it is possible
+Defer = Callable[[], AbstractContextManager[None]]  # delays a signal until the end of the body
 ORDERS: tuple[tuple[SideName, ...], ...] = (("old", "new", "new", "old"), ("new", "old", "old", "new"))
 """Orders of a round; a coin chooses. In both, a steady drift of the machine falls on both sides alike."""
 
