@@ -22,6 +22,7 @@ MIN_WATCHED_SECONDS = 1.0  # the times of processors count in ticks of 10 ms
 def judge_sides(
     question: Question,
     level: float,
+    before_look: Callable[[], None],
     run: Run = run_process,
     watch: Callable[[list[int]], ValidityWatch] = ValidityWatch,
     flip: Callable[[], int] = lambda: secrets.randbelow(2),
@@ -30,6 +31,7 @@ def judge_sides(
     """Judge the new side by rounds; return the decision and all rounds, the contaminated ones among them.
 
     One process of each side comes first and does not count: it fills caches, and shows whether the side works.
+    `before_look` is called once, before the first look that can decide: from then on the level is spent.
 
     Raises InputError: a side does not work, or the budget is too short for any decision.
     """
@@ -46,6 +48,8 @@ def judge_sides(
         plan = plan or _plan(question, level, before, longest)  # by both sides together: that is independent of coins
         is_over = clock() - started + longest > question.budget_seconds or len(valid) >= plan.looks[-1]
         for look in [look for look in plan.looks[num_looks:] if look <= len(valid)]:
+            if num_looks == 0:
+                before_look()
             num_looks += 1
             found = _decide(question, valid[:look], plan)
             if found.outcome != "RETEST":

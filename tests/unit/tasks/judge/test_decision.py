@@ -20,8 +20,10 @@ class Machine:
     def __init__(self, seed, gain=1.0, noise=0.02, metrics=None, states=()):
         self.generator, self.gain, self.noise, self.now = np.random.default_rng(seed), gain, noise, 0.0
         self.metrics, self.states, self.slow = metrics or {}, iter(states), 0.0
+        self.num_runs, self.looked_after = 0, []
 
     def run(self, side, question):
+        self.num_runs += 1
         self.slow = 0.6 * self.slow + self.noise * self.generator.normal()
         burst = 0.3 if self.generator.random() < 0.03 else 0.0
         seconds = np.exp(self.slow + burst + 1e-4 * self.now) / (self.gain if side.name == "new" else 1.0)
@@ -34,7 +36,8 @@ class Machine:
         question = Question(**sides, **{"budget_seconds": 120.0, "limit_seconds": 60.0, **options})
         state = SimpleNamespace(stop=lambda: next(self.states, QUIET))
         coin = lambda: int(self.generator.integers(2))  # noqa: E731
-        return judge_sides(question, level, self.run, lambda pids: state, coin, lambda: self.now)
+        before_look = lambda: self.looked_after.append(self.num_runs)  # noqa: E731
+        return judge_sides(question, level, before_look, self.run, lambda pids: state, coin, lambda: self.now)
 
 
 def test_equal_sides_are_seldom_kept():
@@ -51,8 +54,20 @@ def test_a_difference_of_5_percent_is_found(gain, outcome):
 
 
 def test_a_clear_case_ends_early():
-    decision, rounds = Machine(1, 1.5).judge(budget_seconds=1000)
+    machine = Machine(1, 1.5)
+    decision, rounds = machine.judge(budget_seconds=1000)
     assert (decision.outcome, len(rounds)) == ("KEEP", first_look(0.01))
+    assert machine.looked_after == [2 + 4 * first_look(0.01)], "the level is spent before the first look"
+
+
+def test_a_level_is_spent_once_and_only_by_enough_rounds():
+    machine = Machine(8, 1.0)
+    assert len(machine.judge()[1]) > 2 * first_look(0.01)
+    assert machine.looked_after == [2 + 4 * first_look(0.01)]
+    machine = Machine(1, 1.5, states=[QUIET] * (first_look(0.01) - 1) + [BUSY] * 1000)
+    decision, _ = machine.judge()
+    assert (decision.outcome, decision.num_rounds) == ("RETEST", first_look(0.01) - 1)
+    assert machine.looked_after == []
 
 
 @pytest.mark.parametrize(
