@@ -1,10 +1,17 @@
 """A judgement: checks, rounds of both sides, the ledger, a run in MLflow."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from statistics import median
 
 from paceline.conf.environment import Environment
-from paceline.tasks.judge.ledger import Base, Candidate, Ledger, base_of, open_ledger, read_ledger
+from paceline.flows.lifecycle.signals import defer_signals
+from paceline.tasks.errors import one_line
+from paceline.tasks.judge.decision import first_look
+from paceline.tasks.judge.ledger import Base, Candidate, Ledger, open_ledger, read_ledger
+from paceline.tasks.judge.processes import run_process
 from paceline.tasks.judge.records import Judgement, Question, SideName
 from paceline.tasks.judge.rounds import judge_sides
 from paceline.tasks.judge.worktrees import check_out
@@ -16,24 +23,40 @@ from paceline.tasks.track.store import check_store
 FOLDER = "judge"  # of the ledgers, in the state directory
 
 
-def judge_commands(site: Environment, question: Question, ledger_name: str | None) -> Judgement:
-    """Judge two commands, and record the judgement; an error or a signal records nothing."""
-    return _judge(site, question, base_of(question.old.command, question.old.directory), ledger_name)
+def judge_commands(site: Environment, question: Question, ledger_name: str | None) -> AbstractContextManager[Judgement]:
+    """Judge two commands, and record the judgement; its value. A signal after the decision waits for the body's end.
+
+    What is stopped or fails before the first look counts nothing, and later as an unfinished candidate.
+    """
+    base = Base(command=question.old.command, directory=question.old.directory)
+    return _judge(site, question, base, ledger_name)
 
 
-def judge_revisions(site: Environment, question: Question, ledger_name: str | None) -> Judgement:
+@contextmanager
+def judge_revisions(site: Environment, question: Question, ledger_name: str | None) -> Iterator[Judgement]:
     """Judge the command of the old side at the revisions of both, as `judge_commands` judges two commands."""
     revisions, place = (str(question.old.revision), str(question.new.revision)), question.old.directory
-    with check_out(*revisions, question.old.command, place, site.root / FOLDER) as (old, new, base):
-        return _judge(site, question.model_copy(update={"old": old, "new": new}), base, ledger_name)
+    with (
+        check_out(*revisions, question.old.command, place, site.root / FOLDER, defer_signals) as (old, new, base),
+        _judge(site, question.model_copy(update={"old": old, "new": new}), base, ledger_name) as judgement,
+    ):
+        yield judgement
 
 
-def _judge(site: Environment, question: Question, base: Base, ledger_name: str | None) -> Judgement:
+@contextmanager
+def _judge(site: Environment, question: Question, base: Base, ledger_name: str | None) -> Iterator[Judgement]:
     experiment_id = check_store(site.tracking_uri, JUDGEMENT_EXPERIMENT, site.artifact_root)
     started = datetime.now(UTC)
-    with open_ledger(site.root / FOLDER, base, ledger_name) as (ledger, add):
-        decision, rounds = judge_sides(question, ledger.next_level)
-        valid = [each for each in rounds if not each.disturbed]
+    with open_ledger(site.root / FOLDER, base, ledger_name) as (ledger, put):
+        candidate = Candidate(
+            number=len(ledger.candidates) + 1,
+            time=started.isoformat(timespec="seconds"),
+            command=question.new.label,
+            level=ledger.next_level,
+        )
+        run = partial(run_process, defer=defer_signals)
+        decision, rounds = judge_sides(question, candidate.level, lambda: put(candidate), run)
+        valid = [each for each in rounds if not each.contaminated]
 
         def typical(name: SideName) -> float | None:
             return median(run.seconds for each in valid for run in each.of(name)) if valid else None
@@ -43,25 +66,22 @@ def _judge(site: Environment, question: Question, base: Base, ledger_name: str |
             old=question.old.label,
             new=question.new.label,
             ledger=ledger.name,
-            candidate=len(ledger.candidates) + 1,
-            level=ledger.next_level,
+            candidate=candidate.number,
+            level=candidate.level,
             seconds=(datetime.now(UTC) - started).total_seconds(),
             old_seconds=typical("old"),
             new_seconds=typical("new"),
             rounds=rounds,
         )
-        judgement = _record(site, experiment_id, judgement)
-        if valid:  # where no round counts, nothing was tested and no level spent
-            add(
-                Candidate(
-                    number=judgement.candidate,
-                    time=started.isoformat(timespec="seconds"),
-                    command=judgement.new,
-                    run_id=str(judgement.run_id),
-                    **{name: getattr(judgement, name) for name in ("outcome", "ratio", "level")},
-                )
-            )
-    return judgement
+        is_counted = judgement.num_rounds >= first_look(candidate.level)  # with fewer, no look could decide
+        with defer_signals():
+            if is_counted:
+                candidate = candidate.model_copy(update={"outcome": judgement.outcome, "ratio": judgement.ratio})
+                put(candidate)
+            judgement = _record(site, experiment_id, judgement)
+            if is_counted:
+                put(candidate.model_copy(update={"run_id": judgement.run_id}))
+            yield judgement
 
 
 def ledgers(site: Environment, name: str | None) -> list[Ledger]:
@@ -70,16 +90,24 @@ def ledgers(site: Environment, name: str | None) -> list[Ledger]:
 
 
 def _record(site: Environment, experiment_id: str, judgement: Judgement) -> Judgement:
-    """Record a judgement as a run; return it with the run's id."""
+    """Record a judgement as a run; return it with the run's id, or as it is and a warning if MLflow fails."""
+    from prefect.logging import get_logger
+
+    from paceline.flows.lifecycle.mlflow_run import ends_with_status
+
     tags = {Tag.ROLE: "judge", Tag.JUDGEMENT: judgement.outcome, Tag.PARITY: judgement.parity}
     tags |= {Tag.VERDICT: judgement.reason, Tag.LEDGER: judgement.ledger}
     name = redact(judgement.new)[:80]
-    handle = tracking.begin_named(site.tracking_uri, JUDGEMENT_EXPERIMENT, experiment_id, name, tags)
-    judgement = judgement.model_copy(update={"run_id": handle.run_id, "experiment": JUDGEMENT_EXPERIMENT})
     metrics: dict[str, float | None] = {Metric.WALL_SECONDS: judgement.seconds, Metric.JUDGEMENT_LEVEL: judgement.level}
     if ratio := judgement.ratio:
         metrics |= {Metric.SPEEDUP: ratio.value, Metric.SPEEDUP_LOW: ratio.low, Metric.SPEEDUP_HIGH: ratio.high}
-    tracking.log_facts(handle, metrics, {})
-    tracking.log_document(handle, Artifact.SUMMARY, judgement.model_dump(mode="json"))
-    tracking.finish(handle, "FINISHED")
-    return judgement
+    try:
+        handle = tracking.begin_named(site.tracking_uri, JUDGEMENT_EXPERIMENT, experiment_id, name, tags)
+        recorded = judgement.model_copy(update={"run_id": handle.run_id, "experiment": JUDGEMENT_EXPERIMENT})
+        with ends_with_status(handle, ""):
+            tracking.log_facts(handle, metrics, {})
+            tracking.log_document(handle, Artifact.SUMMARY, recorded.model_dump(mode="json"))
+    except Exception as error:  # noqa: BLE001  hours of measurement are not lost because of the store
+        get_logger("paceline").warning("MLflow did not take the judgement (%s)", one_line(error))
+        return judgement
+    return recorded

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.tasks.judge.records import Judgement
 
 BUDGET = 300.0
+LEDGER_NAME = r"[A-Za-z0-9_.-]{1,64}"
 EXAMPLE = (
     "paceline judge --old 'python train.py' --new 'python train.py --fused' --metric 'loss=(.+)' --lower-is-better"
 )
@@ -50,6 +51,9 @@ STATUSES = {"KEEP": 0, "DISCARD": 3, "RETEST": 4}
 )
 def judge(options: Namespace) -> int:
     """Judge whether a new version of a program is faster and as good."""
+    if options.ledger and not re.fullmatch(LEDGER_NAME, options.ledger):
+        fault = f"--ledger {options.ledger}: a name has up to 64 letters of English, digits, dots, - and _"
+        raise InputError(fault, hint="--ledger mine")
     if options.ledger is not None and options.old is options.new is None:
         _show_ledgers(options)
         return 0
@@ -65,9 +69,8 @@ def judge(options: Namespace) -> int:
     names = ("metric", "metric_key", "lower_is_better", "margin", "steps")
     limits = {"budget_seconds": options.budget, "limit_seconds": options.limit or options.budget}
     question = Question.model_validate(sides | limits | {name: getattr(options, name) for name in names})
-    with json_stream(options.json) as stream:
-        judge_sides = judge_revisions if program else judge_commands
-        found = judge_sides(Environment(), question, options.ledger or None)
+    judge_sides = judge_revisions if program else judge_commands
+    with json_stream(options.json) as stream, judge_sides(Environment(), question, options.ledger or None) as found:
         say_pairs(*_rows(found))
         write_json(stream, found.model_dump(mode="json"))
     return STATUSES[found.outcome]
@@ -79,8 +82,9 @@ def _check(options: Namespace) -> None:
             raise InputError(f"paceline judge needs --{name}", hint=f"for example: {EXAMPLE}", setting=f"--{name}")
     for name in ("budget", "limit", "margin"):
         value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise InputError(f"--{name} must be a number above 0, got {value:g}", hint=f"--{name} 60")
+        if value is not None and not (0 < value < float("inf") or (value == 0 and name == "margin")):
+            rule, hint = ("0 or more", 0) if name == "margin" else ("a number above 0", 60)
+            raise InputError(f"--{name} must be {rule}, got {value:g}", hint=f"--{name} {hint}")
     for name in ("metric", "steps"):
         try:
             re.compile(getattr(options, name) or "")
@@ -110,11 +114,12 @@ def _rows(found: "Judgement") -> Iterator[tuple[str, str]]:
     elif found.outcome == "RETEST":
         quiet = "more rounds than Paceline takes: the sides are too alike, or vary too much"
         yield "needed", quiet if found.num_rounds else "a quiet machine"
-    disturbed = sum(bool(each.disturbed) for each in found.rounds)
+    contaminated = sum(bool(each.contaminated) for each in found.rounds)
     effort = f"{format_seconds(found.seconds)}, {found.num_rounds} rounds of 4 processes"
-    yield "effort", effort + (f", and {disturbed} disturbed ones, which do not count" if disturbed else "")
+    yield "effort", effort + (f", and {contaminated} contaminated ones, which do not count" if contaminated else "")
     yield "ledger", f"{found.ledger}, candidate {found.candidate}, at a level of {found.level:.2g}"
-    yield "run", run_location(str(found.run_id), str(found.experiment))
+    if found.run_id is not None:
+        yield "run", run_location(found.run_id, str(found.experiment))
 
 
 def _show_ledgers(options: Namespace) -> None:

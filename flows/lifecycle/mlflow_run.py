@@ -74,7 +74,7 @@ def nested_run(
             else:
                 handle = parent.model_copy(update={"run_id": run_id})
                 tracking.revive(handle, tags)
-            stack.enter_context(_ends_with_status(handle, ""))
+            stack.enter_context(ends_with_status(handle, ""))
         if run_id is None:
             tracking.log_config(handle, config)
         yield handle
@@ -151,12 +151,13 @@ def _own_run(handle: RunHandle, home: Path, resume_hint: str) -> Iterator[None]:
     """Lock the run for this process; a refusal changes nothing of the run."""
     labels["run_id"] = handle.run_id
     get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
-    with run_lock(home / "runs" / handle.run_id), _ends_with_status(handle, resume_hint):
+    with run_lock(home / "runs" / handle.run_id), ends_with_status(handle, resume_hint):
         yield
 
 
 @contextmanager
-def _ends_with_status(handle: RunHandle, resume_hint: str) -> Iterator[None]:
+def ends_with_status(handle: RunHandle, resume_hint: str) -> Iterator[None]:
+    """Set the run FINISHED, FAILED or KILLED at the end of the body."""
     try:
         yield
     except SupersededError:  # the process that has superseded this one sets the status
@@ -178,7 +179,7 @@ def _finish(handle: RunHandle, status: Status, error: str) -> None:
         with defer_signals():
             tracking.finish(handle, status, error)
     except Exception:  # noqa: BLE001  the store may have failed; report the first error
-        get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
+        get_logger("paceline").exception("MLflow run %s could not be set %s", handle.run_id, status)
 
 
 def close_abandoned_runs(environment: Environment, experiment: str | None, flow_run_id: UUID | None = None) -> None:

@@ -7,11 +7,12 @@ other and of the absolute values, however the machine behaves meanwhile: the sig
 bursts and neighbouring rounds that are alike (a randomization test: Fisher 1935). Rounds are repeated because of other
 work on the machine, and planned by the time that they take, neither of which depends on the coin.
 
-A KEEP needs two things: the ratio is above 1, and the metric is better, or equal within a margin (two one-sided tests,
-Schuirmann 1987). Each is shown at the level of the candidate, so their conjunction has at most this level too (an
-intersection-union test: Berger 1982). The looks are planned, and the level is divided by their number: by Bonferroni's
-inequality they spend no more together, whichever of them decides. In the same way the printed intervals of all looks
-together hold the truth in 95 %, and a DISCARD needs no more than that.
+A KEEP needs two things: the ratio is above 1, and the metric is not worse by more than a margin (non-inferiority, one
+of the two one-sided tests of Schuirmann 1987; with both of them it is on par). Each is shown at the level of the
+candidate, so their conjunction has at most this level too (an intersection-union test: Berger 1982). The looks are
+planned, and the level is divided by their number: by Bonferroni's inequality they spend no more together, whichever of
+them decides. In the same way the printed intervals of all looks together hold the truth in 95 %, and a DISCARD needs no
+more than that.
 
 Looks lie further and further apart, so that a clear case ends after some ten rounds, and a long judgement does not
 spend much on looking often. The first one is where the level can be reached at all.
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.tasks.judge.records import Decision, Outcome, Round
+from paceline.tasks.judge.records import Decision, JudgedParity, Outcome, Round
 from paceline.tasks.measure.paired_ratio import (
     MIN_ROUNDS_TO_STOP,
     Floats,
@@ -31,8 +32,6 @@ from paceline.tasks.measure.paired_ratio import (
     location_interval,
 )
 from paceline.tasks.records.record import Record
-from paceline.tasks.speedup.study.inference import holds_parity
-from paceline.tasks.speedup.study.records import Parity
 
 MARGIN_SHARE = 0.01  # of the old side's metric, where no margin is given
 ERROR = 0.05  # of the printed intervals
@@ -104,7 +103,7 @@ def decide(logs: Floats, quality: Floats | None, margin: float, plan: Plan) -> D
     difference, parity = _parity(quality, margin, plan)
     outcome: Outcome = "RETEST"
     is_faster = min(low, np.exp(location_interval(logs, 1 - 2 * plan.look_level)[1])) > 1
-    is_as_good = quality is None or holds_parity(parity)
+    is_as_good = quality is None or parity in ("on par", "better", "not worse")
     needed = None
     if high < 1 or parity == "worse":
         outcome, reason = "DISCARD", f"the new side is {'slower' if high < 1 else 'worse by its metric'}"
@@ -126,7 +125,7 @@ def decide(logs: Floats, quality: Floats | None, margin: float, plan: Plan) -> D
     )
 
 
-def _parity(quality: Floats | None, margin: float, plan: Plan) -> tuple[Interval | None, Parity]:
+def _parity(quality: Floats | None, margin: float, plan: Plan) -> tuple[Interval | None, JudgedParity]:
     """Difference of the metric with its interval, and what to make of it."""
     if quality is None:
         return None, "unknown"
@@ -137,6 +136,8 @@ def _parity(quality: Floats | None, margin: float, plan: Plan) -> tuple[Interval
         return difference, "on par"
     if sure_low > 0:
         return difference, "better"
+    if sure_low >= -margin:
+        return difference, "not worse"
     return difference, "worse" if high < 0 and value < -margin else "undecided"
 
 
@@ -151,6 +152,6 @@ def _needed(logs: Floats, quality: Floats | None, margin: float, plan: Plan) -> 
     centre = float(location_interval(logs, plan.confidence)[0])
     needed = [float(plan.looks[0]), scale(logs, abs(centre))]
     if quality is not None and centre > 0:
-        value = abs(float(location_interval(quality, plan.confidence)[0]))
-        needed.append(scale(quality, margin - value if value < margin else value))
+        value = float(location_interval(quality, plan.confidence)[0])
+        needed.append(scale(quality, value + margin if value > -margin else -value))
     return math.ceil(max(needed)) if max(needed) <= MAX_ROUNDS else None

@@ -1,11 +1,10 @@
 """Ledgers: all candidates that were judged against one base, and so the level of the next one."""
 
 import hashlib
-import re
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -16,12 +15,14 @@ from paceline.tasks.judge.records import Outcome
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.record import Record
 
-NAME = r"[\w.-]{1,64}"
 KEY_LENGTH = 12
 
 
 class Base(Record):
-    """What candidates are compared with: a command in a directory, at a commit where that is in a repository of git."""
+    """What candidates are compared with: a command in a directory, at a commit where revisions of git are compared.
+
+    Not at HEAD where commands are: a loop may commit each of its candidates, and they are all of one ledger.
+    """
 
     command: str
     directory: str
@@ -34,15 +35,15 @@ class Base(Record):
 
 
 class Candidate(Record):
-    """A judged candidate."""
+    """A candidate; one whose judgement was stopped or failed after its first look stays UNFINISHED."""
 
     number: int
     time: str  # UTC, ISO 8601
     command: str
-    outcome: Outcome
-    ratio: Interval | None
+    outcome: Outcome | Literal["UNFINISHED"] = "UNFINISHED"
+    ratio: Interval | None = None
     level: float
-    run_id: str
+    run_id: str | None = None  # None where MLflow has not taken the judgement
 
 
 class Ledger(Record):
@@ -58,44 +59,33 @@ class Ledger(Record):
         return next_level([each.outcome == "KEEP" for each in self.candidates])
 
 
-def base_of(command: str, directory: str) -> Base:
-    """The base of an old side that runs in a directory."""
-    git = ["git", "-C", directory, "rev-parse", "--verify", "--quiet", "HEAD"]
-    try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # no git
-        commit = ""
-    return Base(command=command, directory=directory, commit=commit or None)
-
-
 @contextmanager
 def open_ledger(folder: Path, base: Base, name: str | None) -> Iterator[tuple[Ledger, Callable[[Candidate], None]]]:
-    """A ledger and a function that adds a candidate; no other judgement can use it meanwhile.
+    """A ledger and a function that writes the next candidate, also in place of its last writing; nobody else uses it.
 
     Raises InputError: it is in use, of another base, or damaged.
     """
     name = name or base.key
-    if not re.fullmatch(NAME, name):
-        raise InputError(f"--ledger {name}: a name has up to 64 letters, digits, dots, - and _", hint="--ledger mine")
     folder.mkdir(parents=True, exist_ok=True)
     path, lock = folder / f"{name}.json", folder / f"{name}.lock"
     lock.touch()
-    try:
-        with exclusive(lock):
-            ledger = read_ledger(path) if path.exists() else Ledger(name=name, base=base)
-            if ledger.base != base:
-                was = f"{ledger.base.command} in {ledger.base.directory}"
-                was += f" at commit {ledger.base.commit[:KEY_LENGTH]}" if ledger.base.commit else ""
-                raise InputError(f"--ledger {name} is of another base: {was}", hint=f"--ledger {base.key}")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive(lock))
+        except BlockingIOError as error:
+            fault = f"--ledger {name} is in use by another judgement, and a level depends on all earlier outcomes"
+            raise InputError(fault, hint="wait until it has ended") from error
+        ledger = read_ledger(path) if path.exists() else Ledger(name=name, base=base)
+        if ledger.base != base:
+            was = f"{ledger.base.command} in {ledger.base.directory}"
+            was += f" at commit {ledger.base.commit[:KEY_LENGTH]}" if ledger.base.commit else ""
+            raise InputError(f"--ledger {name} is of another base: {was}", hint=f"--ledger {base.key}")
 
-            def add(candidate: Candidate) -> None:
-                longer = ledger.model_copy(update={"candidates": (*ledger.candidates, candidate)})
-                write_durably(path, longer.model_dump_json(indent=1).encode())
+        def put(candidate: Candidate) -> None:
+            longer = ledger.model_copy(update={"candidates": (*ledger.candidates, candidate)})
+            write_durably(path, longer.model_dump_json(indent=1).encode())
 
-            yield ledger, add
-    except BlockingIOError as error:
-        fault = f"--ledger {name} is in use by another judgement, and a level depends on all earlier outcomes"
-        raise InputError(fault, hint="wait until it has ended") from error
+        yield ledger, put
 
 
 def read_ledger(path: Path) -> Ledger:

@@ -10,14 +10,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
 import psutil
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.judge.records import ProcessRun, Question, Side
+from paceline.tasks.judge.records import Defer, ProcessRun, Question, Side
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 1.0  # for helpers of a program, such as Python's resource tracker, that end by themselves after it
@@ -25,13 +25,13 @@ KILL_SECONDS = 10.0  # a process that waits for a file system cannot be killed
 POLL_SECONDS = 0.02
 
 
-def run_process(side: Side, question: Question) -> ProcessRun:
-    """Run a side once, and leave nothing behind.
+def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> ProcessRun:
+    """Run a side once, and leave nothing behind; `defer` delays a signal while processes are ended.
 
     Raises InputError: it fails, takes longer than its limit, leaves processes behind, or does not print what is read.
     """
     command = ["/bin/sh", "-c", side.command]
-    with tempfile.TemporaryFile() as output, _end_descendants() as remaining:
+    with tempfile.TemporaryFile() as output, _end_descendants(defer) as remaining:
         started = time.monotonic()
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, cwd=side.directory, start_new_session=True, **streams)
@@ -113,7 +113,7 @@ def _wait(pid: int, seconds: float) -> bool:
 
 
 @contextmanager
-def _end_descendants() -> Iterator[Any]:
+def _end_descendants(defer: Defer) -> Iterator[Any]:
     """End the processes that the body starts; its value lists those that remain after a moment.
 
     Meanwhile this process becomes the parent of all descendants that lose theirs, also in sessions of their own.
@@ -145,10 +145,11 @@ def _end_descendants() -> Iterator[Any]:
     try:
         yield remaining
     finally:
-        until = time.monotonic() + KILL_SECONDS
-        while (found := alive()) and time.monotonic() < until:
-            for process in found:
-                with suppress(psutil.Error):
-                    process.kill()
-            time.sleep(POLL_SECONDS)
-        prctl(PR_SET_CHILD_SUBREAPER, 0)
+        with defer():
+            until = time.monotonic() + KILL_SECONDS
+            while (found := alive()) and time.monotonic() < until:
+                for process in found:
+                    with suppress(psutil.Error):
+                        process.kill()
+                time.sleep(POLL_SECONDS)
+            prctl(PR_SET_CHILD_SUBREAPER, 0)

@@ -1,5 +1,7 @@
 """Records of a judgement: the question, what each process took and printed, the outcome."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal
 
 from paceline.tasks.measure.paired_ratio import Interval
@@ -8,6 +10,8 @@ from paceline.tasks.speedup.study.records import Parity
 
 SideName = Literal["old", "new"]
 Outcome = Literal["KEEP", "DISCARD", "RETEST"]
+JudgedParity = Parity | Literal["not worse"]  # surely no loss above the margin; a gain above it is possible
+Defer = Callable[[], AbstractContextManager[None]]  # delays a signal until the end of the body
 ORDERS: tuple[tuple[SideName, ...], ...] = (("old", "new", "new", "old"), ("new", "old", "old", "new"))
 """Orders of a round; a coin chooses. In both, a steady drift of the machine falls on both sides alike."""
 
@@ -53,7 +57,7 @@ class Round(Record):
     order: tuple[SideName, ...]
     runs: tuple[ProcessRun, ...]
     seconds: float  # of the round altogether
-    disturbed: tuple[str, ...] = ()  # signs of other work on the machine; such a round does not count
+    contaminated: tuple[str, ...] = ()  # signs of other work on the machine; such a round does not count
 
     def of(self, name: SideName) -> list[ProcessRun]:
         """The runs of a side."""
@@ -67,7 +71,7 @@ class Decision(Record):
     reason: str
     num_rounds: int = 0  # that count
     ratio: Interval | None = None  # throughput of the new side over that of the old one
-    parity: Parity = "unknown"
+    parity: JudgedParity = "unknown"
     difference: Interval | None = None  # of the metric, new less old, with the sign that makes more better
     margin: float | None = None
     needed_rounds: int | None = None  # about so many would decide a RETEST; None where it is not one, or none would
@@ -85,6 +89,6 @@ class Judgement(Decision):
     seconds: float
     old_seconds: float | None  # median of a process, or of a step
     new_seconds: float | None
-    rounds: tuple[Round, ...]  # the disturbed ones among them
+    rounds: tuple[Round, ...]  # the contaminated ones among them
     run_id: str | None = None
     experiment: str | None = None

@@ -22,14 +22,16 @@ MIN_WATCHED_SECONDS = 1.0  # the times of processors count in ticks of 10 ms
 def judge_sides(
     question: Question,
     level: float,
+    before_look: Callable[[], None],
     run: Run = run_process,
     watch: Callable[[list[int]], ValidityWatch] = ValidityWatch,
     flip: Callable[[], int] = lambda: secrets.randbelow(2),
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Decision, tuple[Round, ...]]:
-    """Judge the new side by rounds; return the decision and all rounds, the disturbed ones among them.
+    """Judge the new side by rounds; return the decision and all rounds, the contaminated ones among them.
 
     One process of each side comes first and does not count: it fills caches, and shows whether the side works.
+    `before_look` is called once, before the first look that can decide: from then on the level is spent.
 
     Raises InputError: a side does not work, or the budget is too short for any decision.
     """
@@ -42,10 +44,12 @@ def judge_sides(
     plan, decision, longest, num_looks = None, None, 0.0, 0
     while decision is None:
         rounds += _take_rounds(sides, question, run, watch, flip, clock)
-        valid, longest = [each for each in rounds if not each.disturbed], max(longest, rounds[-1].seconds)
+        valid, longest = [each for each in rounds if not each.contaminated], max(longest, rounds[-1].seconds)
         plan = plan or _plan(question, level, before, longest)  # by both sides together: that is independent of coins
         is_over = clock() - started + longest > question.budget_seconds or len(valid) >= plan.looks[-1]
         for look in [look for look in plan.looks[num_looks:] if look <= len(valid)]:
+            if num_looks == 0:
+                before_look()
             num_looks += 1
             found = _decide(question, valid[:look], plan)
             if found.outcome != "RETEST":
@@ -54,8 +58,8 @@ def judge_sides(
         if decision is None and is_over and valid:
             decision = _decide(question, valid[: plan.looks[-1]], plan)
         elif decision is None and is_over:
-            reasons = "; ".join(rounds[-1].disturbed)
-            decision = Decision(outcome="RETEST", reason=f"other work disturbed all {len(rounds)} rounds ({reasons})")
+            reasons = "; ".join(rounds[-1].contaminated)
+            decision = Decision(outcome="RETEST", reason=f"all {len(rounds)} rounds are contaminated ({reasons})")
     if decision.needed_rounds is not None:
         seconds = math.ceil(SPARE * (before + decision.needed_rounds * longest))
         decision = decision.model_copy(update={"needed_seconds": float(seconds)})
@@ -89,7 +93,7 @@ def _take_rounds(
         runs = tuple(run(sides[name], question) for name in order)
         rounds.append(Round(order=order, runs=runs, seconds=clock() - begin))
     reasons = watched.stop().reasons
-    return [each.model_copy(update={"disturbed": reasons}) for each in rounds]
+    return [each.model_copy(update={"contaminated": reasons}) for each in rounds]
 
 
 def _plan(question: Question, level: float, before: float, seconds: float) -> Plan:

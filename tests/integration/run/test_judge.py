@@ -51,7 +51,7 @@ def test_planted_work_is_found_and_counted(judge, tmp_path):
     for candidate in (side(NUM_STEPS), side(int(1.6 * NUM_STEPS)), side(NUM_STEPS, loss=0.6)):
         done, told = judge(*sides(base, candidate))
         if told["num_rounds"] < 12 and told["outcome"] == "RETEST":
-            pytest.skip(f"the machine is busy: {told['rounds'][-1]['disturbed']}")
+            pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
         outcomes.append((told["outcome"], done.returncode, told["parity"], told["candidate"]))
         assert told["ratio"]["low"] < told["ratio"]["value"] < told["ratio"]["high"]
         assert f"outcome  {told['outcome']}: " in done.stderr
@@ -117,8 +117,8 @@ def test_two_revisions_are_judged_in_worktrees(judge, tmp_path):
     done, told = judge(*command)
     assert (told["outcome"], done.returncode) in (("KEEP", 0), ("RETEST", 4)), done.stderr
     assert told["old"].startswith("HEAD~1 (")
-    if told["outcome"] == "RETEST" and any(each["disturbed"] for each in told["rounds"]):
-        pytest.skip(f"the machine is busy: {told['rounds'][-1]['disturbed']}")
+    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
     assert told["outcome"] == "KEEP"
     assert 2 < told["ratio"]["value"] < 4
     (tmp_path / "work.py").write_text("changed")

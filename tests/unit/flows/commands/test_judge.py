@@ -33,6 +33,12 @@ def home(tmp_path, monkeypatch):
         ([*SIDES, "--metric", "a", "--margin", "-1"], "--margin"),
         (["--ledger"], "--ledger"),
         (["--ledger", "unknown"], "--ledger"),
+        (["--ledger", "*"], "--ledger"),
+        (["--ledger", "../judge/unknown"], "--ledger"),
+        ([*SIDES, "--ledger", "../x"], "--ledger"),
+        ([*SIDES, "--ledger", "a b"], "--ledger"),
+        ([*SIDES, "--ledger", "größer"], "--ledger"),
+        ([*SIDES, "--ledger", "x" * 65], "--ledger"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_starts(arguments, setting, home, capsys):

@@ -95,7 +95,7 @@ def test_the_run_has_the_true_status(body, status, monkeypatch):
     signals.listen()
 
     def tracked_body():
-        with mlflow_run._ends_with_status(None, "; resume with: paceline run --resume 1"):
+        with mlflow_run.ends_with_status(None, "; resume with: paceline run --resume 1"):
             if body:
                 body(signal.SIGTERM)
             raise ValueError("broken")

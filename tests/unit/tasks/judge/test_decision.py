@@ -1,4 +1,4 @@
-"""The decision on simulated times: errors, power, quality, disturbed rounds and budgets."""
+"""The decision on simulated times: errors, power, quality, contaminated rounds and budgets."""
 
 from types import SimpleNamespace
 
@@ -20,8 +20,10 @@ class Machine:
     def __init__(self, seed, gain=1.0, noise=0.02, metrics=None, states=()):
         self.generator, self.gain, self.noise, self.now = np.random.default_rng(seed), gain, noise, 0.0
         self.metrics, self.states, self.slow = metrics or {}, iter(states), 0.0
+        self.num_runs, self.looked_after = 0, []
 
     def run(self, side, question):
+        self.num_runs += 1
         self.slow = 0.6 * self.slow + self.noise * self.generator.normal()
         burst = 0.3 if self.generator.random() < 0.03 else 0.0
         seconds = np.exp(self.slow + burst + 1e-4 * self.now) / (self.gain if side.name == "new" else 1.0)
@@ -34,7 +36,8 @@ class Machine:
         question = Question(**sides, **{"budget_seconds": 120.0, "limit_seconds": 60.0, **options})
         state = SimpleNamespace(stop=lambda: next(self.states, QUIET))
         coin = lambda: int(self.generator.integers(2))  # noqa: E731
-        return judge_sides(question, level, self.run, lambda pids: state, coin, lambda: self.now)
+        before_look = lambda: self.looked_after.append(self.num_runs)  # noqa: E731
+        return judge_sides(question, level, before_look, self.run, lambda pids: state, coin, lambda: self.now)
 
 
 def test_equal_sides_are_seldom_kept():
@@ -51,8 +54,20 @@ def test_a_difference_of_5_percent_is_found(gain, outcome):
 
 
 def test_a_clear_case_ends_early():
-    decision, rounds = Machine(1, 1.5).judge(budget_seconds=1000)
+    machine = Machine(1, 1.5)
+    decision, rounds = machine.judge(budget_seconds=1000)
     assert (decision.outcome, len(rounds)) == ("KEEP", first_look(0.01))
+    assert machine.looked_after == [2 + 4 * first_look(0.01)], "the level is spent before the first look"
+
+
+def test_a_level_is_spent_once_and_only_by_enough_rounds():
+    machine = Machine(8, 1.0)
+    assert len(machine.judge()[1]) > 2 * first_look(0.01)
+    assert machine.looked_after == [2 + 4 * first_look(0.01)]
+    machine = Machine(1, 1.5, states=[QUIET] * (first_look(0.01) - 1) + [BUSY] * 1000)
+    decision, _ = machine.judge()
+    assert (decision.outcome, decision.num_rounds) == ("RETEST", first_look(0.01) - 1)
+    assert machine.looked_after == []
 
 
 @pytest.mark.parametrize(
@@ -63,10 +78,20 @@ def test_a_clear_case_ends_early():
         (lambda _: 0.5, lambda _: 0.6, "KEEP", "better"),
         (lambda _: 0.5, lambda _: 0.4, "DISCARD", "worse"),
         (lambda random: random.normal(0.5, 0.001), lambda random: random.normal(0.5, 0.001), "KEEP", "on par"),
+        (lambda random: random.normal(0.5, 0.01), lambda random: random.normal(0.507, 0.01), "KEEP", "not worse"),
         (lambda random: random.normal(0.5, 0.1), lambda random: random.normal(0.5, 0.1), "RETEST", "undecided"),
         (lambda random: random.normal(0.5, 0.01), lambda random: random.normal(0.4, 0.01), "DISCARD", "worse"),
     ],
-    ids=["equal", "within the margin", "better", "worse", "alike", "noisy", "noisy and worse"],
+    ids=[
+        "equal",
+        "within the margin",
+        "better",
+        "worse",
+        "alike",
+        "noisy and rather better",
+        "noisy",
+        "noisy and worse",
+    ],
 )
 @pytest.mark.parametrize("sign", [1, -1], ids=["higher is better", "lower is better"])
 def test_quality_is_shown_and_not_presumed(old, new, outcome, parity, sign):
@@ -75,6 +100,17 @@ def test_quality_is_shown_and_not_presumed(old, new, outcome, parity, sign):
     assert (decision.outcome, decision.parity) == (outcome, parity), decision
     assert decision.margin == pytest.approx(0.005, rel=0.5)
     assert (decision.needed_rounds is None) == (outcome != "RETEST") or parity == "undecided"
+
+
+def test_a_metric_is_on_par_only_where_a_gain_is_excluded_too():
+    plan = plan_looks(0.01, 10)
+    quality = np.array([*[-0.004] * 3, *[0.02] * 7])
+    decisions = [decide(np.full(10, 0.1), quality, margin, plan) for margin in (0.003, 0.005, 0.02)]
+    assert [(each.outcome, each.parity) for each in decisions] == [
+        ("RETEST", "undecided"),
+        ("KEEP", "not worse"),
+        ("KEEP", "on par"),
+    ]
 
 
 def test_a_loss_of_quality_is_seldom_kept():
@@ -92,10 +128,10 @@ def test_an_undecided_case_names_what_would_decide_it():
     assert again.outcome == "KEEP"
 
 
-def test_disturbed_rounds_are_repeated_and_do_not_count():
+def test_contaminated_rounds_are_repeated_and_do_not_count():
     decision, rounds = Machine(1, 1.5, states=[BUSY, QUIET, BUSY, BUSY]).judge()
     assert decision.outcome == "KEEP"
-    assert [bool(each.disturbed) for each in rounds[:4]] == [True, False, True, True]
+    assert [bool(each.contaminated) for each in rounds[:4]] == [True, False, True, True]
     assert len(rounds) == first_look(0.01) + 3
 
 

@@ -1,11 +1,14 @@
 """Processes of a side: real ones, with all that can go wrong. None stays behind."""
 
 import contextlib
+import signal
 import sys
+import time
 
 import psutil
 import pytest
 
+from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.judge import processes
 from paceline.tasks.judge.processes import run_process
 from paceline.tasks.judge.records import Question, Side
@@ -101,3 +104,23 @@ def test_an_interruption_ends_the_process(monkeypatch):
     monkeypatch.setattr(processes, "_wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_process(*ask(f"setsid sleep {LEFT} & sleep {LEFT}"))
+
+
+def test_a_second_interruption_waits_until_the_processes_are_ended(monkeypatch):
+    kill, signals = psutil.Process.kill, [signal.SIGINT]
+
+    def interrupt(pid, seconds):
+        while len(psutil.Process(pid).children()) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    def interrupt_once(process):
+        if signals:
+            signal.raise_signal(signals.pop())
+        kill(process)
+
+    monkeypatch.setattr(processes, "_wait", interrupt)
+    monkeypatch.setattr(psutil.Process, "kill", interrupt_once)
+    with pytest.raises(KeyboardInterrupt):
+        run_process(*ask(f"setsid sleep {LEFT} & sleep {LEFT}"), defer=defer_signals)
+    assert signals == []

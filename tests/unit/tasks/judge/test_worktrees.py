@@ -1,10 +1,14 @@
 """Two revisions in worktrees of a real repository, which are gone afterwards."""
 
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from paceline.flows.lifecycle.signals import defer_signals
+from paceline.tasks.judge import worktrees as module
 from paceline.tasks.judge.worktrees import check_out
 from tests.support.refusals import refused
 
@@ -52,6 +56,65 @@ def test_a_missing_revision_leaves_nothing(revisions, repository, tmp_path):
 def test_an_interruption_leaves_nothing(repository, tmp_path):
     with pytest.raises(KeyboardInterrupt), check_out("HEAD~1", "HEAD", "true", str(repository), tmp_path / "home"):
         raise KeyboardInterrupt
+    assert worktrees(repository) == 1
+
+
+def test_a_second_interruption_waits_until_the_worktrees_are_removed(repository, tmp_path, monkeypatch):
+    git, signals = module._git, [signal.SIGINT]
+
+    def interrupt_once(directory, *arguments, **options):
+        if "remove" in arguments and signals:
+            signal.raise_signal(signals.pop())
+        return git(directory, *arguments, **options)
+
+    monkeypatch.setattr(module, "_git", interrupt_once)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        check_out("HEAD~1", "HEAD", "true", str(repository), tmp_path / "home", defer_signals),
+    ):
+        raise KeyboardInterrupt
+    assert signals == []
+    assert worktrees(repository) == 1
+
+
+def test_a_broken_worktree_does_not_keep_the_other_one(repository, tmp_path):
+    with check_out("HEAD~1", "HEAD", "true", str(repository), tmp_path / "home") as (old, _, _):
+        Path(old.directory, ".git").write_text("broken")
+    assert list((tmp_path / "home").iterdir()) == []
+    assert worktrees(repository) == 2, "git removes its note of a worktree without a directory later"
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from paceline.tasks.judge.worktrees import check_out
+with check_out("HEAD~1", "HEAD", "true", sys.argv[1], Path(sys.argv[2])):
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_worktrees_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(repository, tmp_path):
+    home = tmp_path / "home"
+    with check_out("HEAD~1", "HEAD", "true", str(repository), home) as (living, _, _):
+        killed = subprocess.run([sys.executable, "-c", KILLED, repository, home], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert worktrees(repository) == 5
+        with check_out("HEAD", "HEAD~1", "true", str(repository), home):
+            assert worktrees(repository) == 5
+        assert Path(living.directory, "inside", "train.py").exists()
+    assert worktrees(repository) == 1
+    assert list(home.iterdir()) == []
+
+
+def test_a_revision_without_the_directory_is_refused(repository, tmp_path):
+    later = repository / "later"
+    later.mkdir()
+    (later / "train.py").touch()
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message", "three"], check=True)
+    with refused("--old", "HEAD~1", "later/"), check_out("HEAD~1", "HEAD", "true", str(later), tmp_path / "home"):
+        pass
     assert worktrees(repository) == 1
 
 

@@ -1,0 +1,114 @@
+"""A judgement with a real ledger and a real store, on a machine that is always taken as quiet."""
+
+import signal
+import subprocess
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from paceline.conf.environment import Environment
+from paceline.flows import judge as flow
+from paceline.tasks.judge import rounds
+from paceline.tasks.judge.lord import next_level
+from paceline.tasks.judge.records import Question
+from paceline.tasks.records.measurement import Validity
+from tests.support.refusals import refused
+
+OLD, NEW = "sleep 0.03; echo loss=0.5", "echo loss=0.5"
+FAILING = "echo >> runs; n=$(wc -l < runs); test $n -lt {} || exit 3; echo loss=$((n / 2 % 2))"
+"""Its metric is undecided, so that only its failure ends the judgement."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def judge(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(home))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(rounds, "MIN_WATCHED_SECONDS", 0.01)
+    quiet = SimpleNamespace(stop=Validity)
+    monkeypatch.setattr(flow, "judge_sides", partial(rounds.judge_sides, watch=lambda pids: quiet))
+
+    def call(new):
+        sides = {
+            name: {"name": name, "command": command, "directory": str(tmp_path)}
+            for name, command in (("old", OLD), ("new", new))
+        }
+        options = {"metric": "loss=(.*)", "budget_seconds": 60, "limit_seconds": 60}
+        return flow.judge_commands(Environment(), Question(**sides, **options), None)
+
+    return call
+
+
+def candidates(tmp_path):
+    found = [each for each in flow.ledgers(Environment(), None) if each.base.directory == str(tmp_path)]
+    return [each for ledger in found for each in ledger.candidates]
+
+
+def status(run_id):
+    return MlflowClient(Environment().tracking_uri).get_run(run_id).info.status
+
+
+def last_run():
+    client = MlflowClient(Environment().tracking_uri)
+    return client.search_runs([client.get_experiment_by_name("judgements").experiment_id])[0].info
+
+
+def test_a_failure_counts_from_the_first_look_on_and_commits_change_no_ledger(judge, tmp_path):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    with refused("--new"), judge(FAILING.format(18)):
+        pass
+    assert candidates(tmp_path) == []
+    (tmp_path / "runs").unlink()
+    with refused("--new"), judge(FAILING.format(24)):
+        pass
+    assert [each.outcome for each in candidates(tmp_path)] == ["UNFINISHED"]
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "a candidate"], check=True)
+    with judge(NEW) as judgement:
+        assert (judgement.outcome, judgement.candidate, judgement.level) == ("KEEP", 2, next_level([False]))
+    kept = candidates(tmp_path)[1]
+    assert (kept.outcome, kept.run_id, status(kept.run_id)) == ("KEEP", judgement.run_id, "FINISHED")
+
+
+def test_a_signal_while_the_outcome_is_recorded_waits_until_it_is_printed(judge, tmp_path, monkeypatch):
+    printed = []
+    interrupt(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt), judge(NEW) as judgement:
+        printed.append(judgement.outcome)
+    assert printed == ["KEEP"]
+    assert status(judgement.run_id) == "FINISHED"
+    assert candidates(tmp_path)[0].run_id == judgement.run_id
+
+
+def test_a_second_signal_leaves_the_outcome_and_no_running_run(judge, tmp_path, monkeypatch):
+    interrupt(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt), judge(NEW):
+        pytest.fail("the second signal is delivered at once")
+    assert last_run().status == "KILLED"
+    assert [(each.outcome, each.run_id) for each in candidates(tmp_path)] == [("KEEP", None)]
+
+
+def interrupt(monkeypatch, num_signals):
+    log_facts = flow.tracking.log_facts
+
+    def call(*arguments):
+        for _ in range(num_signals):
+            signal.raise_signal(signal.SIGINT)
+        log_facts(*arguments)
+
+    monkeypatch.setattr(flow.tracking, "log_facts", call)
+
+
+def test_a_store_that_fails_loses_no_outcome(judge, home, tmp_path, caplog):
+    artifacts = home / "mlartifacts"
+    with judge(f"rm -rf {artifacts}; echo > {artifacts}; echo loss=0.5") as judgement:
+        assert (judgement.outcome, judgement.run_id) == ("KEEP", None)
+    assert "MLflow did not take the judgement" in caplog.text
+    assert last_run().status == "FAILED"
+    assert [(each.outcome, each.run_id) for each in candidates(tmp_path)] == [("KEEP", None)]
