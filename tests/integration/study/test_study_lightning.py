@@ -56,7 +56,7 @@ def test_arms_of_own_code_are_compared_where_they_do_the_same_work(study, mlflow
 
 @pytest.mark.slow
 def test_the_first_training_ends_a_study_that_names_a_metric_of_nobody(study):
-    answer, _ = study("--axis", PRECISION, "--maximize", "val_acc", "trainer.max_steps=2", status=2)
+    answer, _ = study("--axis", PRECISION, "--maximize", "val_acc", "trainer.max_epochs=1", status=2)
     assert answer["setting"] == "--maximize"
     assert "val_loss" in answer["hint"]
 

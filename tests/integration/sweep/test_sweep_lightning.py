@@ -53,7 +53,7 @@ def test_the_trial_with_the_smallest_loss_is_the_best(sweep, mlflow_server, tmp_
 @pytest.mark.slow
 def test_a_trial_whose_loss_is_not_finite_fails_alone(sweep):
     rates = ["--param", "model.init_args.learning_rate=[1e30,0.003]", "--sampler", "grid"]
-    summary = sweep("trainer.max_steps=2", *rates, "--minimize", "val_loss")
+    summary = sweep("trainer.max_epochs=1", *rates, "--minimize", "val_loss")
     trials = {trial["values"]["model.init_args.learning_rate"]: trial for trial in summary["trials"]}
     assert {rate: trial["status"] for rate, trial in trials.items()} == {1e30: "failed", 0.003: "done"}
     assert "val_loss" in trials[1e30]["error"]
@@ -67,7 +67,8 @@ def test_trials_start_from_the_checkpoint_of_a_plain_script(sweep, mlflow_server
     command = [sys.executable, "-W", "ignore", "main.py", "fit", "--config", "config.yaml", *first]
     subprocess.run(command, cwd=tmp_path / "code", check=True, capture_output=True)
     (checkpoint,) = (tmp_path / "first").rglob("*.ckpt")
-    summary = sweep(f"ckpt_path={checkpoint}", "--param", "trainer.max_steps=[3,5]", "--sampler", "grid", *MINIMIZE)
+    steps = ["--param", "trainer.max_steps=[3,5]", "--sampler", "grid", "trainer.val_check_interval=1"]
+    summary = sweep(f"ckpt_path={checkpoint}", *steps, *MINIMIZE)
     client = MlflowClient(mlflow_server.url)
     for trial in summary["trials"]:
         assert trial["status"] == "done", trial["error"]
