@@ -105,10 +105,10 @@ def interrupt(monkeypatch, num_signals):
     monkeypatch.setattr(flow.tracking, "log_facts", call)
 
 
-def test_a_store_that_fails_loses_no_outcome(judge, home, tmp_path, caplog):
+def test_a_store_that_fails_loses_no_outcome(judge, home, tmp_path, caplog, capfd):
     artifacts = home / "mlartifacts"
     with judge(f"rm -rf {artifacts}; echo > {artifacts}; echo loss=0.5") as judgement:
         assert (judgement.outcome, judgement.run_id) == ("KEEP", None)
-    assert "MLflow did not take the judgement" in caplog.text
+    assert "MLflow did not take the judgement" in caplog.text + capfd.readouterr().err
     assert last_run().status != "RUNNING", "the run of this judgement, or the one before if it could not even begin"
     assert [(each.outcome, each.run_id) for each in candidates(tmp_path)] == [("KEEP", None)]
