@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 
 from tests.support.jobs import new_job, two_workers
 from tests.support.mlflow_server import MlflowServer
+from tests.support.own_lightning import PACKAGE
+from tests.support.own_lightning import SMALL as SMALL_OWN
 from tests.support.prefect_server import prefect_server
 from tests.support.services import started
 
@@ -96,6 +99,22 @@ def call(paceline):
         out, said = process.communicate(timeout=280)
         assert process.returncode == 0, said
         return json.loads(out.splitlines()[-1])
+
+    return to_the_end
+
+
+@pytest.fixture
+def call_own(paceline, mlflow_server, tmp_path):
+    """Calls the program with a copy of the example of own Lightning code; the JSON on its stdout, and what it said."""
+    code = shutil.copytree(PACKAGE, tmp_path / "code")
+
+    def to_the_end(command, *arguments, status=0):
+        data = f"data.init_args.directory={tmp_path / 'data'}"
+        own = [str(code / "config.yaml"), "--code", str(code), *SMALL_OWN, data]
+        process = paceline(command, *own, *arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
+        out, said = process.communicate(timeout=280)
+        assert process.returncode == status, said
+        return json.loads(out.splitlines()[-1]), said
 
     return to_the_end
 

@@ -1,12 +1,9 @@
 """Own Lightning code: the losses of `python main.py fit`, names in MLflow, a killed rank, and what is refused."""
 
-import csv
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -20,18 +17,16 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.client import connect
 from tests.conftest import RANK_MODULE
+from tests.support.own_lightning import PACKAGE, SMALL, values_of_run, values_of_script
 from tests.support.own_package import install
 from tests.support.scratch_cluster import ScratchCluster
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 
-PACKAGE = Path(__file__).parents[2] / "packages" / "text"
-SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
 NUM_BATCHES = {1: 2 * 18, 2: 2 * 9}
 NO_PROBE = "speedup.baseline=none"
 PROBE = ["speedup.baseline=probe", "speedup.max_seconds=8"]
-DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-PLAIN_LOGS = "lightning_logs/version_0/metrics.csv"
+DDP = ["trainer.devices=2", "trainer.strategy=ddp"]
 
 
 @pytest.fixture(scope="module")
@@ -42,34 +37,15 @@ def code(tmp_path_factory):
     return directory
 
 
-def train_plainly(code, directory, *options):
+def train_plainly(code, directory, *overrides):
     """Losses and validation losses of the plain script, by step."""
-    data = f"--data.init_args.directory={directory / 'data'}"
-    small = [f"--{override}" for override in SMALL]
-    command = [sys.executable, "main.py", "fit", "--config", "config.yaml", *small, data, *options]
-    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [*command, f"--trainer.default_root_dir={directory}"],
-        cwd=code,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    with (directory / PLAIN_LOGS).open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return {name: [float(row[name]) for row in rows if row.get(name)] for name in ("train_loss", "val_loss")}
+    data = f"data.init_args.directory={directory / 'data'}"
+    values = values_of_script(code, "config.yaml", directory, *SMALL, data, *overrides)
+    return {name: values[name] for name in ("train_loss", "val_loss")}
 
 
 def curves(run_id):
-    client = MlflowClient(Environment().tracking_uri)
-    assert client.get_run(run_id).info.status == "FINISHED"
-    histories = {name: client.get_metric_history(run_id, name) for name in ("train_loss", "val_loss", "lr-AdamW")}
-    return {
-        name: [metric.value for metric in sorted(history, key=lambda metric: metric.step)]
-        for name, history in histories.items()
-    }
+    return values_of_run(run_id, ("train_loss", "val_loss", "lr-AdamW"))
 
 
 @pytest.fixture
@@ -171,16 +147,16 @@ def kill_a_rank_after(process, name):
 @pytest.mark.slow
 def test_a_plain_script_resumes_from_its_checkpoint(run, code, tmp_path):
     half = summary_of(run("trainer.max_epochs=1"))
-    options = [f"--ckpt_path={half['train']['checkpoint']}", "--weights_only=true", "--trainer.max_epochs=2"]
+    options = [f"ckpt_path={half['train']['checkpoint']}", "weights_only=true", "trainer.max_epochs=2"]
     resumed = train_plainly(code, tmp_path, *options)
     assert len(resumed["train_loss"]) == NUM_BATCHES[1] // 2
 
 
 @pytest.mark.slow
 def test_a_run_starts_from_the_checkpoint_of_a_plain_script(run, code, tmp_path):
-    train_plainly(code, tmp_path / "first", "--trainer.max_epochs=1")
+    train_plainly(code, tmp_path / "first", "trainer.max_epochs=1")
     checkpoint = next((tmp_path / "first").rglob("*.ckpt"))
-    plain = train_plainly(code, tmp_path / "then", f"--ckpt_path={checkpoint}", "--weights_only=true")
+    plain = train_plainly(code, tmp_path / "then", f"ckpt_path={checkpoint}", "weights_only=true")
     summary = summary_of(run(f"ckpt_path={checkpoint}"))
     own = curves(summary["run_id"])
     assert len(own["train_loss"]) == NUM_BATCHES[1] // 2

@@ -1,7 +1,6 @@
 """A study of own Lightning code as a user runs it: real Prefect server, MLflow server, Dask workers and ranks."""
 
-import json
-import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,13 @@ from paceline.conf.environment import Environment
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 
-PACKAGE = Path(__file__).parents[2] / "packages" / "text"
-SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
 WORKERS, PRECISION = "data.init_args.num_workers=0,1", "execution.precision=32-true,bf16-mixed"
 
 
 @pytest.fixture
-def study(paceline, mlflow_server, tmp_path):
+def study(call_own):
     """Runs a study of the example; returns its JSON and what it said."""
-    code = shutil.copytree(PACKAGE, tmp_path / "code")
-
-    def to_the_end(*arguments, status=0):
-        own = [str(code / "config.yaml"), "--code", str(code), *SMALL, f"data.init_args.directory={tmp_path / 'data'}"]
-        process = paceline("study", *own, *arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
-        out, said = process.communicate(timeout=280)
-        assert process.returncode == status, said
-        return json.loads(out.splitlines()[-1]), said
-
-    return to_the_end
+    return partial(call_own, "study")
 
 
 @pytest.mark.slow

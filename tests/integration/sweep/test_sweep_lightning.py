@@ -1,35 +1,22 @@
 """A sweep over own Lightning code as a user runs it: real servers, Dask workers, ranks and Optuna."""
 
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
 
+from tests.support.own_lightning import SMALL, values_of_script
+
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 
-PACKAGE = Path(__file__).parents[2] / "packages" / "text"
-SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
 RATES = ["--param", "model.init_args.learning_rate=[0.003,1e-9]", "--sampler", "grid"]
 MINIMIZE = ["--minimize", "val_loss"]
 
 
 @pytest.fixture
-def sweep(paceline, mlflow_server, tmp_path):
+def sweep(call_own):
     """Runs a sweep of the example; returns its JSON."""
-    code = shutil.copytree(PACKAGE, tmp_path / "code")
-
-    def to_the_end(*arguments, status=0):
-        own = [str(code / "config.yaml"), "--code", str(code), *SMALL, f"data.init_args.directory={tmp_path / 'data'}"]
-        process = paceline("sweep", *own, *arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
-        out, said = process.communicate(timeout=280)
-        assert process.returncode == status, said
-        return json.loads(out.splitlines()[-1])
-
-    return to_the_end
+    return lambda *arguments, **options: call_own("sweep", *arguments, **options)[0]
 
 
 @pytest.mark.slow
@@ -62,10 +49,8 @@ def test_a_trial_whose_loss_is_not_finite_fails_alone(sweep):
 
 @pytest.mark.slow
 def test_trials_start_from_the_checkpoint_of_a_plain_script(sweep, mlflow_server, tmp_path):
-    options = [f"--{override}" for override in (*SMALL, f"data.init_args.directory={tmp_path / 'data'}")]
-    first = [*options, "--trainer.max_steps=2", f"--trainer.default_root_dir={tmp_path / 'first'}"]
-    command = [sys.executable, "-W", "ignore", "main.py", "fit", "--config", "config.yaml", *first]
-    subprocess.run(command, cwd=tmp_path / "code", check=True, capture_output=True)
+    overrides = [*SMALL, f"data.init_args.directory={tmp_path / 'data'}", "trainer.max_steps=2"]
+    values_of_script(tmp_path / "code", "config.yaml", tmp_path / "first", *overrides)
     (checkpoint,) = (tmp_path / "first").rglob("*.ckpt")
     steps = ["--param", "trainer.max_steps=[3,5]", "--sampler", "grid", "trainer.val_check_interval=1"]
     summary = sweep(f"ckpt_path={checkpoint}", *steps, *MINIMIZE)
