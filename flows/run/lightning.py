@@ -78,8 +78,8 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             precision, digest = checked.plan.precision, sha256_of(weights)
             facts = ModuleFacts(settings=settings, packages=module.packages, precision=precision, weights_sha256=digest)
             log_model(handle, facts, weights)
-        told = {Tag.WORKLOAD: workload, Tag.VERDICT: speedup.verdict}
-        registered = registry.register_module(config, trained, handle, told)
+        tags = {Tag.WORKLOAD: workload, Tag.VERDICT: speedup.verdict}
+        registered = registry.register_module(config, trained, handle, tags)
         summary = {
             **{"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload},
             "tracking_uri": handle.public_uri,
@@ -102,12 +102,8 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
 
 def prepare_own(job: TrainJob, address: str) -> None:
     """Copy the user's code and checkpoint into the run's directory, and prepare the data on each host."""
-    own = job.config.lightning
-    if own.code is not None:
-        code.copy(Path(own.code), job.directory)
-    if own.ckpt_path is not None:
-        code.copy_checkpoint(Path(own.ckpt_path), job.directory, own.ckpt_sha256)
-    if own.prepares_data:
+    code.copy_own(job.config.lightning, job.directory)
+    if job.config.lightning.prepares_data:
         prepare_module_data(job, address)
 
 

@@ -14,7 +14,6 @@ from paceline.tasks.scores import SCORE, logged_score, own_name
 from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module
 
@@ -28,15 +27,6 @@ def prepare_arms(work: StudyContext, arms: list[PlannedArm]) -> None:
         if data not in prepared:
             prepare_own(train_job(arm.config, arm.checked, None, work.parent.run_id, work.environment), work.address)
             prepared.append(data)
-
-
-def copy_code(job: TrainJob, parent_id: str) -> None:
-    """Copy code and checkpoint of a study or a sweep, as they were when it started, for one of its trainings."""
-    own, parent = job.config.lightning, job.directory.with_name(parent_id)
-    if own.code is not None:
-        code.copy(parent / code.FOLDER, job.directory)
-    if own.ckpt_path is not None:
-        code.copy_checkpoint(parent / code.START_CHECKPOINT, job.directory)
 
 
 def own_quality(trained: ModuleResult, named: Objective | None) -> dict[str, Any]:
@@ -57,7 +47,7 @@ def train_own_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: R
     Raises InputError or RankError: the training has not logged the metric that the study names, or no number.
     """
     job = train_job(config, arm.checked, None, handle.run_id, work.environment)
-    copy_code(job, work.parent.run_id)
+    code.copy_own(config.lightning, job.directory, job.directory.with_name(work.parent.run_id))
     trained = fit_module(job, work.address)
     quality = own_quality(trained, work.request.objective)
     if trained.startup_seconds is not None:

@@ -23,7 +23,7 @@ from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.metrics import training_metrics as own_metrics
 from paceline.flows.run.record import run_comparison_facts, stage_metrics
-from paceline.flows.study.own_code import copy_code, own_quality
+from paceline.flows.study.own_code import own_quality
 from paceline.flows.study.trainings import arm_run, quality_of, time_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, RunError, StoppedError, one_line
@@ -43,6 +43,7 @@ from paceline.tasks.sweep.space import Parameter
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.launch.coordinator import scores_so_far
+from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import measure, train_trial
 
 COLOCATION_FILE = "colocation.json"  # in the sweep's directory, for a resume
@@ -248,7 +249,7 @@ def _train(running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle
     checked = replace(work.checked, plan=plan)
     options = {"resume": resume, "may_measure_limit": False}  # next to other trials
     job = train_job(config, checked, work.prepared, handle.run_id, work.environment, **options)
-    copy_code(job, work.parent.run_id)
+    code.copy_own(config.lightning, job.directory, job.directory.with_name(work.parent.run_id))
     with deadline.stoppable(running.watch(job.directory)), hidden_bars():
         trained = train_trial.with_options(task_run_name=config.name)(job, work.address)
     if isinstance(trained, State):

@@ -70,8 +70,8 @@ def _remove_worktrees(place: Path) -> None:
 def _git(directory: str, *arguments: str, wrong: str | None = None) -> str:
     try:
         # In a session of its own, which Ctrl-C at a terminal does not reach.
-        command, is_apart = ["git", "-C", directory, *arguments], True
-        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=is_apart)
+        command = ["git", "-C", directory, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
     except OSError as error:
         raise InputError("revisions need git, which is not installed", hint="give two commands in quotes") from error
     if done.returncode != 0 and wrong is not None:

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from paceline.conf.lightning import Lightning
 from paceline.conf.plugins import code_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
@@ -82,6 +83,18 @@ def require_named(settings: dict[str, Any], packages: tuple[str, ...], directory
             path = next(path for path in class_paths(settings) if path.partition(".")[0] == name)
             fault = f"class_path={path} is of none of the packages that are recorded with it"
             raise InputError(f"{fault} ({', '.join(packages) or 'none'})", hint="train again with the class you need")
+
+
+def copy_own(own: Lightning, directory: Path, parent: Path | None = None) -> None:
+    """Copy code and checkpoint into the directory of a run: the user's, or those that a parent run has copied.
+
+    Raises InputError: the user's checkpoint has changed since it was read.
+    """
+    if own.code is not None:
+        copy(parent / FOLDER if parent else Path(own.code), directory)
+    if own.ckpt_path is not None:
+        source, sha256 = (parent / START_CHECKPOINT, None) if parent else (Path(own.ckpt_path), own.ckpt_sha256)
+        copy_checkpoint(source, directory, sha256)
 
 
 def copy(source: Path, directory: Path) -> None:

@@ -1,11 +1,9 @@
 """What a training inside a study or a sweep has of its parent."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from paceline.conf.lightning import Lightning, Objective
-from paceline.flows.study.own_code import copy_code, own_quality
+from paceline.flows.study.own_code import own_quality
 from paceline.tasks.errors import RankError
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.train.lightning import code
@@ -18,9 +16,9 @@ def test_a_training_starts_from_the_code_and_the_checkpoint_of_its_parent(tmp_pa
     (parent / code.START_CHECKPOINT).write_bytes(b"first")
     own = Lightning(code="/edited", ckpt_path="/gone.ckpt")
     for number, own_code in enumerate((own, own.model_copy(update={"code": None}))):
-        job = SimpleNamespace(config=SimpleNamespace(lightning=own_code), directory=tmp_path / f"trial-{number}")
-        copy_code(job, "parent")
-        assert (job.directory / code.START_CHECKPOINT).read_bytes() == b"first"
+        directory = tmp_path / f"trial-{number}"
+        code.copy_own(own_code, directory, parent)
+        assert (directory / code.START_CHECKPOINT).read_bytes() == b"first"
     assert (tmp_path / "trial-0" / code.FOLDER / "tagger.py").exists()
 
 
