@@ -91,8 +91,8 @@ class HintedError(Exception):
 
 def setting_of(message: str) -> str | None:
     """The setting, option or variable that a message is about."""
-    found = _SETTING.search(message)
-    return found[found.lastindex or 0] if found else None
+    setting_match = _SETTING.search(message)
+    return setting_match[setting_match.lastindex or 0] if setting_match else None
 
 
 def fault_and_hint(error: Exception) -> tuple[str, str | None]:

@@ -124,8 +124,8 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             result = _advise(request, profile, link, moved, **run, seconds=time.monotonic() - started)
             checks = past_checks(handle)
             metrics: dict[str, float | None] = {
-                Metric.forecast(one.scaling, one.num_devices, name): getattr(one, name)
-                for one in result.predictions
+                Metric.forecast(prediction.scaling, prediction.num_devices, name): getattr(prediction, name)
+                for prediction in result.predictions
                 for name in ("ratio", "low", "high")
             }
             tracking.log_facts(handle, metrics, {Tag.EXECUTION: execution_of(plan), Tag.BOUND: result.bound})

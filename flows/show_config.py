@@ -75,6 +75,6 @@ def _choices(config: Config) -> dict[str, Choice]:
         later = Choice(value="to be chosen", reason="by the hardware of the hosts that the cluster gives")
         choices = dict.fromkeys(flatten(config.execution), later)
     side, reason = config.stored_size
-    found = OTHERS | {"data.stored_size": Choice(value=side, reason=reason), "cluster.tls": choose_tls(config.cluster)}
-    found |= {f"execution.{name}": choice for name, choice in choices.items()}
-    return {key: found[key] for key, value in flatten(config).items() if value == "auto" and key in found}
+    every = OTHERS | {"data.stored_size": Choice(value=side, reason=reason), "cluster.tls": choose_tls(config.cluster)}
+    every |= {f"execution.{name}": choice for name, choice in choices.items()}
+    return {key: every[key] for key, value in flatten(config).items() if value == "auto" and key in every}

@@ -117,8 +117,8 @@ def check_package(model: Model, recorded: Plugin | None) -> str | None:
     except InputError as error:
         if recorded is None:
             raise
-        wanted = f"install {recorded.package} {recorded.version}, which it was trained with"
-        raise InputError(f"{fault_and_hint(error)[0]}; {wanted}") from error
+        advice = f"install {recorded.package} {recorded.version}, which it was trained with"
+        raise InputError(f"{fault_and_hint(error)[0]}; {advice}") from error
     if recorded is None:
         return f"nobody has recorded which package model {model.name} was trained with; here is {plugin.identity}"
     if plugin.package != recorded.package:

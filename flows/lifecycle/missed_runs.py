@@ -32,14 +32,14 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
                 return now("UTC")
             since: datetime = max(changes) + MARGIN
             until: datetime = now("UTC") - MARGIN
-            known = _scheduled_runs(client, deployment.id, since, now("UTC"))
-            since = max(since, checked_until or max(known.values(), default=since))
+            scheduled = _scheduled_runs(client, deployment.id, since, now("UTC"))
+            since = max(since, checked_until or max(scheduled.values(), default=since))
             window = {"start_time": since.isoformat(), "end_time": until.isoformat()}
             limits = {"min_runs": MAX_RUNS, "max_runs": MAX_RUNS}
             path = {"id": deployment.id}
             client.request("POST", "/deployments/{id}/schedule", path_params=path, json=window | limits)
             for run_id, due in _scheduled_runs(client, deployment.id, since, until).items():
-                if run_id in known:
+                if run_id in scheduled:
                     continue
                 message = f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away"
                 log.warning("A run of %s was missed: %s", deployment_name, message)

@@ -100,9 +100,9 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
             "seconds": time.monotonic() - started,
         }
         tracking.log_document(handle, Artifact.SUMMARY, summary)
-        metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: max(one.accuracy for one in fitted)}
-        for one in fitted:
-            metrics |= {f"{one.kind}/{name}": getattr(one, name) for name in ("accuracy", "fit_seconds", "joules")}
+        metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: max(fit.accuracy for fit in fitted)}
+        for fit in fitted:
+            metrics |= {f"{fit.kind}/{name}": getattr(fit, name) for name in ("accuracy", "fit_seconds", "joules")}
         tracking.log_facts(handle, metrics, {})
     return summary
 

@@ -146,9 +146,9 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     else:
         task = facts.model.task
         class_names = facts.class_names if task == "classify" else ()
-        known = class_names if request.layer is None else None  # a layer's output is valid for any classes
+        valid_names = class_names if request.layer is None else None  # a layer's output is valid for any classes
         form: dict[str, Any] = {"num_frames": facts.num_frames, "fit": facts.fit or "scale"}
-        images = in_folder(request.source, known, facts.signal, leave_masks=task == "segment", **form)
+        images = in_folder(request.source, valid_names, facts.signal, leave_masks=task == "segment", **form)
     _check_fits(request, facts, images)
     # Not validated together: a network trains only on data of its task, but predicts any images.
     return config.model_copy(update={"data": data, "model": facts.model}), images

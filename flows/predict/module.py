@@ -114,7 +114,7 @@ def predict_with(
         require_code(config.lightning, address)
         with new_run(config, environment, checked.experiment_id, "predict") as handle:
             for now in config.lightning.packages:
-                then = [one for one in trained.lightning.packages if one.split(" ")[0] == now.split(" ")[0]]
+                then = [package for package in trained.lightning.packages if package.split(" ")[0] == now.split(" ")[0]]
                 if then not in ([], [now]):
                     get_run_logger().warning("%s, and the model was trained with %s", now, then[0])
             out = Path(request.out).expanduser().absolute() if request.out else None

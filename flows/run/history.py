@@ -149,8 +149,8 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
                 cause="not divided",
             )
     else:
-        found = get_runs(handle.tracking_uri, [baseline], is_patient=True)
-        bases = [read_compared_run(handle.tracking_uri, run) for run in found]
+        baseline_runs = get_runs(handle.tracking_uri, [baseline], is_patient=True)
+        bases = [read_compared_run(handle.tracking_uri, run) for run in baseline_runs]
     now = ComparedRun(
         run_id=handle.run_id,
         name=outcome.config.name,

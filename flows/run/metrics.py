@@ -69,7 +69,7 @@ def speedup_metrics(speedup: SpeedupResult) -> dict[str, float | None]:
             metrics |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     metrics |= {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
     if speedup.factors is not None:
-        metrics |= {Metric.factor(one.factor): one.ratio for one in speedup.factors.factors}
+        metrics |= {Metric.factor(share.factor): share.ratio for share in speedup.factors.factors}
         metrics[Metric.INTERACTION] = speedup.factors.interaction
     return metrics
 

@@ -140,7 +140,7 @@ def _against(run_id: str, outcome: Outcome, job: TrainJob, address: str) -> Conf
         rates, host = _time(sides, address)
     then = summary["speedup"]["candidate_samples_per_second"]
     track, number = outcome.config.track, len(rates["old"]) + len(rates["new"])
-    found = confirm(rates["old"], rates["new"], then, track.max_throughput_loss)
+    result = confirm(rates["old"], rates["new"], then, track.max_throughput_loss)
     before = earlier.tags.get(Tag.HOSTS, "unknown")
     parts = [
         f"{number} fresh processes on {host or 'no host'} within track.confirm_seconds={track.confirm_seconds:g}",
@@ -148,7 +148,7 @@ def _against(run_id: str, outcome: Outcome, job: TrainJob, address: str) -> Conf
         f"rebuilt: {', '.join(rebuilt)}" if rebuilt else "",
         f"not rebuilt, so the same on both sides: {', '.join(missing)}" if missing else "",
     ]
-    return found.model_copy(update={"earlier_run_id": run_id, "text": "; ".join([found.text, *filter(None, parts)])})
+    return result.model_copy(update={"earlier_run_id": run_id, "text": "; ".join([result.text, *filter(None, parts)])})
 
 
 def _probe_of(job: TrainJob, outcome: Outcome, plan: Plan, **options: Any) -> TrainJob:

@@ -41,7 +41,7 @@ MAX_UNCHOSEN = 2  # a baseline and one arm: nothing is chosen, so nothing needs 
 
 def study_runs(work: StudyContext, arms: list[PlannedArm]) -> StudyRuns:
     """The trainings so far, each compared with that of its group's baseline in the same repeat."""
-    planned, prepared = [arm.arm for arm in arms], {one.fingerprint: one for one in work.prepared.values()}
+    planned, prepared = [arm.arm for arm in arms], {each.fingerprint: each for each in work.prepared.values()}
     groups = {arm.name: arm.group for arm in planned}
     names = {arm.name for arm in planned if arm.is_baseline}
     runs = work.ledger.runs()

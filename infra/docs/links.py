@@ -60,11 +60,11 @@ def _link(link: re.Match[str], source: Path, place: str) -> str:
     if "://" in target or target.startswith("mailto:") or not target:
         return link.group()
     file = (source.parent / target).resolve()
-    there = _website_path(file)
-    if there is None:
+    page = _website_path(file)
+    if page is None:
         path = os.path.relpath(file, ROOT)
         return link["text"] if path in link["text"] else f"{link['text']} (`{path}`)"
-    address = os.path.relpath(there, Path(place).parent)
+    address = os.path.relpath(page, Path(place).parent)
     return f"{link['mark']}[{link['text']}]({address}{'#' if anchor else ''}{anchor})"
 
 

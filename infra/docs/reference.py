@@ -94,11 +94,11 @@ def describe_type(field: dict[str, Any]) -> str:
 
 
 def _limits(field: dict[str, Any]) -> str:
-    found = [f"{sign} {yaml_value(field[name])}" for name, sign in BOUNDS.items() if name in field]
+    bounds = [f"{sign} {yaml_value(field[name])}" for name, sign in BOUNDS.items() if name in field]
     pattern = re.sub(r"^\^\(\?:(.*)\)\$\(\?!\\n\)$", r"^\1$", field.get("pattern", ""))
     if pattern and len(pattern) <= LONGEST_PATTERN:
-        found.append(f"matches `{pattern}`")
-    return f" ({', '.join(found)})" if found else ""
+        bounds.append(f"matches `{pattern}`")
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
 def commands_page() -> str:
@@ -109,8 +109,8 @@ def commands_page() -> str:
         "[Outputs](outputs.md) for exit statuses and for what `--json` prints.",
     ]
     program = cli._parser()
-    own = [action for action in program._actions if not isinstance(action, argparse._SubParsersAction)]
-    lines += ["", "## Program", "", *_options(program, own)]
+    actions = [action for action in program._actions if not isinstance(action, argparse._SubParsersAction)]
+    lines += ["", "## Program", "", *_options(program, actions)]
     for action in program._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, parser in action.choices.items():

@@ -121,16 +121,16 @@ class Daemon:
 
     def family(self) -> list[psutil.Process]:
         """It, its descendants, and what an earlier one has left behind."""
-        found = set()
+        members = set()
         for process in psutil.process_iter():
             with suppress(psutil.Error):  # ended meanwhile, or another user's
                 if process.environ().get(MARK) == self._mark:
-                    found.add(process)
+                    members.add(process)
         if (pid := self.pid()) is not None:
             with suppress(psutil.NoSuchProcess):
                 leader = psutil.Process(pid)
-                found |= {leader, *leader.children(recursive=True)}
-        return sorted(_living(found), key=lambda process: process.pid)
+                members |= {leader, *leader.children(recursive=True)}
+        return sorted(_living(members), key=lambda process: process.pid)
 
     def final_error(self, num_lines: int = 15) -> str:
         """The end of its log."""

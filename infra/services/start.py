@@ -99,14 +99,14 @@ def running(home: Home) -> list[str]:
 
 def check_idle(home: Home, paceline_home: Path) -> None:
     """Check that only the services of a home use PACELINE_HOME. Raises InputError: a run or another program does."""
-    own = {process.pid for process in psutil.Process().parents()} | {os.getpid()}
+    ancestors = {process.pid for process in psutil.Process().parents()} | {os.getpid()}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             words, variables = process.cmdline(), process.environ()
             is_paceline = any(word.startswith("paceline.") or Path(word).name == "paceline" for word in words[:6])
             place = Path(process.cwd(), variables.get("PACELINE_HOME") or ".paceline")
             is_service = variables.get(MARK, "").startswith(f"{home.root}#")
-            if is_paceline and place == paceline_home and not is_service and process.pid not in own:
+            if is_paceline and place == paceline_home and not is_service and process.pid not in ancestors:
                 raise InputError(f"process {process.pid} ({' '.join(words[-4:])}) uses {paceline_home}; stop it first")
 
 

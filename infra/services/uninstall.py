@@ -34,11 +34,11 @@ def uninstall(home: Home, units: Path, *, remove: bool, say: Callable[[str], Non
     user = (environment.root if environment.root.exists() else Path.home()).stat().st_uid
     siblings = (f"{home.root.name}.before-*", f"{home.root.name}.restoring", f".{home.root.name}.lock")
     unit_files = [path for path in sorted(units.glob("paceline*")) if path.is_file() and MADE in path.read_text()]
-    found = [*unit_files, home.root, environment.cache_directory / f"user-{user}"]
-    found += [path for path in environment.leases.glob("*") if path.stat().st_uid == user]
-    found += [path for pattern in siblings for path in sorted(home.root.parent.glob(pattern))]
-    found += [path for pattern in STATE for path in sorted(environment.root.glob(pattern))]
-    for path in (path for path in found if path.exists()):
+    places = [*unit_files, home.root, environment.cache_directory / f"user-{user}"]
+    places += [path for path in environment.leases.glob("*") if path.stat().st_uid == user]
+    places += [path for pattern in siblings for path in sorted(home.root.parent.glob(pattern))]
+    places += [path for pattern in STATE for path in sorted(environment.root.glob(pattern))]
+    for path in (path for path in places if path.exists()):
         files = path.rglob("*") if path.is_dir() else [path]
         num_bytes = sum(file.lstat().st_size for file in files if not file.is_symlink())
         say(f"{'removes' if remove else 'would remove'} {path} ({num_bytes / 2**20:.1f} MiB)")
@@ -49,7 +49,7 @@ def uninstall(home: Home, units: Path, *, remove: bool, say: Callable[[str], Non
         subprocess.run(["systemctl", "disable", "--now", *(path.name for path in unit_files)], check=True)
     if home.is_made:
         say(f"ended {', '.join(down(home)) or 'nothing'}")
-    for path in found:
+    for path in places:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -57,5 +57,5 @@ def uninstall(home: Home, units: Path, *, remove: bool, say: Callable[[str], Non
     for directory in (environment.leases, environment.cache_directory, environment.root):
         with suppress(OSError):  # others have something in it, or it is not there
             directory.rmdir()
-    left = [directory for directory in (environment.root, REPOSITORY) if directory.exists()]
-    say(f"remove by hand, if nobody else needs them: {', '.join(map(str, left))} and Prefect's own home")
+    remaining = [directory for directory in (environment.root, REPOSITORY) if directory.exists()]
+    say(f"remove by hand, if nobody else needs them: {', '.join(map(str, remaining))} and Prefect's own home")

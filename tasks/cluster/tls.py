@@ -83,10 +83,10 @@ def days_left(found: Certificates) -> float:
     from cryptography import x509
 
     authority, certificate = (Path(path).read_bytes() for path in (found.authority, found.certificate))
-    own = x509.load_pem_x509_certificate(certificate)
+    parsed_certificate = x509.load_pem_x509_certificate(certificate)
     authorities = x509.load_pem_x509_certificates(authority)
-    ends = [each.not_valid_after_utc for each in authorities if each.subject == own.issuer]
-    return (min([own.not_valid_after_utc, *ends]) - datetime.now(UTC)) / timedelta(days=1)
+    ends = [each.not_valid_after_utc for each in authorities if each.subject == parsed_certificate.issuer]
+    return (min([parsed_certificate.not_valid_after_utc, *ends]) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def is_loopback(address: str) -> bool:

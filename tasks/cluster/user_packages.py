@@ -23,9 +23,9 @@ def require_packages(address: str, packages: Sequence[Plugin]) -> None:
     """Check that every worker has them as this process has. Raises InputError: one has not, or other code."""
     if not packages:
         return
-    asked = tuple((package.kind, package.name) for package in packages)
+    requests = tuple((package.kind, package.name) for package in packages)
     with connect(address) as client:
-        answers = client.run(list_packages, asked, on_error="return")
+        answers = client.run(list_packages, requests, on_error="return")
     for worker, answer in sorted(answers.items()):
         if not isinstance(answer, WorkerPackages):
             raise InputError(f"worker {worker} cannot list its packages ({one_line(answer)}); install the same there")

@@ -144,8 +144,8 @@ def check_classes(listing: SampleListing, where: str) -> None:
         fix = "rename its folder, for example with: convmv -f latin1 -t utf-8 --notest FOLDER"
         raise InputError(f"{where}: the name of class {unreadable[0]!r} is not UTF-8, so no report can hold it; {fix}")
     if len(class_names) < MIN_CLASSES:
-        found = f"1 class ({class_names[0]})" if class_names else "0 classes"
-        fault = f"found {found}; classification needs {MIN_CLASSES} or more"
+        count_text = f"1 class ({class_names[0]})" if class_names else "0 classes"
+        fault = f"found {count_text}; classification needs {MIN_CLASSES} or more"
         raise InputError(f"{where}: {fault}; add a folder for each further class")
     labels = set(np.unique(listing.train.labels).tolist())
     missing = [name for label, name in enumerate(class_names) if label not in labels]

@@ -115,8 +115,8 @@ def count_common_images(train: Features, test: Features) -> int:
     def digests(features: Features) -> Iterator[bytes]:
         return (hashlib.blake2b(row_D.tobytes(), digest_size=16).digest() for row_D in features.values_ND)
 
-    known = set(digests(train))
-    return sum(digest in known for digest in digests(test))
+    train_digests = set(digests(train))
+    return sum(digest in train_digests for digest in digests(test))
 
 
 class Fit(NamedTuple):

@@ -46,11 +46,11 @@ def carry_over(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Carry
         return None
     design = np.column_stack([np.asarray(places), np.ones(count), np.arange(count)])
     inverse = np.linalg.inv(design.T @ design)
-    found = inverse @ design.T @ np.asarray(sums)
-    square = float(np.sum((sums - design @ found) ** 2)) / (count - 3)
+    coefficients = inverse @ design.T @ np.asarray(sums)
+    square = float(np.sum((sums - design @ coefficients) ** 2)) / (count - 3)
     error = max(1e-9, float(np.sqrt(square * inverse[0, 0])))  # times have no more digits
-    p_value = float(2 * stats.t.sf(abs(found[0]) / error, count - 3))
-    return CarryOver(float(np.expm1(found[0] / 2)), p_value)
+    p_value = float(2 * stats.t.sf(abs(coefficients[0]) / error, count - 3))
+    return CarryOver(float(np.expm1(coefficients[0] / 2)), p_value)
 
 
 def allow_for(ratio: Interval, effect: CarryOver | None) -> Interval:

@@ -160,8 +160,8 @@ def merge(hosts: Sequence[Energy | None], idle: Sequence[float | None], per_samp
     totals = {name: None if None in column else sum(filter(None, column)) for name, column in columns.items()}
     why = "" if per_sample else GPU_TOO_SLOW if "GPU" in measured[0].source else NO_BLOCKS
     neighbours = tuple(name for energy in measured for name in energy.neighbours)
-    others = {"neighbours": neighbours, "joules_per_sample": per_sample, "why_no_samples": why}
-    return measured[0].model_copy(update=totals | others)
+    without_joules = {"neighbours": neighbours, "joules_per_sample": per_sample, "why_no_samples": why}
+    return measured[0].model_copy(update=totals | without_joules)
 
 
 def _foreign_seconds(own: Iterable[int]) -> dict[tuple[int, str], float]:

@@ -91,12 +91,12 @@ def _name_classes(axis: Axes, class_names: Sequence[str]) -> None:
 
 def draw_classes(scores: Mapping[str, float | None], word: str = "accuracy") -> Figure | None:
     """Draw bars, the worst first; classes without samples are left out; None if no class is left."""
-    known = sorted(((name, value) for name, value in scores.items() if value is not None), key=lambda it: it[1])
-    if not known:
+    measured = sorted(((name, value) for name, value in scores.items() if value is not None), key=lambda it: it[1])
+    if not measured:
         return None
-    shown = known[:MAX_BARS]
-    fewer = f", worst {len(shown)} of {len(known)}" if len(shown) < len(known) else ""
-    mean = float(np.mean([value for _, value in known]))
+    shown = measured[:MAX_BARS]
+    fewer = f", worst {len(shown)} of {len(measured)}" if len(shown) < len(measured) else ""
+    mean = float(np.mean([value for _, value in measured]))
     title = f"{upper_first(word)} per class (mean {mean:.1%}{fewer})"
     figure, (axis,) = plot.new_figure(0.7 + 0.23 * len(shown), title)
     values = [value for _, value in shown]

@@ -175,13 +175,13 @@ def _classes(evaluate: EvaluateResult) -> dict[str, Any] | None:
     word, scores = class_scores(evaluate)
     if not scores:
         return None
-    known = sorted(((name, value) for name, value in scores.items() if value is not None), key=lambda item: item[1])
+    measured = sorted(((name, value) for name, value in scores.items() if value is not None), key=lambda item: item[1])
     notes = []
-    if len(known) > MAX_CLASSES:
-        notes.append(f"The {MAX_CLASSES} worst of {len(known)} classes.")
-    if len(known) < len(scores):
-        notes.append(f"{len(scores) - len(known)} classes have no test sample.")
-    return {"word": word, "scores": known[:MAX_CLASSES], "note": " ".join(notes)}
+    if len(measured) > MAX_CLASSES:
+        notes.append(f"The {MAX_CLASSES} worst of {len(measured)} classes.")
+    if len(measured) < len(scores):
+        notes.append(f"{len(scores) - len(measured)} classes have no test sample.")
+    return {"word": word, "scores": measured[:MAX_CLASSES], "note": " ".join(notes)}
 
 
 def draw_speed(speedup: SpeedupResult, train: TrainResult, time_budget: Mapping[str, float]) -> dict[str, Figure]:

@@ -135,24 +135,24 @@ def draw_scaling(scaling: Scaling) -> Figure | None:
 
 def draw_ladder(result: StudyResult) -> Figure | None:
     """Draw how each factor multiplies the throughput of the rungs below it; equal factors are equally long."""
-    known = [(rung.factor, rung.contribution.value) for rung in result.rungs if rung.contribution is not None]
-    if not known or len(known) < len(result.rungs):
+    steps = [(rung.factor, rung.contribution.value) for rung in result.rungs if rung.contribution is not None]
+    if not steps or len(steps) < len(result.rungs):
         return None
     interaction = f", interaction x {result.interaction.value:.2f}" if result.interaction else ""
-    figure, (axis,) = plot.new_figure(1.2 + 0.4 * (len(known) + 1), f"What each factor adds{interaction}")
+    figure, (axis,) = plot.new_figure(1.2 + 0.4 * (len(steps) + 1), f"What each factor adds{interaction}")
     total = 1.0
-    for place, (_, factor) in enumerate(known):
+    for place, (_, factor) in enumerate(steps):
         left, right = sorted((total, total * factor))
         axis.barh(-place, right - left, left=left, height=0.6, color=plot.BLUE if factor >= 1 else plot.ORANGE)
         plot.add_text(axis, right * 1.02, -place, f"x {factor:.2f}")
         total *= factor
-    axis.barh(-len(known), abs(total - 1), left=min(1.0, total), height=0.6, color=plot.GREEN)
-    plot.add_text(axis, max(1.0, total) * 1.02, -len(known), f"{total:.2f}")
+    axis.barh(-len(steps), abs(total - 1), left=min(1.0, total), height=0.6, color=plot.GREEN)
+    plot.add_text(axis, max(1.0, total) * 1.02, -len(steps), f"{total:.2f}")
     axis.set_xscale("log")
-    axis.set_xlim(min(1.0, total) / 1.1, max(1.0, total, *(factor for _, factor in known)) * 1.5)
+    axis.set_xlim(min(1.0, total) / 1.1, max(1.0, total, *(factor for _, factor in steps)) * 1.5)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.xaxis.set_minor_locator(NullLocator())
-    names = [f"+ {plot.shorten(factor, MAX_NAME - 2)}" for factor, _ in known] + ["together"]
+    names = [f"+ {plot.shorten(factor, MAX_NAME - 2)}" for factor, _ in steps] + ["together"]
     axis.set_yticks(range(0, -len(names), -1), names, parse_math=False)
     axis.axvline(1.0, **plot.DASHED)
     return figure

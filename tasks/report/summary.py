@@ -120,9 +120,9 @@ def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         where = f"version {model['version']}, {model['alias']}" if model["version"] else "not registered"
         yield "registry", f"{model['name']}: {where}; {model['gate']}"
     rates = {"training": train.get("samples_per_second"), "prediction": evaluate.get("samples_per_second")}
-    known = [f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None]
-    known += [f"{rate:,.0f} {unit}/s" for unit, rate in (train.get("units_per_second") or {}).items()]
-    yield "throughput", ", ".join(known)
+    rate_texts = [f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None]
+    rate_texts += [f"{rate:,.0f} {unit}/s" for unit, rate in (train.get("units_per_second") or {}).items()]
+    yield "throughput", ", ".join(rate_texts)
     yield "energy", energy_text(train.get("energy"))
     if stats := train.get("compile"):
         graphs = f"{stats['num_graphs']} graph" + ("s" if stats["num_graphs"] > 1 else "")

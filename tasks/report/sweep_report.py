@@ -146,15 +146,15 @@ def draw_sweep(result: SweepResult) -> dict[str, Figure]:
 
 def draw_scores(result: SweepResult) -> Figure | None:
     """Draw the score of each trial in the order of their numbers, and the best so far."""
-    known = [trial for trial in result.trials if trial.score is not None]
-    if not known:
+    scored = [trial for trial in result.trials if trial.score is not None]
+    if not scored:
         return None
     figure, (axis,) = plot.new_figure(HEIGHT_INCHES, "Score of each trial; line: the best so far")
-    if done := [trial for trial in known if trial.status == "done"]:
+    if done := [trial for trial in scored if trial.status == "done"]:
         numbers = [trial.number for trial in (*done, result.trials[-1])]
         best = list(itertools.accumulate((trial.score or 0.0 for trial in done), max if result.sign > 0 else min))
         axis.step(numbers, [*best, best[-1]], where="post", color=plot.FAINT, linewidth=2)
-    _draw_dots(axis, result, known, [float(trial.number) for trial in known])
+    _draw_dots(axis, result, scored, [float(trial.number) for trial in scored])
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _label(axis, "trial", result)
     return figure
@@ -192,21 +192,21 @@ def draw_courses(result: SweepResult) -> Figure | None:
 
 def draw_parameter(result: SweepResult, parameter: Parameter) -> Figure | None:
     """Draw the score of each trial over one of its settings."""
-    known = [trial for trial in result.trials if trial.score is not None and parameter.setting in trial.values]
-    if not known:
+    scored = [trial for trial in result.trials if trial.score is not None and parameter.setting in trial.values]
+    if not scored:
         return None
     figure, (axis,) = plot.new_figure(HEIGHT_INCHES, f"Over {parameter.short}; open: pruned")
     if parameter.kind == "list":
         names = [plot.shorten(text_of(choice), MAX_LABEL) for choice in parameter.choices]
-        places = [float(parameter.choices.index(trial.values[parameter.setting])) for trial in known]
+        places = [float(parameter.choices.index(trial.values[parameter.setting])) for trial in scored]
         axis.set_xticks(range(len(names)), names, parse_math=False)
         axis.set_xlim(-0.5, len(names) - 0.5)
     else:
-        places = [float(trial.values[parameter.setting] or 0.0) for trial in known]
+        places = [float(trial.values[parameter.setting] or 0.0) for trial in scored]
         if parameter.kind == "log":
             axis.set_xscale("log")
         axis.set_xlim(parameter.low, parameter.high)
-    _draw_dots(axis, result, known, places)
+    _draw_dots(axis, result, scored, places)
     _label(axis, parameter.setting, result)
     return figure
 

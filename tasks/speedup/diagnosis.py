@@ -116,9 +116,9 @@ def rank_times(probe: ProbeResult) -> dict[str, list[float]]:
     if (slowest := slowest_rank(probe)) is None:
         return times
     for block in (block for blocks in probe.rounds for block in blocks if block.rank_seconds):
-        others = [seconds for rank, seconds in enumerate(block.rank_seconds) if rank != slowest]
+        other_seconds = [seconds for rank, seconds in enumerate(block.rank_seconds) if rank != slowest]
         times.setdefault(f"{block.arm} of the slowest", []).append(block.rank_seconds[slowest])
-        times.setdefault(f"{block.arm} of others", []).append(float(np.median(others)))
+        times.setdefault(f"{block.arm} of others", []).append(float(np.median(other_seconds)))
     return times
 
 

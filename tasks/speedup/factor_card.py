@@ -101,8 +101,8 @@ def _weights(roles: dict[frozenset[str], str], steps: Iterable[tuple[frozenset[s
 
 def _estimate(probe: ProbeResult, terms: Terms) -> tuple[float | None, float | None, float | None]:
     by_round = [{block.arm: math.log(block.seconds_per_sample) for block in blocks} for blocks in probe.rounds]
-    found = estimate_ratio(np.array([sum(weight * logs[role] for role, weight in terms.items()) for logs in by_round]))
-    return (None, None, None) if found is None else (found.value, found.low, found.high)
+    ratio = estimate_ratio(np.array([sum(weight * logs[role] for role, weight in terms.items()) for logs in by_round]))
+    return (None, None, None) if ratio is None else (ratio.value, ratio.low, ratio.high)
 
 
 def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Interval]:

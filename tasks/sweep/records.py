@@ -79,8 +79,8 @@ class SweepResult(Record):
 
     def overrides(self, trial: Trial) -> tuple[str, ...]:
         """`key=value` for each of a trial's settings."""
-        known = [parameter for parameter in self.parameters if parameter.setting in trial.values]
-        return tuple(parameter.override(trial.values[parameter.setting]) for parameter in known)
+        used = [parameter for parameter in self.parameters if parameter.setting in trial.values]
+        return tuple(parameter.override(trial.values[parameter.setting]) for parameter in used)
 
     def num(self, status: Status) -> int:
         """Number of trials that ended so."""

@@ -49,13 +49,13 @@ def run_metrics(runs: Mapping[str, Sequence[FoundRun]]) -> Iterator[GaugeMetricF
     states = GaugeMetricFamily("paceline_runs", f"Runs by state, {NEWEST}", labels=["experiment", "role", "state"])
     regressions = GaugeMetricFamily("paceline_regressions", f"Runs that regressed, {NEWEST}", labels=["experiment"])
     families = {name: GaugeMetricFamily(name, text, labels=["experiment", "run"]) for name, (_, text) in VALUES.items()}
-    for experiment, found in runs.items():
-        for (role, state), number in Counter((run.tags[Tag.ROLE], run.status.lower()) for run in found).items():
+    for experiment, its_runs in runs.items():
+        for (role, state), number in Counter((run.tags[Tag.ROLE], run.status.lower()) for run in its_runs).items():
             states.add_metric([experiment, role, state], number)
-        num_worse = sum(run.tags.get(Tag.REGRESSION, "none") not in NO_REGRESSION for run in found)
+        num_worse = sum(run.tags.get(Tag.REGRESSION, "none") not in NO_REGRESSION for run in its_runs)
         regressions.add_metric([experiment], num_worse)
         for name, (metric, _) in VALUES.items():
-            newest = {run.name: run.metrics[metric] for run in reversed(found) if metric in run.metrics}
+            newest = {run.name: run.metrics[metric] for run in reversed(its_runs) if metric in run.metrics}
             for label, value in newest.items():
                 families[name].add_metric([experiment, label], value)
     yield from (states, regressions, *families.values())

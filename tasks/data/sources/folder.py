@@ -268,8 +268,8 @@ def _read_below(root: str, suffixes: frozenset[str], top: str, trust_times: bool
         return Tree(builder.files.build(), tuple(builder.folders), builder.ignored)
     started = time.time()
     key = cache.key_of("folders", _CACHED_VERSION, os.path.realpath(base), base, sorted(suffixes), top)
-    if trust_times and (known := cache.recall(key)) is not None:
-        times, files, folders, ignored = known
+    if trust_times and (recalled := cache.recall(key)) is not None:
+        times, files, folders, ignored = recalled
         with suppress(OSError):
             if all(Path(folder).stat().st_mtime_ns == stamp for folder, stamp in times.items()):
                 samples = Samples.of(Sample(*file) for file in files)

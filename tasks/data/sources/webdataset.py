@@ -74,8 +74,8 @@ def read_index(root: str, base: str, file: Sample) -> Shard:
     where, place = f"data.root={root}: {file.path}", folder.below(path, file.path)
     key = cache.key_of("webdataset", INDEX_VERSION, place, file.size, file.stamp)
     is_stamped = file.stamp not in (root, base)  # a root says nothing of the content
-    if is_stamped and (known := cache.recall(key)) is not None:
-        words, ignored, members = known
+    if is_stamped and (recalled := cache.recall(key)) is not None:
+        words, ignored, members = recalled
         return Shard(Samples.of(Sample(*member) for member in members), tuple(words), Counter(ignored))
     try:
         with filesystem.open(place, "rb") as stream:

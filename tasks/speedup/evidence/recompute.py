@@ -209,9 +209,9 @@ def carry_over(sums: Any, is_last: Any) -> tuple[float | None, float | None]:
         return None, None
     design = np.column_stack([is_last - 0.5, np.ones(count), np.arange(count)])
     inverse = np.linalg.inv(design.T @ design)
-    found = inverse @ design.T @ sums
-    error = math.sqrt(float(np.sum((sums - design @ found) ** 2)) / (count - 3) * inverse[0, 0])
-    return math.expm1(found[0] / 2), t_tails(abs(float(found[0])) / max(1e-9, error), count - 3)
+    coefficients = inverse @ design.T @ sums
+    error = math.sqrt(float(np.sum((sums - design @ coefficients) ** 2)) / (count - 3) * inverse[0, 0])
+    return math.expm1(coefficients[0] / 2), t_tails(abs(float(coefficients[0])) / max(1e-9, error), count - 3)
 
 
 def allow_for(inside: Estimate, bias: float | None, p_value: float | None) -> Estimate:

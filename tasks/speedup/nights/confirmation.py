@@ -73,12 +73,12 @@ def _judge(ratio: Interval | None, loss: float) -> tuple[Verdict, str]:
     if ratio is None or ratio.low is None or ratio.high is None:
         text = "nothing that differs from the last good run could be executed again: this is about the machine alone"
         return "same execution", f"neither confirmed nor excluded: {text}"
-    found = f"the new run reaches {_format(ratio)} of the last good run's throughput when both are timed now"
+    finding = f"the new run reaches {_format(ratio)} of the last good run's throughput when both are timed now"
     if ratio.high < 1:
-        return "confirmed", f"confirmed: {found}"
+        return "confirmed", f"confirmed: {finding}"
     if ratio.low > 1 - loss:
-        return "not confirmed", f"not confirmed: {found}, which excludes a loss of {loss:.0%}"
-    return "undecided", f"neither confirmed nor excluded: {found}"
+        return "not confirmed", f"not confirmed: {finding}, which excludes a loss of {loss:.0%}"
+    return "undecided", f"neither confirmed nor excluded: {finding}"
 
 
 def _format(ratio: Interval) -> str:

@@ -53,8 +53,8 @@ class Level:
 
     def expect(self, host: str) -> float:
         """Value to expect on a host, which may be unknown."""
-        known, _ = self.hosts.get(host, (self.common, 0))
-        return self.common + self._weight(host) * (known - self.common)
+        location, _ = self.hosts.get(host, (self.common, 0))
+        return self.common + self._weight(host) * (location - self.common)
 
     def reach(self, hosts: Sequence[str]) -> float:
         """Distance from the expectation at which the location of new runs on these hosts is called a change."""

@@ -253,11 +253,11 @@ def _compare(scale: _Scale, level: Level, newest: Sequence[tuple[RunMetrics, flo
     hosts = [scale.group(run) for run, _ in newest]
     above = [badness - level.expect(host) for host, (_, badness) in zip(hosts, newest, strict=True)]
     limit = max(level.reach(hosts), scale.margin * (2 if len(newest) == 1 else 1))
-    found = location(above, level.noise)
-    if found <= limit or above[-1] <= limit / 2:  # the last one must show it too: it may be fixed
+    excess = location(above, level.noise)
+    if excess <= limit or above[-1] <= limit / 2:  # the last one must show it too: it may be fixed
         return None
     expected = level.expect(hosts[-1])
-    ends = [scale.back(expected + distance) for distance in (found, 0.0, limit)]
+    ends = [scale.back(expected + distance) for distance in (excess, 0.0, limit)]
     control = newest[-1][0].baseline_throughput if scale.measure == "throughput" else None
     ratios = ends if control else [None] * len(ends)
     value, usual, alarm = (end * (control or 1.0) for end in ends)

@@ -63,7 +63,7 @@ class RankGroup:
         order = sorted(self._placements, key=lambda placement: (placement.host, placement.device))
         next_look, pause = 0.0, POLL_SECONDS / 5
         while True:
-            asked = time.monotonic()
+            started = time.monotonic()
             statuses = self._claim_statuses()
             states = [statuses[placement.rank].state for placement in order]
             held = order[: next((index for index, state in enumerate(states) if state != "held"), len(order))]
@@ -81,7 +81,7 @@ class RankGroup:
                 first = statuses[order[len(held)].rank]
                 if first.state == "waiting" or first.owner is not None:
                     waiting(held)
-            time.sleep(max(pause, time.monotonic() - asked))
+            time.sleep(max(pause, time.monotonic() - started))
 
     def _submit(self, placement: Placement) -> None:
         self._keys[placement.rank] = key = f"rank-{placement.rank}-{self._run_id}-{time.time_ns()}-{next(_numbers)}"
