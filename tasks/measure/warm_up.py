@@ -36,18 +36,20 @@ def num_warm_up(rounds: Sequence[Sequence[Block]]) -> int:
     while True:  # drop what comes before the likeliest fall of the mean, if it is a significant one
         values = slowness[dropped:]
         count = len(values)
-        splits = range(ROUNDS_PER_LOOK, count - least_left + 1, ROUNDS_PER_LOOK)
-        if not splits:
+        splits = np.arange(ROUNDS_PER_LOOK, count - least_left + 1, ROUNDS_PER_LOOK)
+        if not len(splits):
             return dropped
-        squares = [split * values[:split].var() + (count - split) * values[split:].var() for split in splits]
-        square, split = min(zip(squares, splits, strict=True))
+        between = np.cumsum(values - values.mean())[splits - 1] ** 2 / (splits * (count - splits))
+        split = int(splits[np.argmax(between)])  # what lies between the means is largest where the rest is least
         size = values[:split].mean() - values[split:].mean()
-        line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
+        if size < MIN_FALL:
+            return dropped
         residuals = np.concatenate([values[:split] - values[:split].mean(), values[split:] - values[split:].mean()])
+        square, line = np.sum(residuals**2), np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
         share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(residuals) or 0.0))
         inflation = (1 + share) / (1 - share)
         error = math.sqrt(inflation * square / (count - 2) * (1 / split + 1 / (count - split)))
         p_value = len(splits) * stats.t.sf(size / max(error, 1e-12), count - 2)
-        if size < MIN_FALL or square > np.sum((values - line) ** 2) or p_value > LEVEL:
+        if square > np.sum((values - line) ** 2) or p_value > LEVEL:
             return dropped
         dropped += split
