@@ -16,6 +16,7 @@ from tests.support.refusals import refused
 
 SMALL = ["data.image_size=16", "data.num_frames=4", "model.width=4", "recipe.num_epochs=20", "recipe.batch_size=4"]
 PLAIN = ["recipe.augment=none", "recipe.learning_rate=0.01", "speedup.baseline=none", "track.experiment=clips"]
+pytestmark = pytest.mark.slow
 LIMIT = "data.max_rejected_fraction=0.3"
 
 
@@ -53,7 +54,6 @@ def test_what_it_cannot_predict_is_refused_before_any_work(learned, tmp_path):
             check_predict(PredictRequest(model=learned["run_id"], source=source, overrides=overrides), Environment())
 
 
-@pytest.mark.slow
 def test_its_model_predicts_videos_as_it_was_trained_on_them(call, learned, tmp_path):
     damaged = make_clips(tmp_path / "new", per_class=10, seed=77)
     found = call("predict", learned["run_id"], tmp_path / "new", "execution.precision=32-true")
@@ -66,7 +66,6 @@ def test_its_model_predicts_videos_as_it_was_trained_on_them(call, learned, tmp_
     assert sum(told["right/003.mkv"]["probabilities"]) == pytest.approx(1)
 
 
-@pytest.mark.slow
 def test_two_ranks_take_the_steps_of_one(make_job, cluster_address):
     small = ["recipe.num_epochs=1", "recipe.batch_scaling=strong"]
     one, two = (
@@ -77,7 +76,6 @@ def test_two_ranks_take_the_steps_of_one(make_job, cluster_address):
     assert len(two.predictions) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_motions_are_told_by_more_than_one_frame(call):
     learned = call("run", "motions", "speedup.baseline=none", "track.experiment=clips")

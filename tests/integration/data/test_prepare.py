@@ -235,6 +235,7 @@ def test_a_listing_is_small(tmp_path: Path) -> None:
     assert peak < 350 * 6_000
 
 
+@pytest.mark.slow
 def test_the_work_at_the_scheduler_does_not_grow_with_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,9 +53,8 @@ def test_very_unequal_shares_give_the_gradient_of_one_rank(alone, tmp_path):
     assert largest_difference(first, alone) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "loads", [pytest.param(None, id="even", marks=pytest.mark.slow), pytest.param((7.0, 1.0), id="uneven")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loads", [pytest.param(None, id="even"), pytest.param((7.0, 1.0), id="uneven")])
 def test_micro_batches_on_two_ranks_give_the_gradient_of_one_rank_in_one_pass(alone, tmp_path, loads):
     """Of 64 samples, and 22 of the last batch: even, 4 passes of each rank; uneven, 7 of one and 1 of the other."""
     arm = ARM.model_copy(update={"loads": loads, "micro_batch": 9})
@@ -82,6 +81,7 @@ def even(make_job, cluster_address):
     return train_group(make_job(*TWO), cluster_address)
 
 
+@pytest.mark.slow
 def test_given_loads_train_the_same_batches(even, make_job, cluster_address):
     """Batch norm sees other shares of each batch, so the losses agree only nearly."""
     uneven = train_group(make_job(*TWO, "execution.worker_load=[3,1]"), cluster_address)

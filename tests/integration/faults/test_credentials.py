@@ -123,7 +123,9 @@ def test_a_rank_that_logs_and_fails_with_them_leaves_none(call, home, prefect_ur
 COMMANDS = {"run": "folder", "study": "digits", "advise": "digits"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", ["run", *(pytest.param(each, marks=pytest.mark.slow) for each in ("study", "advise"))]
+)
 def test_settings_with_a_credential_are_refused_before_anything_is_stored(call, prefect_url, command, home):
     before = num_flow_runs(prefect_url)
     for name, value in PLACES.items():
@@ -148,10 +150,11 @@ def test_settings_with_a_credential_are_refused_before_anything_is_stored(call, 
             {"MLFLOW_TRACKING_URI": "http://me:planted4@127.0.0.1:9"},
             r"MLFLOW_TRACKING_URI=http://\*\*\*@127.0.0.1:9 holds a credential.*MLFLOW_TRACKING_PASSWORD",
         ),
-        (
+        pytest.param(
             ["run", "digits"],
             {"MLFLOW_TRACKING_URI": "postgresql://me:planted4@127.0.0.1:9/x"},
             r"MLFLOW_TRACKING_URI=postgresql://\*\*\*@.* holds a credential.*PGPASSWORD",
+            marks=pytest.mark.slow,
         ),
         (
             ["run", "digits"],

@@ -18,9 +18,11 @@ from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_o
 from tests.support.log_lines import log_lines
 from tests.support.small_disk import fill, small_disk
 
-LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=20", "execution.checkpoint_steps=10"]
+EPOCHS = 10
+LONG = ["execution.num_devices=2", "execution.num_threads=1", f"recipe.num_epochs={EPOCHS}"]
+LONG += ["execution.checkpoint_steps=10"]
 FAR = 60
-"""Steps after which something is lost; the whole has 420."""
+"""Steps after which something is lost; the whole has 210."""
 
 
 def told_steps(num_epochs):
@@ -82,7 +84,7 @@ def check_nothing_is_lost(job, result, whole):
     assert result.time_budget["recovery"] > restart.seconds
     assert sum(result.time_budget.values()) == pytest.approx(result.wall_seconds, rel=0.02, abs=0.3)
     curve = MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "train/loss")
-    assert [metric.step for metric in curve] == told_steps(20), "no step is missing or told twice"
+    assert [metric.step for metric in curve] == told_steps(EPOCHS), "no step is missing or told twice"
     assert running_ranks(job.run_id) == []
     return restart
 

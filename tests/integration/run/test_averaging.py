@@ -57,12 +57,13 @@ def test_small_images_are_another_training_and_the_average_is_not(make_job, clus
     assert changed(job, recipe={"ema": None}).config.recipe.ema is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks",
     [
         (),
-        pytest.param(("execution.num_devices=2",), marks=pytest.mark.slow),
-        pytest.param(("execution.num_devices=2", "execution.strategy=fsdp"), marks=pytest.mark.slow),
+        ("execution.num_devices=2",),
+        ("execution.num_devices=2", "execution.strategy=fsdp"),
     ],
     ids=["one", "ddp", "fsdp"],
 )

@@ -70,6 +70,7 @@ def test_the_losses_with_checkpoints_inside_epochs_are_the_golden_ones(make_job,
     check_golden("digits", result.losses)
 
 
+@pytest.mark.slow
 def test_epochs_shorter_than_the_interval_are_not_saved_each(make_job, cluster_address):
     job, events = make_job("recipe.augment=shift"), []
     result = train_group(job, cluster_address, events.append)
@@ -82,7 +83,9 @@ def test_epochs_shorter_than_the_interval_are_not_saved_each(make_job, cluster_a
     check_golden("digits", result.losses)
 
 
-@pytest.mark.parametrize(("setting", "saved"), [("null", [21, 42]), ("16", [32, 42])])
+@pytest.mark.parametrize(
+    ("setting", "saved"), [pytest.param("null", [21, 42], marks=pytest.mark.slow), ("16", [32, 42])]
+)
 def test_what_is_asked_for_is_done_as_before(make_job, cluster_address, setting, saved):
     job = make_job(f"execution.checkpoint_steps={setting}")
     result = train_group(job, cluster_address)

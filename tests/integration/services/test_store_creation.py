@@ -78,7 +78,7 @@ def test_readers_never_meet_half_a_store(start, tmp_path):
         pytest.param(CHECK, 1, id="at once", marks=pytest.mark.slow),
         pytest.param(CHECK, 200_000, id="midway"),
         pytest.param(MLFLOW_ALONE, 100_000, id="mlflow", marks=pytest.mark.slow),
-        pytest.param(MLFLOW_ALONE, 300_000, id="mlflow, later"),
+        pytest.param(MLFLOW_ALONE, 300_000, id="mlflow, later", marks=pytest.mark.slow),
     ],
 )
 def test_a_store_whose_creation_was_killed_is_created_again(start, tmp_path, creator, num_bytes):
