@@ -298,13 +298,14 @@ def on_cpu(run):
     return run("cpu", "speedup.baseline=none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "execution",
     [
         ["compile=graph"],
-        pytest.param(["loading=streaming"], marks=pytest.mark.slow),
-        pytest.param(["precision=bf16-mixed", "compile=graph"], marks=pytest.mark.slow),
-        pytest.param(["precision=16-mixed"], marks=pytest.mark.slow),
+        ["loading=streaming"],
+        ["precision=bf16-mixed", "compile=graph"],
+        ["precision=16-mixed"],
     ],
     ids="+".join,
 )

@@ -17,6 +17,7 @@ from tests.support.patience import until
 FIRST, OTHERS = ("data.classes=['0','1','2','3','4']", "data.classes=['5','6','7','8','9']")
 ASKED = ["no-gpu", "digits", *SMALL, OTHERS]
 CHANCE = 0.2
+pytestmark = pytest.mark.slow  # the plan itself has unit tests
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,6 @@ def test_the_classifier_saw_the_training_split_alone_and_told_what_is_recorded(s
     assert way["score"] > 2 * CHANCE, "of five digits that its backbone has never seen"
 
 
-@pytest.mark.slow
 def test_a_way_that_fails_and_a_study_that_is_interrupted_are_told_truly(paceline, mlflow_server, weights):
     client = MlflowClient(mlflow_server.url)
     tail = ["--pretrained", weights, "--repeats", "1", "--fine-tune", "recipe.learning_rate=1e30", "--json"]
