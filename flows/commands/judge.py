@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
+from paceline.conf.load import is_lightning
 from paceline.flows.commands.console import (
     JSON,
     argument,
@@ -118,6 +119,10 @@ def _trainings(options: Namespace, site: Environment) -> tuple["Question", "Conf
         if getattr(options, name):
             fault = f"--{name} is about the output of a program, and a training is judged by the JSON of its run"
             raise InputError(fault, hint=f"remove --{name}; --metric-key names another metric")
+    is_own = is_lightning(preset)
+    if is_own and not options.metric_key:
+        hint = "--metric-key metrics.val_loss --lower-is-better"
+        raise InputError("your own Lightning code needs a metric that it logs", hint=hint, setting="--metric-key")
     configs: list[Config] = []
     sides: dict[str, dict[str, str]] = {}
     for name in ("old", "new"):
@@ -135,10 +140,6 @@ def _trainings(options: Namespace, site: Environment) -> tuple["Question", "Conf
     if new.with_seed(old.seed).model_copy(update={"name": old.name}) == old:
         fault = f"--old {options.old} and --new {options.new} are the same training; seeds are of rounds, not of sides"
         raise InputError(fault, hint="--old '' --new execution.precision=bf16-mixed", setting="--new")
-    is_own = bool(old.lightning.settings)
-    if is_own and not options.metric_key:
-        hint = "--metric-key metrics.val_loss --lower-is-better"
-        raise InputError("your own Lightning code needs a metric that it logs", hint=hint, setting="--metric-key")
     if options.lower_is_better and not options.metric_key:
         fault = "--lower-is-better is about --metric-key, and the score of a preset is better when it is larger"
         raise InputError(fault, hint="remove --lower-is-better")

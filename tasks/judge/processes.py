@@ -40,10 +40,10 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
             has_ended = _wait(process.pid, question.limit_seconds)
             seconds = time.monotonic() - started
         finally:
-            if process.poll() is None:
-                process.terminate()
-                _wait(process.pid, STOP_SECONDS)
-            process.kill()  # does nothing to a process that has ended
+            process.terminate()  # as `kill`, it does nothing to a process that has ended
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            process.kill()
             status = process.wait()
         if not has_ended:
             fault = f"--{side.name} {side.label}: it has not ended after {question.limit_seconds:g} seconds"

@@ -117,6 +117,7 @@ def test_the_metric_is_the_score_of_the_task(preset, key, asked):
     assert (question.metric_key, question.lower_is_better) == ("train.final_loss", True)
 
 
+@pytest.mark.slow
 def test_own_lightning_code_names_its_metric(asked, monkeypatch, capsys):
     pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
     monkeypatch.chdir(PACKAGE)
