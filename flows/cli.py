@@ -182,7 +182,8 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options, wherever they stand among the overrides."""
     root = _parser()
-    defaults = argparse.Namespace(quiet=False, verbose=False, log_format="text")
+    has_dashes = "--" in (sys.argv if arguments is None else arguments)
+    defaults = argparse.Namespace(quiet=False, verbose=False, log_format="text", has_dashes=has_dashes)
     options, overrides = root.parse_known_args(arguments, defaults)
     parser: argparse.ArgumentParser = getattr(options, "parser", root)
     unknown = [argument for argument in overrides if argument.startswith("-") or "=" not in argument]

@@ -1,19 +1,22 @@
 """A judgement: checks, rounds of both sides, the ledger, a run in MLflow."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
 
+from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.errors import one_line
+from paceline.tasks.fingerprint import configuration_fingerprint
 from paceline.tasks.judge.decision import first_look
 from paceline.tasks.judge.ledger import Base, Candidate, Ledger, open_ledger, read_ledger
 from paceline.tasks.judge.processes import run_process
-from paceline.tasks.judge.records import Judgement, Question, SideName
-from paceline.tasks.judge.rounds import judge_sides
+from paceline.tasks.judge.records import ORDERS, Judgement, ProcessRun, Question, Side, SideName
+from paceline.tasks.judge.rounds import Run, judge_sides
 from paceline.tasks.judge.worktrees import check_out
 from paceline.tasks.names import JUDGEMENT_EXPERIMENT, Artifact, Metric, Tag
 from paceline.tasks.redact import redact
@@ -21,6 +24,7 @@ from paceline.tasks.track import run as tracking
 from paceline.tasks.track.store import check_store
 
 FOLDER = "judge"  # of the ledgers, in the state directory
+RUN = partial(run_process, defer=defer_signals)
 
 
 def judge_commands(site: Environment, question: Question, ledger_name: str | None) -> AbstractContextManager[Judgement]:
@@ -30,6 +34,28 @@ def judge_commands(site: Environment, question: Question, ledger_name: str | Non
     """
     base = Base(command=question.old.command, directory=question.old.directory)
     return _judge(site, question, base, ledger_name)
+
+
+def judge_settings(
+    site: Environment, question: Question, old: Config, ledger_name: str | None
+) -> AbstractContextManager[Judgement]:
+    """Judge two settings of a training, each side by `paceline run`, as `judge_commands` judges two commands.
+
+    The processes of a round have one seed and those of the next round another: what a seed does to the metric falls on
+    both sides alike. Their runs in MLflow are nested in that of the judgement, once there is one.
+    """
+    base = Base(command=f"{question.old.label} ({configuration_fingerprint(old)})", directory=question.old.directory)
+    seed_name = "seed_everything" if old.lightning.settings else "seed"
+    numbers, run_ids = itertools.count(-2), list[str]()  # two processes come before the first round
+
+    def run(side: Side, question: Question) -> ProcessRun:
+        seed = old.seed + max(0, next(numbers)) // len(ORDERS[0])
+        seeded = side.model_copy(update={"command": f"{side.command} {seed_name}={seed}"})
+        found = RUN(seeded, question)
+        run_ids.extend([found.run_id] if found.run_id else [])
+        return found
+
+    return _judge(site, question, base, ledger_name, run, run_ids)
 
 
 @contextmanager
@@ -44,7 +70,14 @@ def judge_revisions(site: Environment, question: Question, ledger_name: str | No
 
 
 @contextmanager
-def _judge(site: Environment, question: Question, base: Base, ledger_name: str | None) -> Iterator[Judgement]:
+def _judge(
+    site: Environment,
+    question: Question,
+    base: Base,
+    ledger_name: str | None,
+    run: Run = RUN,
+    run_ids: Sequence[str] = (),
+) -> Iterator[Judgement]:
     experiment_id = check_store(site.tracking_uri, JUDGEMENT_EXPERIMENT, site.artifact_root)
     started = datetime.now(UTC)
     with open_ledger(site.root / FOLDER, base, ledger_name) as (ledger, put):
@@ -54,7 +87,6 @@ def _judge(site: Environment, question: Question, base: Base, ledger_name: str |
             command=question.new.label,
             level=ledger.next_level,
         )
-        run = partial(run_process, defer=defer_signals)
         decision, rounds = judge_sides(question, candidate.level, lambda: put(candidate), run)
         valid = [each for each in rounds if not each.contaminated]
 
@@ -78,7 +110,7 @@ def _judge(site: Environment, question: Question, base: Base, ledger_name: str |
             if is_counted:
                 candidate = candidate.model_copy(update={"outcome": judgement.outcome, "ratio": judgement.ratio})
                 put(candidate)
-            judgement = _record(site, experiment_id, judgement)
+            judgement = _record(site, experiment_id, judgement, run_ids)
             if is_counted:
                 put(candidate.model_copy(update={"run_id": judgement.run_id}))
             yield judgement
@@ -89,7 +121,7 @@ def ledgers(site: Environment, name: str | None) -> list[Ledger]:
     return [read_ledger(path) for path in sorted((site.root / FOLDER).glob(f"{name or '*'}.json"))]
 
 
-def _record(site: Environment, experiment_id: str, judgement: Judgement) -> Judgement:
+def _record(site: Environment, experiment_id: str, judgement: Judgement, run_ids: Sequence[str]) -> Judgement:
     """Record a judgement as a run; return it with the run's id, or as it is and a warning if MLflow fails."""
     from prefect.logging import get_logger
 
@@ -107,6 +139,8 @@ def _record(site: Environment, experiment_id: str, judgement: Judgement) -> Judg
         with ends_with_status(handle, ""):
             tracking.log_facts(handle, metrics, {})
             tracking.log_document(handle, Artifact.SUMMARY, recorded.model_dump(mode="json"))
+            for run_id in run_ids:
+                tracking.set_tags(handle.model_copy(update={"run_id": run_id}), {Tag.PARENT: handle.run_id})
     except Exception as error:  # noqa: BLE001  hours of measurement are not lost because of the store
         get_logger("paceline").warning("MLflow did not take the judgement (%s)", one_line(error))
         return judgement

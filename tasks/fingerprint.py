@@ -44,6 +44,12 @@ def lightning_fingerprint(lightning: Lightning) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
+def configuration_fingerprint(config: Config) -> str:
+    """8 hex digits over all settings, the user's packages and the code of Paceline."""
+    facts = [config.model_dump_json(), code_fingerprint(), *(package.identity for package in config.packages)]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:8]
+
+
 def series_fingerprint(config: Config, devices: str, class_names: Sequence[str]) -> str:
     """8 hex digits that runs have in common whose speed and accuracy should not change from one to the next.
 

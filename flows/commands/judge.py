@@ -1,13 +1,15 @@
-"""`paceline judge`: is the new version of a program faster, and as good?"""
+"""`paceline judge`: is a training faster with another setting, or a new version of any program, and as good?"""
 
 import re
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
+from paceline.conf.load import is_lightning
 from paceline.flows.commands.console import (
     JSON,
     argument,
@@ -19,12 +21,23 @@ from paceline.flows.commands.console import (
     say_table,
     write_json,
 )
+from paceline.flows.commands.own_code import CODE, load_config
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import JUDGEMENT_EXPERIMENT
 
 if TYPE_CHECKING:
-    from paceline.tasks.judge.records import Judgement
+    from paceline.conf.config import Config
+    from paceline.tasks.judge.records import Judgement, Question
 
-BUDGET = 300.0
+BUDGET, TRAINING_BUDGET = 300.0, 1800.0
+AS_SIDE = (
+    *("speedup.baseline=none", f"track.experiment={JUDGEMENT_EXPERIMENT}"),
+    *("track.register=none", "track.on_regression=off"),
+)
+"""Settings of a training that is judged: a probe would only take time, and no other history may hold its runs."""
+RATE_KEY = "train.steady_samples_per_second"
+"""Speed of a training, in its JSON. The time of the process would not do: its start-up would hide a gain that matters
+in a long training. Rates are compared, so that sides may have unlike numbers of epochs or batches."""
 LEDGER_NAME = r"[A-Za-z0-9_.-]{1,64}"
 EXAMPLE = (
     "paceline judge --old 'python train.py' --new 'python train.py --fused' --metric 'loss=(.+)' --lower-is-better"
@@ -33,16 +46,25 @@ STATUSES = {"KEEP": 0, "DISCARD": 3, "RETEST": 4}
 
 
 @command(
-    (EXAMPLE, "paceline judge --ledger"),
-    argument("program PROGRAM ...", "the program, behind --, where --old and --new are revisions of git"),
-    argument("--old OLD", "the program as it was: a command for the shell, or a revision"),
+    ("paceline judge digits --old execution.precision=32-true --new execution.precision=bf16-mixed", EXAMPLE),
+    argument(
+        "overrides WORD ...",
+        "preset or YAML file with the settings of both sides, where --old and --new are settings; behind --, "
+        "a program, where they are revisions of git",
+    ),
+    argument("--old OLD", "the old side: settings in quotes ('' for none), a command for the shell, or a revision"),
     argument("--new NEW", "the candidate"),
+    CODE,
     argument("--metric REGEX", "quality: number behind the last match in the output, the first group if it has one"),
     argument("--metric-key KEY", "quality: a key of the last line of JSON with it, such as evaluate.accuracy"),
     argument("--lower-is-better", "a smaller metric is better, as of a loss"),
     argument("--margin M", "largest loss of the metric that does not matter (default: 1%% of the old one)", type=float),
     argument("--steps REGEX", "speed by the seconds of steps in the output, not by the time of the process"),
-    argument("--budget SECONDS", f"time for the judgement (default: {BUDGET:g})", type=float, default=BUDGET),
+    argument(
+        "--budget SECONDS",
+        f"time for the judgement (default: {BUDGET:g}, for settings {TRAINING_BUDGET:g})",
+        type=float,
+    ),
     argument("--limit SECONDS", "time for one process (default: that of the judgement)", type=float),
     argument(
         "--ledger NAME", "ledger to use (default: that of the old side); alone: print it, or all", nargs="?", const=""
@@ -50,35 +72,90 @@ STATUSES = {"KEEP": 0, "DISCARD": 3, "RETEST": 4}
     JSON,
 )
 def judge(options: Namespace) -> int:
-    """Judge whether a new version of a program is faster and as good."""
+    """Judge whether other settings, or a new version of any program, are faster and as good."""
     if options.ledger and not re.fullmatch(LEDGER_NAME, options.ledger):
         fault = f"--ledger {options.ledger}: a name has up to 64 letters of English, digits, dots, - and _"
         raise InputError(fault, hint="--ledger mine")
     if options.ledger is not None and options.old is options.new is None:
         _show_ledgers(options)
         return 0
-    _check(options)
-    from paceline.flows.judge import judge_commands, judge_revisions
-    from paceline.tasks.judge.records import Question
+    site, is_training = Environment(), bool(options.overrides) and not options.has_dashes
+    _check(options, is_training)
+    from paceline.flows.judge import judge_commands, judge_revisions, judge_settings
 
-    program, given = shlex.join(options.program), {"old": options.old, "new": options.new}
-    sides = {
-        name: {"name": name, "command": program or text, "directory": str(Path.cwd()), "revision": program and text}
-        for name, text in given.items()
-    }
-    names = ("metric", "metric_key", "lower_is_better", "margin", "steps")
-    limits = {"budget_seconds": options.budget, "limit_seconds": options.limit or options.budget}
-    question = Question.model_validate(sides | limits | {name: getattr(options, name) for name in names})
-    judge_sides = judge_revisions if program else judge_commands
-    with json_stream(options.json) as stream, judge_sides(Environment(), question, options.ledger or None) as found:
-        say_pairs(*_rows(found))
+    if is_training:
+        question, old = _trainings(options, site)
+        judging = judge_settings(site, question, old, options.ledger or None)
+    elif options.code is not None:
+        fault = f"--code {options.code} is about your own Lightning code, and its file is not given"
+        raise InputError(fault, hint="paceline judge CONFIG.yaml --code DIR", setting="--code")
+    else:
+        program = shlex.join(options.overrides)
+        given = {"old": options.old, "new": options.new}
+        sides = {name: {"command": program or text, "revision": program and text} for name, text in given.items()}
+        judge_sides = judge_revisions if program else judge_commands
+        judging = judge_sides(site, _question(options, sides, BUDGET), options.ledger or None)
+    with json_stream(options.json) as stream, judging as found:
+        say_pairs(*_rows(found, is_training))
         write_json(stream, found.model_dump(mode="json"))
     return STATUSES[found.outcome]
 
 
-def _check(options: Namespace) -> None:
+def _question(options: Namespace, sides: dict[str, dict[str, str]], budget: float, **facts: str) -> "Question":
+    from paceline.tasks.judge.records import Question
+
+    names = ("metric", "metric_key", "lower_is_better", "margin", "steps")
+    given = {name: getattr(options, name) for name in names} | facts
+    limits = {"budget_seconds": options.budget or budget, "limit_seconds": options.limit or options.budget or budget}
+    both = {name: {"name": name, "directory": str(Path.cwd())} | side for name, side in sides.items()}
+    return Question.model_validate(given | limits | both)
+
+
+def _trainings(options: Namespace, site: Environment) -> tuple["Question", "Config"]:
+    """Check both sides as `paceline run` does; the question, and the configuration of the old side."""
+    preset, *shared = options.overrides
+    code = [] if options.code is None else ["--code", options.code]
+    for name in ("metric", "steps"):
+        if getattr(options, name):
+            fault = f"--{name} is about the output of a program, and a training is judged by the JSON of its run"
+            raise InputError(fault, hint=f"remove --{name}; --metric-key names another metric")
+    is_own = is_lightning(preset)
+    if is_own and not options.metric_key:
+        hint = "--metric-key metrics.val_loss --lower-is-better"
+        raise InputError("your own Lightning code needs a metric that it logs", hint=hint, setting="--metric-key")
+    configs: list[Config] = []
+    sides: dict[str, dict[str, str]] = {}
     for name in ("old", "new"):
-        if not (getattr(options, name) or "").strip():
+        try:
+            own = shlex.split(getattr(options, name))
+        except ValueError as error:
+            fault = f"--{name} {getattr(options, name)}: a quote has no end"
+            raise InputError(fault, hint=f"--{name} 'recipe.num_epochs=2'", setting=f"--{name}") from error
+        overrides = [*shared, *own, *AS_SIDE, f"name={name}"]
+        configs.append(load_config(Namespace(preset=preset, overrides=overrides, code=options.code)))
+        program = [sys.executable, "-P", "-m", "paceline.flows.cli", "run", preset, *overrides, *code, "--json"]
+        shown = ["paceline", "run", preset, *shared, *own, *code]
+        sides[name] = {"command": shlex.join(program), "shown": shlex.join(shown)}
+    old, new = configs
+    if new.with_seed(old.seed).model_copy(update={"name": old.name}) == old:
+        fault = f"--old {options.old} and --new {options.new} are the same training; seeds are of rounds, not of sides"
+        raise InputError(fault, hint="--old '' --new execution.precision=bf16-mixed", setting="--new")
+    if options.lower_is_better and not options.metric_key:
+        fault = "--lower-is-better is about --metric-key, and the score of a preset is better when it is larger"
+        raise InputError(fault, hint="remove --lower-is-better")
+    from paceline.flows.checks import preflight
+    from paceline.tasks.scores import SCORE_OF_TASK
+
+    for config in configs:
+        (preflight.check_lightning if is_own else preflight.check)(config, site)
+    options.metric_key = options.metric_key or f"evaluate.{SCORE_OF_TASK[old.model.task]}"
+    return _question(options, sides, TRAINING_BUDGET, rate_key=RATE_KEY), old
+
+
+def _check(options: Namespace, is_training: bool) -> None:
+    for name in ("old", "new"):
+        given = getattr(options, name)
+        if given is None or not (given.strip() or is_training):
             raise InputError(f"paceline judge needs --{name}", hint=f"for example: {EXAMPLE}", setting=f"--{name}")
     for name in ("budget", "limit", "margin"):
         value = getattr(options, name)
@@ -93,19 +170,22 @@ def _check(options: Namespace) -> None:
             raise InputError(fault, hint=f"for example --{name} 'loss=(.+)'") from error
     if options.metric and options.metric_key:
         raise InputError("--metric and --metric-key are given; use one", hint="remove --metric")
-    if options.margin is not None and not (options.metric or options.metric_key):
+    if options.margin is not None and not (options.metric or options.metric_key or is_training):
         raise InputError("--margin is about a metric, and none is given", hint="add --metric 'loss=(.+)'")
 
 
-def _rows(found: "Judgement") -> Iterator[tuple[str, str]]:
+def _rows(found: "Judgement", is_training: bool) -> Iterator[tuple[str, str]]:
     from paceline.tasks.formatting import format_interval, format_seconds, seconds_text
     from paceline.tasks.speedup.verdict import format_ends, format_ratio
 
     yield "outcome", f"{found.outcome}: {found.reason}"
     if (ratio := found.ratio) is not None and ratio.low is not None and ratio.high is not None:
-        times = f"{seconds_text(found.old_seconds)} before, {seconds_text(found.new_seconds)} now"
+        old, new = (
+            f"{1 / seconds:,.0f} samples/s" if is_training and seconds else seconds_text(seconds)
+            for seconds in (found.old_seconds, found.new_seconds)
+        )
         ends = format_ends(ratio.low, ratio.high, ratio.value)
-        yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {times}"
+        yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {old} before, {new} now"
     if found.difference is not None:
         ends = format_interval(found.difference.value, found.difference.low, found.difference.high, form=".4g")
         yield "quality", f"{found.parity}: difference {ends}, positive is better; margin {found.margin:.3g}"

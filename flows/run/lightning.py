@@ -28,6 +28,7 @@ from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
 from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
 from paceline.tasks.track.registry import log_model
@@ -85,7 +86,8 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             "tracking_uri": handle.public_uri,
             "packages": module.packages,
             "train": trained.model_dump(mode="json", include={*TRAIN_KEYS})
-            | share.model_dump(mode="json", include={*SHARES}),
+            | share.model_dump(mode="json", include={*SHARES})
+            | {"steady_samples_per_second": steady_rate(trained)},
             "speedup": speedup.model_dump(mode="json"),
             "metrics": trained.metrics,
             "registered": registered,

@@ -25,6 +25,7 @@ from paceline.tasks.speedup.comparability import comparison_facts, module_facts
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare, limit_share
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
+from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment, package_versions
@@ -116,7 +117,8 @@ def summarise(outcome: Outcome, handle: RunHandle, view: str, seconds: float) ->
         "dataset": {key: getattr(outcome.prepared, key) for key in DATASET_KEYS},
         "pretrained": outcome.pretrained and outcome.pretrained.model_dump(mode="json"),
         "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS})
-        | outcome.share.model_dump(mode="json", include={*SHARES}),
+        | outcome.share.model_dump(mode="json", include={*SHARES})
+        | {"steady_samples_per_second": steady_rate(outcome.trained)},
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
         "prediction": outcome.prediction,

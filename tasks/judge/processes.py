@@ -21,6 +21,7 @@ from paceline.tasks.judge.records import Defer, ProcessRun, Question, Side
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 1.0  # for helpers of a program, such as Python's resource tracker, that end by themselves after it
+STOP_SECONDS = 5.0  # for a training by Paceline to end its run, and what it has started on other hosts
 KILL_SECONDS = 10.0  # a process that waits for a file system cannot be killed
 POLL_SECONDS = 0.02
 
@@ -39,7 +40,10 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
             has_ended = _wait(process.pid, question.limit_seconds)
             seconds = time.monotonic() - started
         finally:
-            process.kill()  # does nothing to a process that has ended
+            process.terminate()  # as `kill`, it does nothing to a process that has ended
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            process.kill()
             status = process.wait()
         if not has_ended:
             fault = f"--{side.name} {side.label}: it has not ended after {question.limit_seconds:g} seconds"
@@ -77,7 +81,13 @@ def read_output(text: str, seconds: float, side: Side, question: Question) -> Pr
         seconds = float(np.mean(steps[len(steps) // 2 :]))  # the first half is warm-up
         if seconds <= 0:
             raise InputError(f"--steps {question.steps}: the --{side.name} side prints steps of {seconds:g} seconds")
-    return ProcessRun(seconds=seconds, metric=metric)
+    if question.rate_key is None:
+        return ProcessRun(seconds=seconds, metric=metric)
+    rate = _last_value(text, question.rate_key)
+    if rate is None:
+        fault = f"--{side.name} {side.label}: the training is too short to have a steady state after its warm-up"
+        raise InputError(fault, hint="train for two epochs or more", setting=f"--{side.name}")
+    return ProcessRun(seconds=1 / rate, metric=metric, run_id=_last_value(text, "run_id"))
 
 
 def _number(found: Any, option: str, pattern: str, side: Side) -> float:

@@ -17,17 +17,18 @@ ORDERS: tuple[tuple[SideName, ...], ...] = (("old", "new", "new", "old"), ("new"
 
 
 class Side(Record):
-    """A command of the user, for a shell."""
+    """A command for a shell: the user's, or a training by Paceline."""
 
     name: SideName
     command: str
     directory: str
     revision: str | None = None  # of git
+    shown: str | None = None  # in place of the command, for people
 
     @property
     def label(self) -> str:
         """The side for people, on one line."""
-        return " ".join(f"{self.revision + ': ' if self.revision else ''}{self.command}".split())
+        return " ".join(f"{self.revision + ': ' if self.revision else ''}{self.shown or self.command}".split())
 
 
 class Question(Record):
@@ -38,6 +39,7 @@ class Question(Record):
     metric: str | None = None  # regular expression; its last match in the output of a process is the metric
     metric_key: str | None = None  # or a key of the last line of JSON that has it; dots lead into inner objects
     steps: str | None = None  # regular expression over times of single steps, seconds
+    rate_key: str | None = None  # of a training by Paceline: as `metric_key`, samples per second
     lower_is_better: bool = False
     margin: float | None = None  # None for a share of the old side's metric
     budget_seconds: float
@@ -47,8 +49,9 @@ class Question(Record):
 class ProcessRun(Record):
     """A finished process of a side."""
 
-    seconds: float  # of the process, from its start to its exit; of a step, where the question is about steps
+    seconds: float  # of the process, from start to exit; of a step or a sample, where the question is about those
     metric: float | None = None
+    run_id: str | None = None  # of a training by Paceline, in MLflow
 
 
 class Round(Record):
@@ -87,7 +90,7 @@ class Judgement(Decision):
     candidate: int  # its number in the ledger
     level: float  # chance of a false KEEP that it could spend
     seconds: float
-    old_seconds: float | None  # median of a process, or of a step
+    old_seconds: float | None  # median of a process, a step or a sample
     new_seconds: float | None
     rounds: tuple[Round, ...]  # the contaminated ones among them
     run_id: str | None = None

@@ -126,3 +126,33 @@ def test_two_revisions_are_judged_in_worktrees(judge, tmp_path):
     assert (done.returncode, told["setting"]) == (2, "--new")
     listed = subprocess.run([*git, "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("new", "outcomes"),
+    [("execution.precision=64-true", ("DISCARD",)), ("limits.predict_seconds=600", ("DISCARD", "RETEST"))],
+    ids=["slower arithmetic", "the same training"],
+)
+def test_settings_of_a_training_are_judged(new, outcomes, judge, tmp_path):
+    """A false DISCARD of the same training has a chance of 5 %, a false KEEP one of 1 %."""
+    shared = ("recipe.num_epochs=2", "recipe.warmup_epochs=0.5", "execution.precision=32-true")
+    done, told = judge("digits", *shared, "--old", "", "--new", new, "--budget", "800", "--json")
+    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    assert told["outcome"] in outcomes, done.stderr
+    assert done.returncode == {"DISCARD": 3, "RETEST": 4}[told["outcome"]]
+    assert told["new"] == f"paceline run digits {' '.join(shared)} {new}"
+    if outcomes == ("DISCARD",):
+        assert told["ratio"]["high"] < 0.8
+    else:
+        assert told["difference"]["value"] == 0, "the seeds of a round are the same"
+    client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    assert {each.name for each in client.search_experiments()} <= {"judgements", "Default"}
+    runs = client.search_runs([client.get_experiment_by_name("judgements").experiment_id])
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    nested = [run for run in runs if run.info.run_id != told["run_id"]]
+    assert len(nested) == 2 + sum(len(each["runs"]) for each in told["rounds"])
+    assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {told["run_id"]}
+    assert {run.data.params["speedup.baseline"] for run in nested} == {"none"}
+    assert len(list((tmp_path / "home" / "prepared").iterdir())) == 1, "both sides use one prepared set"

@@ -9,6 +9,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from paceline.conf.load import load
 from paceline.flows import judge as flow
 from paceline.tasks.judge import rounds
 from paceline.tasks.judge.lord import next_level
@@ -19,6 +20,15 @@ from tests.support.refusals import refused
 OLD, NEW = "sleep 0.03; echo loss=0.5", "echo loss=0.5"
 FAILING = "echo >> runs; n=$(wc -l < runs); test $n -lt {} || exit 3; echo loss=$((n / 2 % 2))"
 """Its metric is undecided, so that only its failure ends the judgement."""
+
+
+TRAINING = """
+echo "$@" >> sides
+test $1 = old && rate=100 || rate=150
+id=$(head -n $(wc -l < sides) ids | tail -n 1)
+echo '{"run_id": "'$id'", "train": {"steady": '$rate'}, "evaluate": {"accuracy": 0.9'${2#seed=}'}}'
+"""
+"""Prints the summary of a training, with a score that depends on its seed alone."""
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +122,35 @@ def test_a_store_that_fails_loses_no_outcome(judge, home, tmp_path, caplog, capf
     assert "MLflow did not take the judgement" in caplog.text + capfd.readouterr().err
     assert last_run().status != "RUNNING", "the run of this judgement, or the one before if it could not even begin"
     assert [(each.outcome, each.run_id) for each in candidates(tmp_path)] == [("KEEP", None)]
+
+
+def test_trainings_of_a_round_share_a_seed_and_their_runs_are_nested(judge, tmp_path):
+    (tmp_path / "training.sh").write_text(TRAINING)
+    client = MlflowClient(Environment().tracking_uri)
+    experiment_id = flow.check_store(client.tracking_uri, "judgements", Environment().artifact_root)
+    run_ids = [client.create_run(experiment_id).info.run_id for _ in range(100)]
+    (tmp_path / "ids").write_text("\n".join(run_ids))
+    sides = {
+        name: {"name": name, "command": f"sh training.sh {name}", "directory": str(tmp_path), "shown": f"run {name}"}
+        for name in ("old", "new")
+    }
+    options = {"metric_key": "evaluate.accuracy", "rate_key": "train.steady"}
+    question = Question(**sides, **options, budget_seconds=60, limit_seconds=60)
+    old = load("digits", ["seed=40"])
+    with flow.judge_settings(Environment(), question, old, None) as judgement:
+        assert (judgement.outcome, judgement.parity, judgement.new) == ("KEEP", "on par", "run new")
+        assert judgement.ratio.value == pytest.approx(1.5)
+        assert (judgement.old_seconds, judgement.difference.value) == (0.01, 0)
+    rows = [line.split() for line in (tmp_path / "sides").read_text().splitlines()]
+    assert rows[:2] == [["old", "seed=40"], ["new", "seed=40"]]
+    rounds = [rows[first : first + 4] for first in range(2, len(rows), 4)]
+    for number, of_round in enumerate(rounds):
+        assert [seed for _, seed in of_round] == [f"seed={40 + number}"] * 4
+        assert sorted(side for side, _ in of_round) == ["new", "new", "old", "old"]
+    parents = [client.get_run(run_id).data.tags.get("mlflow.parentRunId") for run_id in run_ids]
+    assert parents == [judgement.run_id] * len(rows) + [None] * (100 - len(rows))
+    assert [run.run_id for each in judgement.rounds for run in each.runs] == run_ids[2 : len(rows)]
+    with flow.judge_settings(Environment(), question, old.with_seed(41), None) as other:
+        assert other.ledger != judgement.ledger
+    with flow.judge_settings(Environment(), question, old, None) as again:
+        assert (again.ledger, again.candidate) == (judgement.ledger, 2)

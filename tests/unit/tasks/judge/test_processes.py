@@ -58,6 +58,20 @@ def test_output_is_read(command, options, metric):
     assert run.seconds > 0
 
 
+def test_a_rate_of_samples_is_the_speed_of_a_training():
+    summary = """echo '{"run_id": "a", "train": {"rate": 200.0, "none": null}}'; echo >&2"""
+    run = run_process(*ask(summary, rate_key="train.rate"))
+    assert (run.seconds, run.run_id) == (0.005, "a")
+    with refused("--new"):
+        run_process(*ask(summary, rate_key="train.none"))
+
+
+def test_a_side_may_end_what_it_has_started_elsewhere(tmp_path):
+    with refused("--new", 0.5):
+        run_process(*ask(f"trap 'touch {tmp_path}/ended; exit' TERM; sleep {LEFT} & wait", limit_seconds=0.5))
+    assert (tmp_path / "ended").exists()
+
+
 def test_steps_count_without_the_first_half():
     command = "for time in 9 8 0.1 0.2 0.3; do echo step took ${time}s; done"
     assert run_process(*ask(command, steps=r"took (.*)s")).seconds == pytest.approx(0.2)
