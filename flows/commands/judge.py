@@ -41,7 +41,7 @@ STATUSES = {"KEEP": 0, "DISCARD": 3, "RETEST": 4}
     argument("--metric-key KEY", "quality: a key of the last line of JSON with it, such as evaluate.accuracy"),
     argument("--lower-is-better", "a smaller metric is better, as of a loss"),
     argument("--margin M", "largest loss of the metric that does not matter (default: 1%% of the old one)", type=float),
-    argument("--steps REGEX", "speed by the seconds of steps in the output, not by the time of the process"),
+    argument("--steps REGEX", "speed by the seconds of steps in the output, not by marked steps or the process"),
     argument("--budget SECONDS", f"time for the judgement (default: {BUDGET:g})", type=float, default=BUDGET),
     argument("--limit SECONDS", "time for one process (default: that of the judgement)", type=float),
     argument(
@@ -104,6 +104,7 @@ def _rows(found: "Judgement") -> Iterator[tuple[str, str]]:
     yield "outcome", f"{found.outcome}: {found.reason}"
     if (ratio := found.ratio) is not None and ratio.low is not None and ratio.high is not None:
         times = f"{seconds_text(found.old_seconds)} before, {seconds_text(found.new_seconds)} now"
+        times += " for a marked step" if any(run.num_steps for each in found.rounds for run in each.runs) else ""
         ends = format_ends(ratio.low, ratio.high, ratio.value)
         yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {times}"
     if found.difference is not None:

@@ -38,6 +38,7 @@ class Question(Record):
     metric: str | None = None  # regular expression; its last match in the output of a process is the metric
     metric_key: str | None = None  # or a key of the last line of JSON that has it; dots lead into inner objects
     steps: str | None = None  # regular expression over times of single steps, seconds
+    is_marked: bool | None = None  # whether the sides mark their steps; None before the first process has ended
     lower_is_better: bool = False
     margin: float | None = None  # None for a share of the old side's metric
     budget_seconds: float
@@ -47,8 +48,9 @@ class Question(Record):
 class ProcessRun(Record):
     """A finished process of a side."""
 
-    seconds: float  # of the process, from its start to its exit; of a step, where the question is about steps
+    seconds: float  # of the process, from its start to its exit; of a step, where steps are printed or marked
     metric: float | None = None
+    num_steps: int = 0  # marked ones that `seconds` is the median of; 0 where it is of something else
 
 
 class Round(Record):
