@@ -1,6 +1,5 @@
 """`paceline judge` on programs without any code of Paceline, and with planted differences of real work."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import psutil
 import pytest
 from mlflow.artifacts import load_dict
 from mlflow.tracking import MlflowClient
+
+from tests.support.outputs import told_by
 
 WORK = """
 import sys
@@ -43,7 +44,7 @@ def judge(tmp_path):
         done = subprocess.run(
             [*JUDGE, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        return done, json.loads(done.stdout.splitlines()[-1]) if "--json" in arguments else None
+        return done, told_by("judge", done.stdout) if "--json" in arguments else None
 
     return call
 
