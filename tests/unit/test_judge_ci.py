@@ -38,7 +38,7 @@ def test_the_comment_is_a_table_with_a_picture():
     assert list(rows) == ["old", "new", "outcome", "speed", "quality", "effort", "ledger"]
     assert text.startswith("### Speed: KEEP\n")
     assert "1.25" in rows["speed"]
-    assert "1.2 to 1.3" in rows["speed"]
+    assert "1.20 to 1.30" in rows["speed"]
     assert rows["quality"].startswith("on par")
     assert "5 rounds" in rows["effort"]
     assert "1 contaminated" in rows["effort"]
