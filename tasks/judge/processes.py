@@ -101,9 +101,10 @@ def _read_marks(times: list[float], run: ProcessRun, side: Side, question: Quest
         return run
     steps = np.diff(times)
     counted = steps[min(MAX_WARM_UP, len(steps) // 2) :]
-    if len(counted) == 0:
-        raise InputError(f"{fault} one step, and a time needs two", hint=hint)
-    return run.model_copy(update={"seconds": float(np.median(counted)), "num_steps": len(counted)})
+    seconds = float(np.median(counted)) if len(counted) else 0.0
+    if seconds <= 0:
+        raise InputError(f"{fault} {len(times)} steps, too few for a time", hint=hint)
+    return run.model_copy(update={"seconds": seconds, "num_steps": len(counted)})
 
 
 def _number(found: Any, option: str, pattern: str, side: Side) -> float:

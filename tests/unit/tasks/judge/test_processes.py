@@ -80,8 +80,8 @@ def test_marked_steps_count_by_their_median_without_the_first_half_or_ten():
 
 @pytest.mark.parametrize(
     ("command", "is_marked"),
-    [("echo done", True), (mark(0, 1, 2), False), (mark(0), None)],
-    ids=["none", "some", "one"],
+    [("echo done", True), (mark(0, 1, 2), False), (mark(0), None), (mark(3, 3, 3), None)],
+    ids=["none", "some", "one", "at once"],
 )
 def test_steps_are_marked_by_both_sides_or_none(command, is_marked):
     with refused("--new") as caught:
