@@ -51,7 +51,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "Use": (predict.predict, predict.features, predict.classify),
     "Operate": (serve.serve, operations.clean, operations.doctor, operations.metrics, operations.ui),
-    "Look up": (lookup.presets, lookup.settings, lookup.completion),
+    "Look up": (lookup.presets, lookup.settings, lookup.schema, lookup.completion),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 HEAD = """Train image, audio and video models on one or many devices, and measure how much faster your settings make it.

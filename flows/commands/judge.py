@@ -59,7 +59,7 @@ STATUSES = {"KEEP": 0, "DISCARD": 3, "RETEST": 4}
     argument("--metric-key KEY", "quality: a key of the last line of JSON with it, such as evaluate.accuracy"),
     argument("--lower-is-better", "a smaller metric is better, as of a loss"),
     argument("--margin M", "largest loss of the metric that does not matter (default: 1%% of the old one)", type=float),
-    argument("--steps REGEX", "speed by the seconds of steps in the output, not by the time of the process"),
+    argument("--steps REGEX", "speed by the seconds of steps in the output, not by marked steps or the process"),
     argument(
         "--budget SECONDS",
         f"time for the judgement (default: {BUDGET:g}, for settings {TRAINING_BUDGET:g})",
@@ -184,8 +184,11 @@ def _rows(found: "Judgement", is_training: bool) -> Iterator[tuple[str, str]]:
             f"{1 / seconds:,.0f} samples/s" if is_training and seconds else seconds_text(seconds)
             for seconds in (found.old_seconds, found.new_seconds)
         )
+        new += " now" + (
+            " for a marked step" if any(run.num_steps for each in found.rounds for run in each.runs) else ""
+        )
         ends = format_ends(ratio.low, ratio.high, ratio.value)
-        yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {old} before, {new} now"
+        yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {old} before, {new}"
     if found.difference is not None:
         ends = format_interval(found.difference.value, found.difference.low, found.difference.high, form=".4g")
         yield "quality", f"{found.parity}: difference {ends}, positive is better; margin {found.margin:.3g}"

@@ -1,5 +1,6 @@
-"""`paceline presets`, `paceline settings` and `paceline completion`: look up names without starting anything."""
+"""`paceline presets`, `settings`, `schema` and `completion`: look up names and forms without starting anything."""
 
+import json
 import sys
 import textwrap
 from argparse import Namespace
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from paceline.conf import plugins
 from paceline.conf.config import Config
-from paceline.conf.hints import ALIASES, did_you_mean, suggest_setting, typed, yaml_text
+from paceline.conf.hints import ALIASES, did_you_mean, suggest, suggest_setting, typed, yaml_text
 from paceline.conf.load import PRESETS, flatten, load, preset_names, walk
 from paceline.flows.commands.console import JSON, argument, command, write_json
 from paceline.tasks.errors import InputError
@@ -122,8 +123,31 @@ def print_common(preset: str, overrides: list[str]) -> None:
 
 
 @command(
+    ("paceline schema judge", "paceline schema run --input"),
+    argument("name COMMAND", "command whose JSON is described; without it, all commands are listed", nargs="?"),
+    argument("--input", "describe the arguments and settings that the command reads, not the JSON that it prints"),
+    JSON,
+)
+def schema(options: Namespace) -> None:
+    """Print the JSON Schema of what a command prints with --json, or of its arguments."""
+    parsers = options.root._subparsers._group_actions[0].choices
+    if options.name is None:
+        found: Any = {"commands": [{"name": name, "help": one.description} for name, one in parsers.items()]}
+    elif options.name not in parsers:
+        near = did_you_mean(suggest(options.name, list(parsers)), "list the commands with: paceline schema")
+        raise InputError(f"unknown command {options.name}", hint=near, setting="COMMAND")
+    else:
+        from paceline.flows.outputs import input_schema, output_schema
+
+        name = options.name
+        found = input_schema(name, parsers[name]) if options.input else output_schema(name)
+    write_json(sys.stdout, found) if options.json else print(json.dumps(found, indent=2))
+
+
+@command(
     ('eval "$(paceline completion bash)"', 'eval "$(paceline completion zsh)"'),
     argument("shell", "shell that reads the script", choices=("bash", "zsh")),
+    JSON,
 )
 def completion(options: Namespace) -> None:
     """Print a script that completes commands and settings in a shell."""
@@ -135,18 +159,16 @@ def completion(options: Namespace) -> None:
         cases.append(f'    {name}) words="{" ".join(words)}" ;;')
         if any(action.dest == "overrides" for action in parser._actions):
             takers.append(name)
-    print(
-        _COMPLETION.format(
-            shell=options.shell,
-            zsh="autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else "",
-            commands=" ".join(actions.choices),
-            cases="\n".join(cases),
-            presets=" ".join(preset_names()),
-            takers="|".join(takers),
-            settings=" ".join(f"{setting.name}=" for setting in all_settings()),
-        ),
-        end="",
+    script = _COMPLETION.format(
+        shell=options.shell,
+        zsh="autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else "",
+        commands=" ".join(actions.choices),
+        cases="\n".join(cases),
+        presets=" ".join(preset_names()),
+        takers="|".join(takers),
+        settings=" ".join(f"{setting.name}=" for setting in all_settings()),
     )
+    write_json(sys.stdout, {"script": script}) if options.json else print(script, end="")
 
 
 _COMPLETION = """# Completion of paceline; put into ~/.{shell}rc:  eval "$(paceline completion {shell})"

@@ -1,5 +1,6 @@
 """`paceline clean`, `doctor`, `metrics` and `ui`: what operators of a site need, for people and for Prometheus."""
 
+import json
 import os
 import secrets
 import sys
@@ -82,6 +83,7 @@ def _line(finding: "Finding") -> str:
 @command(
     ("paceline metrics", "paceline metrics --listen 127.0.0.1:9464"),
     argument("--listen HOST:PORT", "serve them at http://HOST:PORT/metrics, without a login, until Ctrl-C"),
+    JSON,
 )
 def metrics(options: Namespace) -> None:
     """Print runs by state, speedups, regressions, recoveries and free disk for Prometheus."""
@@ -91,8 +93,13 @@ def metrics(options: Namespace) -> None:
 
     registry = CollectorRegistry()
     registry.register(SiteCollector(Environment()))
-    if options.listen is None:
+    if options.json:
+        samples = [sample for family in registry.collect() for sample in family.samples]
+        found = [{"name": one.name, "labels": one.labels, "value": one.value} for one in samples]
+        write_json(sys.stdout, {"samples": found})
+    elif options.listen is None:
         sys.stdout.write(generate_latest(registry).decode())
+    if options.listen is None:
         return
     host, _, port = options.listen.rpartition(":")
     try:
@@ -108,6 +115,7 @@ def metrics(options: Namespace) -> None:
     ("paceline ui", "paceline ui RUN_ID"),
     argument("run RUN_ID", "print the address of this run's page", nargs="?"),
     argument("--port PORT", "TCP port on loopback (default: 5000)", type=int, default=5000),
+    JSON,
 )
 def ui(options: Namespace) -> None:
     """Serve the MLflow UI on the runs of this machine."""
@@ -124,12 +132,16 @@ def ui(options: Namespace) -> None:
     if remote:
         from paceline.tasks.track.ui_views import server_address
 
-        print(f"{server_address(environment.tracking_uri)}/#/{page}" if options.run else environment.tracking_uri)
+        address = f"{server_address(environment.tracking_uri)}/#/{page}" if options.run else environment.tracking_uri
+        write_json(sys.stdout, {"address": address}) if options.json else print(address)
         return
     token = secrets.token_urlsafe(32)
     # Without the workflow type the UI opens on its pages for agents.
     address = f"http://127.0.0.1:{options.port}/?token={token}#/{page}?workflowType=machine_learning"
-    print(f"MLflow UI on {address} (Ctrl-C ends it)", flush=True)
+    if options.json:
+        print(json.dumps({"address": address}), flush=True)  # not redacted: the token in it is the login
+    else:
+        print(f"MLflow UI on {address} (Ctrl-C ends it)", flush=True)
     variables = os.environ | {TOKEN: token, STORE: environment.tracking_uri}
     arguments = ["--host", "127.0.0.1", "--port", str(options.port)]
     os.execve(sys.executable, [sys.executable, "-P", "-m", "paceline.tasks.track.serve", *arguments], variables)

@@ -1,6 +1,7 @@
 """`paceline serve`: runs by schedule, started by this process as long as it lives."""
 
 import os
+import sys
 from argparse import Namespace
 from pathlib import Path
 from socket import gethostname
@@ -11,7 +12,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.conf.plugins import EMBEDDED_SOURCES
 from paceline.flows.checks.origin import allow
-from paceline.flows.commands.console import argument, command, preset, require, say_pairs
+from paceline.flows.commands.console import argument, command, preset, require, say_pairs, write_json
 from paceline.flows.commands.prefect_session import enable_gc
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.errors import InputError
@@ -93,5 +94,8 @@ def serve(options: Namespace) -> None:
         served.append(deployments.deployment_of(None, gethostname(), schedule, "skip"))
         rows.append(("clean-up", f"paceline-clean/{gethostname()}, {options.clean} in {timezone}"))
     say_pairs(*rows, ("server", url))
+    if options.json:
+        names = [f"{deployment.flow_name}/{deployment.name}" for deployment in served]
+        write_json(sys.stdout, {"deployments": names, "server": url})
     enable_gc()  # this process lives for months
     deployments.serve(*served, catch_up=options.catch_up)

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from paceline.flows.commands.console import argument, command
+from paceline.flows.commands.console import JSON, argument, command
 from paceline.tasks.errors import InputError, one_line
 
 EXAMPLE = "paceline watch train.py --epochs 3"
@@ -15,6 +15,7 @@ EXAMPLE = "paceline watch train.py --epochs 3"
 @command(
     (EXAMPLE, "paceline watch --no-replay train.py"),
     argument("--no-replay", "read no batch before its step; for a data set that changes with the training"),
+    JSON,
     argument("script SCRIPT", "training script: a loop of PyTorch, or Lightning's Trainer"),
     argument("arguments ARGS", "arguments of the script", nargs=argparse.REMAINDER),
 )
@@ -29,7 +30,7 @@ def watch(options: Namespace) -> None:
     except (SyntaxError, ValueError) as error:
         fault = f"paceline watch {options.script}: this is not a Python script ({one_line(error)})"
         raise InputError(fault, hint=f"python {options.script}", setting="SCRIPT") from error
-    replay = "no-replay" if options.no_replay else "replay"
+    replay = ("no-replay" if options.no_replay else "replay") + ("-json" if options.json else "")
     program = [sys.executable, "-P", "-m", "paceline.tasks.watch.program", replay, options.script, *options.arguments]
     sys.stdout.flush()
     os.execv(sys.executable, program)  # the process becomes the script: signals and exit status are its own

@@ -42,6 +42,7 @@ from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
 JOURNAL = "trials.journal"
 NETWORK = {"model.name", "model.width", "model.depth"}
 SUMMARY = ("run_id", "experiment", "sampler", "pruner", "score_name", "occupancy", "seconds")
+TRIAL = ("number", "run_id", "status", "score", "values", "restarts", "seconds", "error")
 LOOK_SECONDS = 1.0  # interval of checks for finished trials; bounds the delay of a signal
 
 
@@ -285,9 +286,7 @@ def _metrics(result: SweepResult) -> dict[str, float | None]:
 
 
 def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
-    names = ("number", "run_id", "status", "score", "values", "restarts", "seconds", "error")
-    facts = {name: getattr(trial, name) for name in names}
-    return facts | {
+    return {name: getattr(trial, name) for name in TRIAL} | {
         "overrides": list(result.overrides(trial)),
         "num_epochs": None if result.objective else len(trial.scores),
     }

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,23 +19,32 @@ import psutil
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.judge.records import Defer, ProcessRun, Question, Side
+from paceline.tasks.measure.step_marks import VARIABLE
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 1.0  # for helpers of a program, such as Python's resource tracker, that end by themselves after it
 STOP_SECONDS = 5.0  # for a training by Paceline to end its run, and what it has started on other hosts
 KILL_SECONDS = 10.0  # a process that waits for a file system cannot be killed
 POLL_SECONDS = 0.02
+MAX_WARM_UP = 10  # marked steps that do not count, but at most half of them
 
 
 def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> ProcessRun:
     """Run a side once, and leave nothing behind; `defer` delays a signal while processes are ended.
 
-    Raises InputError: it fails, takes longer than its limit, leaves processes behind, or does not print what is read.
+    Raises InputError: it fails, takes longer than its limit, leaves processes behind, does not print what is read, or
+    does not mark steps as the process before it did.
     """
     command = ["/bin/sh", "-c", side.command]
-    with tempfile.TemporaryFile() as output, _end_descendants(defer) as remaining:
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-") as folder,
+        tempfile.TemporaryFile() as output,
+        _end_descendants(defer) as remaining,
+    ):
+        marks = Path(folder, "steps")
         started = time.monotonic()
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        streams["env"] = os.environ | {VARIABLE: str(marks)}
         process = subprocess.Popen(command, cwd=side.directory, start_new_session=True, **streams)
         try:
             has_ended = _wait(process.pid, question.limit_seconds)
@@ -63,7 +73,9 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
                 f"--{side.name} {side.label}: it left processes behind, which were ended ({names[:200]})",
                 hint="let the command wait for all processes that it starts",
             )
-    return read_output(text, seconds, side, question)
+        times = [float(line) for line in marks.read_text().split()] if marks.exists() else []
+    run = read_output(text, seconds, side, question)
+    return run if question.steps or question.rate_key else _read_marks(times, run, side, question)
 
 
 def read_output(text: str, seconds: float, side: Side, question: Question) -> ProcessRun:
@@ -88,6 +100,21 @@ def read_output(text: str, seconds: float, side: Side, question: Question) -> Pr
         fault = f"--{side.name} {side.label}: the training is too short to have a steady state after its warm-up"
         raise InputError(fault, hint="train for two epochs or more", setting=f"--{side.name}")
     return ProcessRun(seconds=1 / rate, metric=metric, run_id=_last_value(text, "run_id"))
+
+
+def _read_marks(times: list[float], run: ProcessRun, side: Side, question: Question) -> ProcessRun:
+    """The run with the median of its marked steps, without the first ones, in place of the time of the process."""
+    fault, hint = f"--{side.name} {side.label}: it marks", "call step() in each step of both sides, or give --steps"
+    if question.is_marked not in (None, bool(times)):
+        raise InputError(f"{fault} {'' if times else 'no '}steps, unlike the process before it", hint=hint)
+    if not times:
+        return run
+    steps = np.diff(times)
+    counted = steps[min(MAX_WARM_UP, len(steps) // 2) :]
+    seconds = float(np.median(counted)) if len(counted) else 0.0
+    if seconds <= 0:
+        raise InputError(f"{fault} {len(times)} steps, too few for a time", hint=hint)
+    return run.model_copy(update={"seconds": seconds, "num_steps": len(counted)})
 
 
 def _number(found: Any, option: str, pattern: str, side: Side) -> float:

@@ -40,6 +40,7 @@ class Question(Record):
     metric_key: str | None = None  # or a key of the last line of JSON that has it; dots lead into inner objects
     steps: str | None = None  # regular expression over times of single steps, seconds
     rate_key: str | None = None  # of a training by Paceline: as `metric_key`, samples per second
+    is_marked: bool | None = None  # whether the sides mark their steps; None before the first process has ended
     lower_is_better: bool = False
     margin: float | None = None  # None for a share of the old side's metric
     budget_seconds: float
@@ -52,6 +53,7 @@ class ProcessRun(Record):
     seconds: float  # of the process, from start to exit; of a step or a sample, where the question is about those
     metric: float | None = None
     run_id: str | None = None  # of a training by Paceline, in MLflow
+    num_steps: int = 0  # marked ones that `seconds` is the median of; 0 where it is of something else
 
 
 class Round(Record):

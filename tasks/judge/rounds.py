@@ -30,7 +30,8 @@ def judge_sides(
 ) -> tuple[Decision, tuple[Round, ...]]:
     """Judge the new side by rounds; return the decision and all rounds, the contaminated ones among them.
 
-    One process of each side comes first and does not count: it fills caches, and shows whether the side works.
+    One process of each side comes first and does not count: it fills caches, and shows whether the side works and marks
+    its steps.
     `before_look` is called once, before the first look that can decide: from then on the level is spent.
 
     Raises InputError: a side does not work, or the budget is too short for any decision.
@@ -38,7 +39,8 @@ def judge_sides(
     started = clock()
     sides = {side.name: side for side in (question.old, question.new)}
     for side in sides.values():
-        run(side, question)
+        done = run(side, question)
+        question = question.model_copy(update={"is_marked": done.num_steps > 0})
     before = clock() - started
     rounds: list[Round] = []
     plan, decision, longest, num_looks = None, None, 0.0, 0

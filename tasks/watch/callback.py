@@ -1,11 +1,13 @@
 """The callback for a Trainer of Lightning."""
 
+import os
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from paceline.tasks.measure.step_marks import VARIABLE, step
 from paceline.tasks.names import Status
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.card import finish, status_of
@@ -20,7 +22,8 @@ class SpeedAccount(Callback):
 
     Args:
         replay: Measure what waiting for input costs: blocks of steps whose batches were read before. Set it to False if
-            your data set changes with the training.
+            your data set changes with the training. It has no effect under `paceline judge`, for which each batch is
+            a marked step.
     """
 
     def __init__(self, *, replay: bool = True) -> None:
@@ -39,6 +42,7 @@ class SpeedAccount(Callback):
         if stage != "fit" or not trainer.is_global_zero:
             return
         why = "" if self._replay else "replay=False"
+        why = "under paceline judge" if VARIABLE in os.environ else why
         self._account = Account(
             why_not_measured="the training has several ranks" if trainer.world_size > 1 else why,
             after_receive="transfer",
@@ -54,6 +58,7 @@ class SpeedAccount(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """The rest of the step belongs to callbacks and loggers."""
+        step()
         self._account.switch("rest")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -2,9 +2,10 @@
 
     python -P -m paceline.tasks.watch.program REPLAY SCRIPT [ARGUMENT...]
 
-REPLAY is `replay` or `no-replay`.
+REPLAY is `replay` or `no-replay`. With `-json` behind it, stdout ends with the accounts as one line of JSON.
 """
 
+import json
 import sys
 from functools import wraps
 from importlib.abc import MetaPathFinder
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from paceline.tasks.names import Status
+from paceline.tasks.redact import redact_tree
 from paceline.tasks.watch import card
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.hooks import follow
@@ -66,7 +68,7 @@ def main(replay: str, script: str, *arguments: str) -> int:
     module.__file__ = script
     sys.modules["__main__"], sys.argv = module, [script, *arguments]
     sys.path.insert(0, str(path.resolve().parent))
-    is_replayed = replay == "replay"
+    is_replayed = not replay.startswith("no-")
     sys.meta_path.insert(0, TrainerFinder(replay=is_replayed))
     account = Account(why_not_measured="" if is_replayed else "of --no-replay")
     ended: BaseException | None = None
@@ -82,6 +84,9 @@ def main(replay: str, script: str, *arguments: str) -> int:
     if card.finish(account, path.name, status) is None and not card.finished:
         lines = NO_LOADER if account.num_backward else NO_LOOP
         card.say(*(line.format(script=path.name, number=account.num_backward) for line in lines))
+    if replay.endswith("-json"):
+        accounts = [result.model_dump(mode="json") for result in card.finished]
+        print(json.dumps(redact_tree({"accounts": accounts})), flush=True)  # noqa: T201
     if ended is not None and not isinstance(ended, Exception):
         raise ended
     return int(ended is not None)

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import pytest
 
 from tests.support.jobs import new_job, two_workers
 from tests.support.mlflow_server import MlflowServer
+from tests.support.outputs import told_by
 from tests.support.own_lightning import PACKAGE
 from tests.support.own_lightning import SMALL as SMALL_OWN
 from tests.support.prefect_server import prefect_server
@@ -98,7 +98,7 @@ def call(paceline):
         process = paceline(*map(str, arguments), "--json", **environment)
         out, said = process.communicate(timeout=280)
         assert process.returncode == 0, said
-        return json.loads(out.splitlines()[-1])
+        return told_by(arguments[0], out)
 
     return to_the_end
 
@@ -114,7 +114,7 @@ def call_own(paceline, mlflow_server, tmp_path):
         process = paceline(command, *own, *arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
         out, said = process.communicate(timeout=280)
         assert process.returncode == status, said
-        return json.loads(out.splitlines()[-1]), said
+        return told_by(command, out), said
 
     return to_the_end
 

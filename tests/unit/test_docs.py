@@ -28,8 +28,9 @@ SETTING = re.compile(r"(?<![\w.])(?<!--param )(?<!--param [\"'])(?P<key>[a-z_]+\
 SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
 README = ROOT / "README.md"
 TABLES = ROOT / "conf" / "README.md"
-WITH_PYTHON = {ROOT / "infra" / "docs" / "guides" / name for name in ("watch.md", "compose.md")}
-"""Guides whose Python is run by tests/unit/tasks/watch/test_callback.py and tests/integration/run/test_stages.py."""
+WITH_PYTHON = {ROOT / "infra" / "docs" / "guides" / name for name in ("watch.md", "compose.md", "drive.md")}
+"""Guides whose Python is run by tests/unit/tasks/watch/test_callback.py, and in tests/integration/run by test_stages.py
+and test_drive.py."""
 SHOWN = {"", "text", "console", "yaml", "json"}
 """Languages of blocks that show something and are not run."""
 SCHEDULER = "$PACELINE_SCHEDULER"

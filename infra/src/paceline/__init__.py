@@ -1,11 +1,14 @@
 """Training pipelines that account for their own speed: settings, flows and tasks under one import name.
 
 `run(load("digits"))` is `paceline run digits`. The stages `prepare`, `train`, `evaluate` and `account` share a
-`session`; with them you compose a Prefect flow of your own: see the guide "Your own flow".
+`session`; with them you compose a Prefect flow of your own: see the guide "Your own flow". `step()` marks the end of a
+training step in any program, for `paceline judge`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from paceline.tasks.measure.step_marks import step
 
 if TYPE_CHECKING:
     from paceline.conf.load import load
@@ -19,7 +22,7 @@ _PLACES = {
         ("Session", "Summary", "account", "evaluate", "prepare", "session", "train"), ".flows.run.stages"
     ),
 }
-__all__ = ["Session", "Summary", "account", "evaluate", "load", "prepare", "run", "session", "train"]
+__all__ = ["Session", "Summary", "account", "evaluate", "load", "prepare", "run", "session", "step", "train"]
 
 
 def __getattr__(name: str) -> Any:

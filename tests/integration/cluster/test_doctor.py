@@ -22,6 +22,7 @@ from paceline.tasks.track.queries import find_runs
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.support.jobs import two_workers
 from tests.support.listeners import listening
+from tests.support.outputs import told_by
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +35,7 @@ def doctor(paceline):
     def examine(*arguments, **environment):
         process = paceline("doctor", *arguments, "--json", **environment)
         stdout, stderr = process.communicate(timeout=120)
-        findings = json.loads(stdout.splitlines()[-1])["findings"] if stdout else []
+        findings = told_by("doctor", stdout)["findings"] if stdout else []
         return process.returncode, {finding["check"]: finding for finding in findings}, stderr
 
     return examine
@@ -85,7 +86,7 @@ def test_devices_and_links_are_measured_and_compared_with_the_last_time(paceline
         process = paceline("doctor", "--measure", "cluster.num_workers=2", "--json", **home)
         stdout, stderr = process.communicate(timeout=280)
         assert process.returncode == 0, stderr
-        answer = json.loads(stdout.splitlines()[-1])
+        answer = told_by("doctor", stdout)
         measured = answer["measurement"]
         histories.append({finding["check"]: finding for finding in answer["findings"]}["history"]["found"])
         assert [device["device"] for device in measured["devices"]] == ["cpu-0", "cpu-1"]
@@ -125,7 +126,7 @@ def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_th
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     stderr = done.stderr
     assert done.returncode == 1, stderr
-    found = {finding["check"]: finding for finding in json.loads(done.stdout.splitlines()[-1])["findings"]}
+    found = {finding["check"]: finding for finding in told_by("doctor", done.stdout)["findings"]}
     wrong = {name for name, finding in found.items() if finding["status"] == "error"}
     assert wrong == {"leases", "mlflow", "prefect", "workers"}
     assert found["certificates"]["status"] == "warning"

@@ -41,6 +41,7 @@ from paceline.tasks.train.launch.run_lock import run_lock
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import write_with_digest
 from tests.support.deployments import SHORT, Deployments
+from tests.support.outputs import told_by
 from tests.support.patience import until
 from tests.support.refusals import refused
 from tests.support.small_disk import fill, small_disk
@@ -180,7 +181,7 @@ def test_what_nothing_needs_is_removed_and_all_else_stays_with_its_reason(home):
 def test_a_dry_run_removes_nothing_and_an_age_spares_what_is_new(home, capfd):
     path, run = home.add_set("a"), home.add_run("none")
     assert cli.main(["clean", "--dry-run", "--keep", "0", "--json"]) == 0
-    planned = json.loads(capfd.readouterr().out.splitlines()[-1])
+    planned = told_by("clean", capfd.readouterr().out)
     assert planned["dry_run"]
     assert planned["freed_bytes"] > 0
     assert path.exists()
@@ -328,7 +329,7 @@ def test_a_disk_that_is_full_and_fills_up_again_is_cleaned_up(template, tmp_path
 def test_a_number_that_makes_no_sense_is_refused(home, capfd, arguments, setting, value):
     path = home.add_set("a")
     assert cli.main(["clean", *arguments, "--json"]) == 2
-    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    said = told_by("clean", capfd.readouterr().out)
     assert said["setting"] == setting
     assert value in said["error"]
     assert said["hint"].startswith(f"use {setting} ")
@@ -368,7 +369,7 @@ def test_a_deleted_run_with_a_registered_model_stays_in_mlflow(home):
 def test_a_run_that_would_fill_the_disk_is_refused_before_any_work(home, capfd):
     (home.root / "mlflow.db").unlink()
     assert cli.main(["run", "digits", "limits.min_free_gib=1000000", "--json"]) == 2
-    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    said = told_by("clean", capfd.readouterr().out)
     assert (said["setting"], said["hint"]) == ("limits.min_free_gib", "free space with: paceline clean")
     assert "prepared set 0.00" in said["error"]
     assert not (home.root / "prepared").exists()
@@ -415,19 +416,19 @@ def test_a_clean_up_during_a_run_takes_nothing_from_it(program, tmp_path):
     while process.poll() is None:
         out, said = program(*clean, **environment).communicate(timeout=120)
         assert out, said
-        reasons |= {item["stays"] for item in json.loads(out.splitlines()[-1])["items"]}
+        reasons |= {item["stays"] for item in told_by("clean", out)["items"]}
         num_cleaned += 1
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert num_cleaned > 1
     assert "a running process needs it" in reasons
-    summary = json.loads(stdout.splitlines()[-1])
+    summary = told_by("run", stdout)
     out, _ = program(*clean, **environment).communicate(timeout=120)
     assert left(tmp_path / "home" / "prepared") == left(tmp_path / "home" / "runs") == []
     again = program("run", "digits", *settings, "--json", **environment)
     stdout, stderr = again.communicate(timeout=240)
     assert again.returncode == 0, stderr
-    assert json.loads(stdout.splitlines()[-1])["dataset"]["fingerprint"] == summary["dataset"]["fingerprint"]
+    assert told_by("run", stdout)["dataset"]["fingerprint"] == summary["dataset"]["fingerprint"]
     (checkpoints,) = tmp_path.glob("home/runs/*/checkpoints")
     (prepared,) = tmp_path.glob("home/prepared/[!.]*")
     config = load("digits", settings)

@@ -26,6 +26,7 @@ from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.track.models import fetch_model
 from paceline.tasks.track.store import local_path
+from tests.support.outputs import told_by
 from tests.support.pictures import make_pictures
 from tests.support.refusals import refused
 
@@ -41,7 +42,7 @@ def call(paceline):
     def to_the_end(*arguments):
         process = paceline(*map(str, arguments), "--json")
         out, said = process.communicate(timeout=240)
-        return process.returncode, json.loads(out.splitlines()[-1]) if out else None, said
+        return process.returncode, told_by(arguments[0], out) if out else None, said
 
     return to_the_end
 

@@ -1,6 +1,5 @@
 """`paceline judge` on programs without any code of Paceline, and with planted differences of real work."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,12 +10,25 @@ import pytest
 from mlflow.artifacts import load_dict
 from mlflow.tracking import MlflowClient
 
+from tests.support.outputs import told_by
+
 WORK = """
 import sys
 total = 0
 for number in range(int(sys.argv[1])):
     total += number * number % 7
 print(f"loss={float(sys.argv[2])}")
+"""
+STEPS = """
+import sys, time
+from paceline import step
+time.sleep(0.3)
+for _ in range(40):
+    total = 0
+    for number in range(int(sys.argv[1])):
+        total += number * number % 7
+    if len(sys.argv) == 2:
+        step()
 """
 JUDGE = (sys.executable, "-m", "paceline.flows.cli", "judge")
 NUM_STEPS = 1_500_000
@@ -32,7 +44,7 @@ def judge(tmp_path):
         done = subprocess.run(
             [*JUDGE, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        return done, json.loads(done.stdout.splitlines()[-1]) if "--json" in arguments else None
+        return done, told_by("judge", done.stdout) if "--json" in arguments else None
 
     return call
 
@@ -67,6 +79,22 @@ def test_planted_work_is_found_and_counted(judge, tmp_path):
     }
     stored = load_dict(f"{runs[0].info.artifact_uri}/summary.json")
     assert all(len(each["runs"]) == 4 for each in stored["rounds"])
+
+
+@pytest.mark.slow
+def test_marked_steps_count_in_place_of_the_process(judge, tmp_path):
+    (tmp_path / "steps.py").write_text(STEPS)
+    old, new = (f"{sys.executable} steps.py {number}" for number in (40_000, 30_000))
+    limits = ("--budget", "100", "--json")
+    done, told = judge("--old", old, "--new", new, *limits)
+    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    assert told["outcome"] == "KEEP"
+    assert told["ratio"]["value"] > 1.2, "by the processes it is less than 1.15"
+    assert {run["num_steps"] for each in told["rounds"] for run in each["runs"]} == {29}
+    assert " for a marked step" in done.stderr
+    done, told = judge("--old", old, "--new", f"{new} silent", *limits)
+    assert (done.returncode, told["setting"]) == (2, "--new")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.client import connect
 from tests.conftest import RANK_MODULE
+from tests.support.outputs import told_by
 from tests.support.own_lightning import PACKAGE, SMALL, values_of_run, values_of_script
 from tests.support.own_package import install
 from tests.support.scratch_cluster import ScratchCluster
@@ -63,7 +64,7 @@ def run(paceline, code, tmp_path):
 def summary_of(process):
     out, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
-    return json.loads(out.splitlines()[-1])
+    return told_by(process.args[3], out)
 
 
 @pytest.mark.slow

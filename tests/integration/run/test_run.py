@@ -20,6 +20,7 @@ from paceline.flows.commands.evidence import find_evidence
 from paceline.tasks.speedup.evidence.archive import unpack
 from paceline.tasks.speedup.evidence.recompute import differences, recompute
 from paceline.tasks.train.launch.rank_process import running_ranks
+from tests.support.outputs import told_by
 from tests.support.patience import until
 
 QUICK = [
@@ -78,7 +79,7 @@ class Finished:
 
     @property
     def summary(self):
-        return json.loads(self.stdout.splitlines()[-1])
+        return told_by("run", self.stdout)
 
 
 def has_mark(process, mark):

@@ -12,6 +12,7 @@ from paceline.conf.environment import Environment
 from paceline.tasks.evaluate.metrics import read_test_split
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
+from tests.support.outputs import told_by
 from tests.support.patience import until
 
 FIRST, OTHERS = ("data.classes=['0','1','2','3','4']", "data.classes=['5','6','7','8','9']")
@@ -33,7 +34,7 @@ def study(paceline, mlflow_server, weights):
     process = paceline(*ASKED, *tail, MLFLOW_TRACKING_URI=mlflow_server.url)
     out, told = process.communicate(timeout=280)
     assert process.returncode == 0, told
-    return json.loads(out.splitlines()[-1]), told
+    return told_by("no-gpu", out), told
 
 
 def nested_of(client, run_id):

@@ -10,6 +10,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from tests.support.outputs import told_by
 from tests.support.patience import until
 
 TINY = [
@@ -32,7 +33,7 @@ def run(paceline, mlflow_server):
         process = paceline(*arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
         stdout, stderr = process.communicate(timeout=280)
         assert process.returncode == status, stderr
-        return (json.loads(stdout.splitlines()[-1]) if stdout else None), stderr
+        return (told_by(arguments[0], stdout) if stdout else None), stderr
 
     return to_the_end
 

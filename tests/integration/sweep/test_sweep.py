@@ -16,6 +16,7 @@ from paceline.tasks.errors import StoppedError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.support.log_lines import log_lines
+from tests.support.outputs import told_by
 from tests.support.patience import until
 from tests.support.scratch_cluster import ScratchCluster
 
@@ -46,7 +47,7 @@ def sweep(paceline, mlflow_server):
         process = paceline("sweep", *arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
         stdout, stderr = process.communicate(timeout=280)
         assert process.returncode == status, stderr
-        return (json.loads(stdout.splitlines()[-1]) if stdout else None), stderr
+        return (told_by("sweep", stdout) if stdout else None), stderr
 
     return to_the_end
 
@@ -246,7 +247,7 @@ def test_a_killed_worker_costs_its_trial_an_epoch_and_the_others_nothing(pacelin
         cluster.kill(cluster.worker_pid(0))
         stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr
-    summary = json.loads(stdout.splitlines()[-1])
+    summary = told_by("sweep", stdout)
     assert sorted(trial["restarts"] for trial in summary["trials"]) == [0, 1]
     scores = {trial["values"]["recipe.learning_rate"]: trial["score"] for trial in summary["trials"]}
     assert scores == {trial["values"]["recipe.learning_rate"]: trial["score"] for trial in calm["trials"]}

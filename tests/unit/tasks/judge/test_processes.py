@@ -79,6 +79,42 @@ def test_steps_count_without_the_first_half():
         run_process(*ask("echo step took 0s", steps=r"took (.*)s"))
 
 
+def mark(*times):
+    return "printf '%s\\n' " + " ".join(map(str, times)) + ' > "$PACELINE_STEPS"; echo step took 7s'
+
+
+def test_marked_steps_count_by_their_median_without_the_first_half_or_ten():
+    run = run_process(*ask(mark(0, 9, 18, 19, 20, 21.5)))
+    assert (run.seconds, run.num_steps) == (1.0, 3)
+    run = run_process(*ask(mark(*range(0, 90, 9), *range(100, 150))))
+    assert (run.seconds, run.num_steps) == (1.0, 49)
+    run = run_process(*ask(mark(0, 1, 2), steps="took (.*)s"))
+    assert (run.seconds, run.num_steps) == (7.0, 0), "what is asked for by name counts"
+
+
+@pytest.mark.parametrize(
+    ("command", "is_marked"),
+    [("echo done", True), (mark(0, 1, 2), False), (mark(0), None), (mark(3, 3, 3), None)],
+    ids=["none", "some", "one", "at once"],
+)
+def test_steps_are_marked_by_both_sides_or_none(command, is_marked):
+    with refused("--new") as caught:
+        run_process(*ask(command, is_marked=is_marked))
+    assert "step" in str(caught.value)
+
+
+def test_only_the_first_process_that_marks_steps_is_timed_and_marks_cost_no_imports():
+    code = """
+import sys
+from paceline import step
+[step() for _ in range(int(sys.argv[1]))]
+assert {"numpy", "pydantic", "torch"}.isdisjoint(sys.modules)
+"""
+    run = run_process(*ask(f"run() {{ {sys.executable} -c '{code}' $1; }}; run 40 && run 900"))
+    assert run.num_steps == 29
+    assert run.seconds > 0
+
+
 @pytest.mark.parametrize(
     ("command", "options", "setting", "says"),
     [

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from paceline.conf.environment import Environment
 from paceline.lightning import SpeedAccount
+from paceline.tasks.measure import step_marks
 from paceline.tasks.watch import account as module
 from tests.support.documents import ROOT, fences
 
@@ -119,6 +120,18 @@ def test_a_training_is_a_run_and_a_failed_one_has_failed(tmp_path, capsys):
     assert f"run      {done.info.run_id} in experiment paceline-watch" in text
     assert "Paceline: Module, 60 steps" in text
     assert watch.result.why_not_measured == "replay=False"
+
+
+def test_a_judged_training_marks_its_steps(tmp_path, monkeypatch):
+    monkeypatch.setenv(step_marks.VARIABLE, str(tmp_path / "marks"))
+    step_marks._open_marks.cache_clear()
+    watch = SpeedAccount()
+    model, _ = fit(watch, directory=tmp_path, settings={"max_epochs": 1})
+    step_marks._open_marks.cache_clear()
+    times = [float(line) for line in (tmp_path / "marks").read_text().split()]
+    assert len(times) == len(model.losses)
+    assert times == sorted(times)
+    assert watch.result.why_not_measured == "under paceline judge"
 
 
 def test_a_store_that_does_not_answer_leaves_the_training_alone(tmp_path, monkeypatch, capsys):
