@@ -91,6 +91,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     "--lower-is-better --budget 110": AS_JUDGED,
     "paceline judge --old HEAD~1 --new HEAD -- python train.py 32": AS_JUDGED,
     "paceline judge --ledger": AS_JUDGED,
+    "paceline bisect --good v1.0 --bad HEAD -- python train.py 32": Checked(
+        "tests/integration/run/test_bisect.py searches a repository with planted work"
+    ),
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
     "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt": AS_LIGHTNING,
