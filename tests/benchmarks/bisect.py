@@ -27,8 +27,8 @@ from tests.support.slow_history import make_history
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / ".paceline" / "bench" / "bisect.jsonl"
 NUM_COMMITS, SLOWDOWN = 16, 0.08
-NUM_STEPS = 6_000_000
-"""Half a second on the machine of the log."""
+NUM_STEPS = 3_000_000
+"""About a quarter of a second."""
 BUSY = "while True: pass"
 PARTS = ("planted", "neighbour")
 WANTED = {"planted": "FOUND", "neighbour": "MACHINE"}
