@@ -44,14 +44,14 @@ def time_program(place, count=5):
     return median(seconds)
 
 
-def attempt(part, number, budget):
+def attempt(part, number, budget, num_steps):
     """One search, and whether its outcome is the right one."""
     started = time.monotonic()
     slow = random.Random(f"{part} {number}").randrange(1, NUM_COMMITS + 1) if part == "planted" else None
     neighbours = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "repository")
-        make_history(place, NUM_COMMITS, slow, NUM_STEPS, SLOWDOWN)
+        make_history(place, NUM_COMMITS, slow, num_steps, SLOWDOWN)
         options = ["--good", f"main~{NUM_COMMITS}", "--bad", "main", "--budget", str(budget), "--json"]
         try:
             if part == "neighbour":
@@ -86,6 +86,7 @@ def attempt(part, number, budget):
         "part": part,
         "number": number,
         "slow": slow,
+        "num_steps": num_steps,
         "is_right": is_right,
         "outcome": told.get("outcome"),
         "reason": told.get("reason", told.get("error")),
@@ -110,6 +111,7 @@ def main():
     parser.add_argument("--attempts", type=int, default=10)
     parser.add_argument("--minutes", type=float, default=600.0, help="start no attempt after so long")
     parser.add_argument("--budget", type=float, default=900.0, help="seconds of a search")
+    parser.add_argument("--num-steps", type=int, default=NUM_STEPS, help="work of the program")
     parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--table", action="store_true", help="measure nothing")
     chosen = parser.parse_args()
@@ -119,7 +121,7 @@ def main():
     for number in range(chosen.attempts):
         for part in chosen.part:
             if (part, number) not in done and not chosen.table and time.monotonic() < until:
-                line = json.dumps(attempt(part, number, chosen.budget))
+                line = json.dumps(attempt(part, number, chosen.budget, chosen.num_steps))
                 with chosen.file.open("a") as lines:
                     lines.write(line + "\n")
     print("| part | attempt | slow commit | outcome | remain | rounds | seconds |")

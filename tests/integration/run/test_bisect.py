@@ -30,7 +30,7 @@ def bisect(tmp_path):
 
 @pytest.mark.slow
 def test_a_planted_commit_is_found_and_recorded(bisect, tmp_path):
-    make_history(tmp_path / "repository", 16, 11, 1_000_000, 0.3)
+    make_history(tmp_path / "repository", 16, 11, 500_000, 0.3)
     (tmp_path / "repository" / "work.py").write_text("raise SystemExit('not committed')")
     done, told = bisect("--good", "main~16", "--bad", "main", "--budget", "250")
     if any(each["contaminated"] for each in told["series"][-1]["rounds"]) and told["outcome"] != "FOUND":
