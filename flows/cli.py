@@ -18,6 +18,7 @@ from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_sett
 from paceline.conf.load import field_paths
 from paceline.flows.commands import (
     advise,
+    bisect,
     compare,
     evidence,
     judge,
@@ -42,6 +43,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "Measure": (
         watch.watch,
         judge.judge,
+        bisect.bisect,
         study.study,
         advise.advise,
         compare.compare,

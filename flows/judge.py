@@ -6,12 +6,14 @@ from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
+from typing import TypeVar
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.errors import one_line
 from paceline.tasks.fingerprint import configuration_fingerprint
+from paceline.tasks.judge.bisection import Bisection
 from paceline.tasks.judge.decision import first_look
 from paceline.tasks.judge.ledger import Base, Candidate, Ledger, open_ledger, read_ledger
 from paceline.tasks.judge.processes import run_process
@@ -25,6 +27,7 @@ from paceline.tasks.track.store import check_store
 
 FOLDER = "judge"  # of the ledgers, in the state directory
 RUN = partial(run_process, defer=defer_signals)
+Recorded = TypeVar("Recorded", Judgement, Bisection)
 
 
 def judge_commands(site: Environment, question: Question, ledger_name: str | None) -> AbstractContextManager[Judgement]:
@@ -110,7 +113,8 @@ def _judge(
             if is_counted:
                 candidate = candidate.model_copy(update={"outcome": judgement.outcome, "ratio": judgement.ratio})
                 put(candidate)
-            judgement = _record(site, experiment_id, judgement, run_ids)
+            tags = {Tag.ROLE: "judge", Tag.PARITY: judgement.parity, Tag.LEDGER: judgement.ledger}
+            judgement = record_judgement(site, experiment_id, tags, judgement, run_ids)
             if is_counted:
                 put(candidate.model_copy(update={"run_id": judgement.run_id}))
             yield judgement
@@ -121,14 +125,15 @@ def ledgers(site: Environment, name: str | None) -> list[Ledger]:
     return [read_ledger(path) for path in sorted((site.root / FOLDER).glob(f"{name or '*'}.json"))]
 
 
-def _record(site: Environment, experiment_id: str, judgement: Judgement, run_ids: Sequence[str]) -> Judgement:
+def record_judgement(
+    site: Environment, experiment_id: str, tags: dict[str, str], judgement: Recorded, run_ids: Sequence[str] = ()
+) -> Recorded:
     """Record a judgement as a run; return it with the run's id, or as it is and a warning if MLflow fails."""
     from prefect.logging import get_logger
 
     from paceline.flows.lifecycle.mlflow_run import ends_with_status
 
-    tags = {Tag.ROLE: "judge", Tag.JUDGEMENT: judgement.outcome, Tag.PARITY: judgement.parity}
-    tags |= {Tag.VERDICT: judgement.reason, Tag.LEDGER: judgement.ledger}
+    tags |= {Tag.JUDGEMENT: judgement.outcome, Tag.VERDICT: judgement.reason}
     name = redact(judgement.new)[:80]
     metrics: dict[str, float | None] = {Metric.WALL_SECONDS: judgement.seconds, Metric.JUDGEMENT_LEVEL: judgement.level}
     if ratio := judgement.ratio:

@@ -163,6 +163,7 @@ def _others() -> dict[str, list[Any]]:
     from paceline.tasks.doctor.figures import Measurements
     from paceline.tasks.doctor.finding import Finding
     from paceline.tasks.evaluate.linear_classifier import Fitted
+    from paceline.tasks.judge.bisection import Bisection
     from paceline.tasks.judge.ledger import Ledger
     from paceline.tasks.judge.records import Judgement
     from paceline.tasks.speedup.compare import Comparison
@@ -185,6 +186,7 @@ def _others() -> dict[str, list[Any]]:
         "hardware": [HardwareTable],
         "watch": [_new("Watched", accounts=tuple[WatchResult, ...])],
         "judge": [Judgement, _new("Ledgers", ledgers=_many(_all("ListedLedger", Ledger, next_level=float)))],
+        "bisect": [Bisection],
         "evidence": [_new("Evidence", file=str, num_bytes=int, sha256=str, figures=figures)],
         "clean": [_all("FreedSpace", CleanUp, freed_bytes=int)],
         "doctor": [_new("Examination", **found, measurement=Measurements | None)],

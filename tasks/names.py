@@ -39,7 +39,7 @@ class Tag:
     HOST = "paceline.host"
     HOSTS = "paceline.hosts"  # hosts of the ranks, in alphabetical order; `HOST` is that of the command
     IS_BASELINE = "paceline.is_baseline"
-    JUDGEMENT = "paceline.judgement"  # KEEP, DISCARD or RETEST
+    JUDGEMENT = "paceline.judgement"  # KEEP, DISCARD or RETEST; of a search FOUND, MACHINE, NO SLOWDOWN or UNDECIDED
     KEY = "paceline.key"
     LAYER = "paceline.layer"
     LAYOUT = "paceline.layout"

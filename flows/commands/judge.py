@@ -157,21 +157,26 @@ def _check(options: Namespace, is_training: bool) -> None:
         given = getattr(options, name)
         if given is None or not (given.strip() or is_training):
             raise InputError(f"paceline judge needs --{name}", hint=f"for example: {EXAMPLE}", setting=f"--{name}")
-    for name in ("budget", "limit", "margin"):
-        value = getattr(options, name)
+    check_values(options, ("budget", "limit", "margin"), ("metric", "steps"))
+    if options.metric and options.metric_key:
+        raise InputError("--metric and --metric-key are given; use one", hint="remove --metric")
+    if options.margin is not None and not (options.metric or options.metric_key or is_training):
+        raise InputError("--margin is about a metric, and none is given", hint="add --metric 'loss=(.+)'")
+
+
+def check_values(options: Namespace, numbers: tuple[str, ...], patterns: tuple[str, ...]) -> None:
+    """Raise InputError: a number is not above 0, which a margin may be, or a pattern is not a regular expression."""
+    for name in numbers:
+        value, option = getattr(options, name), name.replace("_", "-")
         if value is not None and not (0 < value < float("inf") or (value == 0 and name == "margin")):
             rule, hint = ("0 or more", 0) if name == "margin" else ("a number above 0", 60)
-            raise InputError(f"--{name} must be {rule}, got {value:g}", hint=f"--{name} {hint}")
-    for name in ("metric", "steps"):
+            raise InputError(f"--{option} must be {rule}, got {value:g}", hint=f"--{option} {hint}")
+    for name in patterns:
         try:
             re.compile(getattr(options, name) or "")
         except re.error as error:
             fault = f"--{name} {getattr(options, name)} is not a regular expression ({error})"
             raise InputError(fault, hint=f"for example --{name} 'loss=(.+)'") from error
-    if options.metric and options.metric_key:
-        raise InputError("--metric and --metric-key are given; use one", hint="remove --metric")
-    if options.margin is not None and not (options.metric or options.metric_key or is_training):
-        raise InputError("--margin is about a metric, and none is given", hint="add --metric 'loss=(.+)'")
 
 
 def _rows(found: "Judgement", is_training: bool) -> Iterator[tuple[str, str]]:

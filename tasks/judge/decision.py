@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.tasks.judge.records import Decision, JudgedParity, Outcome, Round
+from paceline.tasks.judge.records import Decision, JudgedParity, Outcome, Round, SideName
 from paceline.tasks.measure.paired_ratio import (
     MIN_ROUNDS_TO_STOP,
     Floats,
@@ -69,9 +69,9 @@ def plan_looks(level: float, max_rounds: int) -> Plan:
     return Plan(looks=tuple(looks), level=level)
 
 
-def log_ratios(rounds: Sequence[Round]) -> Floats:
-    """Logarithm of the throughput of the new side over that of the old one, by total times."""
-    seconds = [[sum(run.seconds for run in each.of(name)) for name in ("old", "new")] for each in rounds]
+def log_ratios(rounds: Sequence[Round], names: tuple[SideName, SideName] = ("old", "new")) -> Floats:
+    """Logarithm of the throughput of the second side over that of the first one, by total times."""
+    seconds = [[sum(run.seconds for run in each.of(name)) for name in names] for each in rounds]
     old, new = np.array(seconds, dtype=np.float64).T
     logs: Floats = np.log(old / new)
     return logs

@@ -8,7 +8,7 @@ from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.study.records import Parity
 
-SideName = Literal["old", "new"]
+SideName = Literal["old", "new", "good", "middle", "bad"]  # the last three in a search
 Outcome = Literal["KEEP", "DISCARD", "RETEST"]
 JudgedParity = Parity | Literal["not worse"]  # surely no loss above the margin; a gain above it is possible
 Defer = Callable[[], AbstractContextManager[None]]  # delays a signal until the end of the body
@@ -29,6 +29,18 @@ class Side(Record):
     def label(self) -> str:
         """The side for people, on one line."""
         return " ".join(f"{self.revision + ': ' if self.revision else ''}{self.shown or self.command}".split())
+
+
+class Commit(Record):
+    """A commit of git."""
+
+    name: str
+    subject: str
+
+    @property
+    def label(self) -> str:
+        """The commit for people."""
+        return f"{self.name[:12]} {self.subject}"
 
 
 class Question(Record):

@@ -45,7 +45,7 @@ def judge_sides(
     rounds: list[Round] = []
     plan, decision, longest, num_looks = None, None, 0.0, 0
     while decision is None:
-        rounds += _take_rounds(sides, question, run, watch, flip, clock)
+        rounds += take_rounds(sides, question, run, watch, lambda: ORDERS[flip()], clock)
         valid, longest = [each for each in rounds if not each.contaminated], max(longest, rounds[-1].seconds)
         plan = plan or _plan(question, level, before, longest)  # by both sides together: that is independent of coins
         is_over = clock() - started + longest > question.budget_seconds or len(valid) >= plan.looks[-1]
@@ -80,18 +80,18 @@ def _decide(question: Question, rounds: Sequence[Round], plan: Plan) -> Decision
     return decision.model_copy(update={"outcome": "RETEST", "reason": reason, "needed_rounds": needed})
 
 
-def _take_rounds(
+def take_rounds(
     sides: dict[SideName, Side],
     question: Question,
     run: Run,
     watch: Callable[[list[int]], ValidityWatch],
-    flip: Callable[[], int],
+    draw: Callable[[], tuple[SideName, ...]],
     clock: Callable[[], float],
 ) -> list[Round]:
-    """A round, or several for as long as other work on the machine can be seen."""
+    """A round in an order that is drawn, or several for as long as other work on the machine can be seen."""
     watched, started, rounds = watch([os.getpid()]), clock(), []
     while (begin := clock()) - started < MIN_WATCHED_SECONDS:
-        order = ORDERS[flip()]
+        order = draw()
         runs = tuple(run(sides[name], question) for name in order)
         rounds.append(Round(order=order, runs=runs, seconds=clock() - begin))
     reasons = watched.stop().reasons

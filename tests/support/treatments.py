@@ -100,6 +100,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     "infra/judge-ci --state judgements --out judge.md --old main --new HEAD -- python train.py 32": Checked(
         "tests/integration/run/test_judge_ci.py runs it on a repository of its own"
     ),
+    "paceline bisect --good v1.0 --bad HEAD -- python train.py 32": Checked(
+        "tests/integration/run/test_bisect.py searches a repository with planted work"
+    ),
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
     "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt": AS_LIGHTNING,

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.judge import worktrees as module
-from paceline.tasks.judge.worktrees import check_out
+from paceline.tasks.judge.worktrees import check_out, list_commits, open_worktrees
 from tests.support.refusals import refused
 
 
@@ -133,3 +133,52 @@ def test_changes_without_a_commit_are_refused(repository, tmp_path):
 def test_a_directory_without_a_repository_is_refused(tmp_path):
     with refused("--old"), check_out("main", "HEAD", "true", str(tmp_path), tmp_path / "home"):
         pass
+
+
+def commit(repository, *messages):
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for message in messages:
+        subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", message], check=True)
+
+
+def test_commits_are_those_of_the_main_line(repository):
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "checkout", "--quiet", "-b", "side"], check=True)
+    commit(repository, "side 1", "side 2")
+    subprocess.run([*git, "checkout", "--quiet", "main"], check=True)
+    commit(repository, "three")
+    subprocess.run([*git, "merge", "--quiet", "--no-ff", "--message", "merge", "side"], check=True)
+    commit(repository, "four")
+
+    def subjects(good, bad):
+        return [each.subject for each in list_commits(good, bad, str(repository))]
+
+    assert subjects("main~4", "main") == ["one", "two", "three", "merge", "four"]
+    assert subjects("side~1", "main") == ["side 1", "merge", "four"]
+    assert subjects("main~1", "HEAD") == ["merge", "four"]
+    for good, bad in (("main", "main~1"), ("side", "main~2")):
+        with refused("--good", good, bad):
+            subjects(good, bad)
+    with refused("--bad", "HEAD"):
+        subjects("main", "HEAD")
+    with refused("--good", "nonsense"):
+        subjects("nonsense", "HEAD")
+    with refused("--bad", "nonsense"):
+        subjects("HEAD", "nonsense")
+    with refused("--good"):
+        list_commits("main~1", "main", str(repository.parent))
+
+
+def test_a_side_takes_the_place_of_the_one_before(repository, tmp_path):
+    (repository / "inside" / "train.py").write_text("not committed, and in nobody's way")
+    commits = list_commits("HEAD~1", "HEAD", str(repository))
+    with open_worktrees("true", str(repository / "inside"), tmp_path / "home") as add:
+        for each, text in zip(commits, ("one", "two"), strict=True):
+            side = add("middle", each.name)
+            assert (Path(side.directory, "train.py").read_text(), side.revision) == (text, each.name[:12])
+            assert worktrees(repository) == 2
+            assert not Path(side.directory, "built").exists()
+            Path(side.directory, "built").touch()
+            Path(side.directory, "train.py").write_text("changed by the program")
+    assert worktrees(repository) == 1
+    assert list((tmp_path / "home").iterdir()) == []
