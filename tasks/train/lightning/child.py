@@ -89,11 +89,13 @@ def _do(request: Request) -> dict[str, Any]:
     variants = []
     for overrides in request.variants:
         options = [f"--{override}" for override in overrides]
-        settings = ModuleCLI([*arguments, *options], only_parse=True).settings()
+        cli = ModuleCLI([*arguments, *options], only_parse=True)
+        settings = cli.settings()
         if request.task == "predict":
             check_prediction(settings)
         facts = {"prepares_data": request.task == "parse" and check_module(settings)}
-        variants.append({"settings": settings, "packages": code.identities(settings, directory)} | facts)
+        parsed = {"settings": settings, "given": cli.given(), "packages": code.identities(settings, directory)}
+        variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
 
 

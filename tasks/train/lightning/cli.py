@@ -64,6 +64,11 @@ class ModuleCLI(LightningCLI):
             **numbers | {name: value for name, value in self._options.items() if name != "callbacks"}
         )
 
+    def given(self) -> Settings:
+        """The settings that are not defaults, whoever changes these later."""
+        given: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False, skip_default=True))
+        return given
+
     def settings(self) -> Settings:
         """All settings but those of the trainer that have their defaults."""
         tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
