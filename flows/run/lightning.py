@@ -60,7 +60,8 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
     """
     started, environment = time.monotonic(), Environment()
     if is_from_api():
-        config = read_again(config, environment.root / "runs" / resume if resume else None, environment)
+        run_id = resume if resume and resume.isalnum() else ""  # it comes from a form, and is to name a directory
+        config = read_again(config, environment.root / "runs" / run_id if run_id else None, environment)
     module = config.lightning
     checked = preflight.result_of(preflight.check_lightning, config, environment)
     cancel_older()  # only now: a refused run must not cancel its predecessor
