@@ -49,7 +49,7 @@ def series_fingerprint(config: Config, devices: str, class_names: Sequence[str])
 
     Their name, settings and classes, where their data lie, and their devices. The data there may grow from night to
     night, code and versions may be brought up to date: those are what a regression is looked for after. So own code
-    enters with its class paths and the settings that are not its defaults, which a change of the code may change.
+    enters with the settings that its author named, and without its defaults, which a change of the code may change.
     """
     own, sections = config.lightning, {"name", "data", "model", "recipe", "execution"}
     if own.settings:

@@ -36,7 +36,6 @@ def make_root_absolute(config: Config) -> Config:
     (
         'paceline serve digits --cron "0 2 * * *"',
         'paceline serve folder data.root=DIR --cron "0 2 * * *" --overlap skip --catch-up',
-        'paceline serve config.yaml --code . --cron "0 2 * * *"',
     ),
     argument("preset", "a preset (list them: paceline presets) or a YAML file; none for --clean alone", nargs="?"),
     *preset()[1:],

@@ -115,7 +115,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         _record(handle, outcome, summary, job)
     registry.promote(registered, handle)  # a run that is KILLED has no champion
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
-    link(summary["view"], "This run among those like it")
+    link(view, "This run among those like it")
     history.report_regression(outcome, summary)
     return summary
 

@@ -88,13 +88,13 @@ def _do(request: Request) -> dict[str, Any]:
     arguments = ["--config", yaml.safe_dump(tree)] if tree else []
     variants = []
     for overrides in request.variants:
-        options = [f"--{override}" for override in overrides]
-        cli = ModuleCLI([*arguments, *options], only_parse=True)
+        options = [*arguments, *(f"--{override}" for override in overrides)]
+        cli = ModuleCLI(options, only_parse=True)
         settings = cli.settings()
         if request.task == "predict":
             check_prediction(settings)
         facts = {"prepares_data": request.task == "parse" and check_module(settings)}
-        parsed = {"settings": settings, "given": cli.given(), "packages": code.identities(settings, directory)}
+        parsed = {"settings": settings, "given": cli.given(options), "packages": code.identities(settings, directory)}
         variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
 

@@ -219,7 +219,7 @@ def test_a_night_reads_what_its_author_gave_with_the_code_of_then(asked, tmp_pat
     written, copied = tmp_path / "tagger", tmp_path / "run" / "code"
     given = {"model": {"class_path": "acme.Tagger", "init_args": {"depth": 2}}, "trainer": {"devices": 1}}
     config = validate(own(lightning={"settings": given, "code": str(written)}))
-    with refused(None, str(written)):
+    with refused("--code", str(written)):
         lightning.read_again(config, None, Environment())
     for directory, run in ((written, None), (copied, tmp_path / "run")):
         directory.mkdir(parents=True)

@@ -164,7 +164,7 @@ def test_a_slower_machine_is_no_regression():
 
 def test_a_score_has_its_own_name():
     runs = nights([RATE] * 8, score=0.95)
-    judged = judge([*runs, night(RATE, score=0.9)], score_name="mean_iou")
+    judged = judge([*runs, night(RATE, score=0.9)], score="mean_iou")
     assert judged.tag == "mean IoU"
     assert judged.text.startswith("mean IoU 90.0%, 5.0 points below the 95.0% of the 8 runs before")
 
