@@ -1,6 +1,5 @@
 """Nights of own Lightning code: a deployment whose runs take the code as it is, and one series while that changes."""
 
-import json
 import shutil
 
 import pytest
@@ -38,12 +37,28 @@ def served(own, paceline, prefect_url):
     process.communicate(timeout=60)
 
 
-def run_of(client, flow_run):
-    """The only MLflow run of a flow run."""
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_night_is_a_run_of_the_code_as_it_is_and_of_no_other(served, code):
+    flow_run = served.begin_with()
+    state = served.end_of(flow_run)
+    assert state["type"] == "COMPLETED", state
+    client = MlflowClient(Environment().tracking_uri)
     experiment = client.get_experiment_by_name(EXPERIMENT).experiment_id
     (run,) = client.search_runs([experiment], f"tags.`prefect.flow_run_id` = '{flow_run}'")
     assert run.info.status == "FINISHED"
-    return run
+    assert run.data.tags["prefect.deployment_name"] == "config"
+    assert run.data.tags["paceline.regression"] == "none"
+    assert run.data.tags["paceline.regression_text"].startswith("0 comparable runs before it")
+    assert run.data.tags["paceline.series"]
+    assert "viewStateShareKey" in run.data.tags["paceline.view"]
+    planted = served.end_of(served.begin_with(lightning={"code": "/tmp"}))
+    assert planted["type"] == "FAILED"
+    assert "/tmp is not code that a run which Prefect starts may import" in planted["message"]
+    shutil.rmtree(code)
+    gone = served.end_of(served.begin_with())
+    assert gone["type"] == "FAILED"
+    assert f"--code {code} is no directory" in gone["message"]
 
 
 def spoil(code):
@@ -61,46 +76,25 @@ def spoil(code):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_change_of_the_code_stays_in_its_series_and_raises_an_alarm(served, own, code, paceline, prefect_url):
+def test_a_change_of_the_code_stays_in_its_series_and_raises_an_alarm(call, own, code):
     client = MlflowClient(Environment().tracking_uri)
-    flow_run = served.begin_with()
-    state = served.end_of(flow_run)
-    assert state["type"] == "COMPLETED", state
-    first = run_of(client, flow_run)
-    assert first.data.tags["paceline.regression"] == "none"
-    assert "0 comparable runs before it" in first.data.tags["paceline.regression_text"]
-    assert first.data.tags["prefect.deployment_name"] == "config"
-    assert first.data.tags["paceline.view"]
-    repeat(client, first.info.run_id, 7)
-
-    process = paceline("run", *own, "--json")  # by hand, on the same code
-    out, said = process.communicate(timeout=200)
-    assert process.returncode == 0, said
-    summary = json.loads(out.splitlines()[-1])
-    assert client.get_run(summary["run_id"]).data.tags["paceline.series"] == first.data.tags["paceline.series"]
-    assert "val_loss" in summary["regression"]["text"]
-    assert "val_loss" not in client.get_run(summary["run_id"]).data.tags["paceline.regression"]
-    _, same = compare_runs(Environment(), [first.info.run_id, summary["run_id"]], None, None).runs
-    assert same.match.matches, same.match
-
+    first = call("run", *own)
+    assert first["regression"]["verdict"] == "too few runs"
+    repeat(client, first["run_id"], 7)
     spoil(code)
-    flow_run = served.begin_with()
-    state = served.end_of(flow_run)
-    assert state["type"] == "COMPLETED", state
-    worse = run_of(client, flow_run)
-    assert worse.data.tags["paceline.series"] == first.data.tags["paceline.series"]
-    assert "val_loss" in worse.data.tags["paceline.regression"]
-    text = worse.data.tags["paceline.regression_text"]
-    assert "above the" in text
-    assert "packages directory (code " in text, "it names what has changed"
-    _, other = compare_runs(Environment(), [first.info.run_id, worse.info.run_id], None, None).runs
+    worse = call("run", *own)
+    judged = worse["regression"]
+    assert judged["verdict"] == "regression", judged
+    change = next(change for change in judged["changes"] if change["name"] == "val_loss")
+    assert change["value"] > change["limit"] > change["expected"]
+    assert "above the" in judged["text"]
+    assert "packages directory (code " in judged["text"], "it names what has changed"
+    tags = [client.get_run(run["run_id"]).data.tags for run in (first, worse)]
+    assert tags[0]["paceline.series"] == tags[1]["paceline.series"]
+    assert "val_loss" in tags[1]["paceline.regression"]
+    assert tags[0]["paceline.workload"] != tags[1]["paceline.workload"]
+    copied = client.search_runs([client.get_run(first["run_id"]).info.experiment_id], "attributes.run_name = 'night 2'")
+    runs = [first["run_id"], copied[0].info.run_id, worse["run_id"]]
+    _, same, other = compare_runs(Environment(), runs, None, None).runs
+    assert same.match.matches, same.match
     assert "packages" in other.why_no_ratio
-    assert worse.data.tags["paceline.workload"] != first.data.tags["paceline.workload"]
-
-    planted = served.end_of(served.begin_with(lightning={"code": "/tmp"}))
-    assert planted["type"] == "FAILED"
-    assert "/tmp is not code that a run which Prefect starts may import" in planted["message"]
-    shutil.rmtree(code)
-    gone = served.end_of(served.begin_with())
-    assert gone["type"] == "FAILED"
-    assert f"--code {code} is no directory" in gone["message"]
