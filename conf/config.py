@@ -97,9 +97,21 @@ with warnings.catch_warnings():
         """Loss of training throughput that is to be found within three runs, as a share, relative to the baseline that
         was timed in the same run; twice as much is to be found in a single run."""
         max_accuracy_loss: Annotated[float, Field(gt=0, lt=1)] = 0.01
-        """Largest tolerated loss of the test score; twice as much for a single run."""
+        """Largest tolerated loss of the test score, or of a metric of your own Lightning code as a share of its level;
+        twice as much for a single run."""
+        minimize: Annotated[Text, Field(min_length=1)] | None = None
+        """Metric of your own Lightning code by which runs are judged in place of a score, smaller is better. null: the
+        only metric with `val` and `loss` in its name."""
+        maximize: Annotated[Text, Field(min_length=1)] | None = None
+        """The same, larger is better."""
         max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05
         """Largest tolerated rise of the share of time spent waiting for data; twice as much for a single run."""
+
+        @model_validator(mode="after")
+        def _one_goal(self) -> Self:
+            if self.minimize is not None and self.maximize is not None:
+                raise ValueError(f"minimize={self.minimize} and maximize={self.maximize} are given; remove one")
+            return self
 
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -168,6 +180,9 @@ class Config(Section):
         if self.lightning.settings:
             _check_lightning(self)
             return self
+        if named := self.track.minimize or self.track.maximize:
+            goal = "minimize" if self.track.minimize else "maximize"
+            raise ValueError(f"track.{goal}={named} is for your own Lightning code; remove track.{goal}")
         if not self._names_own:
             _check_task(self.data, self.model, self.recipe)
         world_size = self.execution.world_size
@@ -254,9 +269,9 @@ def _check_lightning(config: Config) -> None:
         fault = f"track.register={config.track.register} cannot be used with {what}"
         remedy = "install your code as a package, and leave out --code"
         raise ValueError(f"{fault}: a model is registered with the package of its code; {remedy}")
-    if (baseline := config.speedup.baseline) not in SELF_CONTAINED_BASELINES:
-        fault = f"speedup.baseline={baseline} cannot be used with your own Lightning code so far"
-        raise ValueError(f"{fault}; use {' or '.join(f'speedup.baseline={name}' for name in SELF_CONTAINED_BASELINES)}")
+    if config.track.on_regression == "confirm":
+        fault = "track.on_regression=confirm cannot be used with your own Lightning code so far"
+        raise ValueError(f"{fault}; use track.on_regression=mark")
     execution = config.execution
     precisions = ("32-true", "64-true", "bf16-mixed") + (("16-mixed",) if execution.accelerator != "cpu" else ())
     if execution.precision not in precisions:

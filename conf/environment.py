@@ -73,6 +73,9 @@ class Environment(BaseSettings):
     cluster_tls: str | None = Field(default=None, validation_alias="PACELINE_CLUSTER_TLS")
     """`off` where runs that Prefect starts may go without TLS between the Dask parts."""
 
+    code_given: str = Field(default="", validation_alias="PACELINE_CODE")
+    """Directories and packages of own Lightning code that runs which Prefect starts may import, with commas between."""
+
     cache_given: Path | None = Field(default=None, validation_alias="PACELINE_CACHE")
     """Directory for copies of what workers of this host read from an object store; best on a disk of the host."""
     cache_gib_given: str | None = Field(default=None, validation_alias="PACELINE_CACHE_GIB")

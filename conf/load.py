@@ -53,7 +53,7 @@ def load(preset: str, overrides: list[str] | None = None) -> Config:
     """Read a preset by name or path and apply `key=value` overrides; raise ConfigError with the first problem."""
     if is_lightning(preset):
         fault = f"{preset} stands for your own Lightning code, which cannot be used here so far"
-        raise ConfigError(fault, hint="use paceline run, study or sweep", setting="preset")
+        raise ConfigError(fault, hint="use paceline run, study, sweep or serve", setting="preset")
     tree = apply(_read_preset(preset), *overrides or ())
     tree.setdefault("name", Path(preset).stem)
     return validate(tree)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from prefect import Flow
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.logging import get_logger
@@ -24,6 +25,7 @@ from paceline.flows.lifecycle.flow_run_lock import set_right
 from paceline.flows.lifecycle.missed_runs import report_missed_runs
 from paceline.flows.lifecycle.overlap import POLICY_TAG
 from paceline.flows.run.flow import run_pipeline
+from paceline.flows.run.lightning import run_lightning
 from paceline.tasks.errors import InputError
 
 POLL_SECONDS = 0.1
@@ -53,13 +55,20 @@ def local_timezone() -> str:
 
 
 def deployment_of(config: Config | None, name: str, schedule: Schedule, overlap: Overlap) -> RunnerDeployment:
-    """Make the deployment of a run, or of the clean-up without a configuration; Prefect's form has the settings."""
+    """Make the deployment of a run, or of the clean-up without a configuration; Prefect's form has the settings.
+
+    Those of own Lightning code are the given ones: each run reads them with the code as it is then.
+    """
+    work: Flow[..., Any] = run_pipeline if config else clean_up
+    if config and (own := config.lightning).settings:
+        given = own.model_copy(update={"settings": own.given or own.settings})
+        work, config = run_lightning, config.model_copy(update={"lightning": given})
     limit = None  # with `cancel-oldest`, the run itself cancels its predecessor
     if overlap != "cancel-oldest":
         strategy = ConcurrencyLimitStrategy.ENQUEUE if overlap == "queue" else ConcurrencyLimitStrategy.CANCEL_NEW
         limit = ConcurrencyLimitConfig(limit=1, collision_strategy=strategy)
     text = f"paceline {config.name}: prepare, train, evaluate, account. Overlap: {overlap}." if config else None
-    deployment = (run_pipeline if config else clean_up).to_deployment(
+    deployment = work.to_deployment(
         name,
         schedule=schedule,
         parameters={"config": config.model_dump(mode="json")} if config else {},

@@ -40,7 +40,7 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: 
 def lightning_fingerprint(lightning: Lightning) -> str:
     """8 hex digits over settings, code and first checkpoint of the user's module; what the data hold is not known."""
     later = {"ckpt_sha256"} if lightning.ckpt_sha256 is None else set()  # stored fingerprints are without it
-    facts = lightning.model_dump(mode="json", exclude={"code", "ckpt_path"} | later)
+    facts = lightning.model_dump(mode="json", exclude={"code", "ckpt_path", "given"} | later)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -54,12 +54,20 @@ def series_fingerprint(config: Config, devices: str, class_names: Sequence[str])
     """8 hex digits that runs have in common whose speed and accuracy should not change from one to the next.
 
     Their name, settings and classes, where their data lie, and their devices. The data there may grow from night to
-    night, code and versions may be brought up to date: those are what a regression is looked for after.
+    night, code and versions may be brought up to date: those are what a regression is looked for after. So own code
+    enters with the settings that its author named, and without its defaults, which a change of the code may change.
     """
-    settings = without_later(config.model_dump(mode="json", include={"name", "data", "model", "recipe", "execution"}))
+    own, sections = config.lightning, {"name", "data", "model", "recipe", "execution"}
+    if own.settings:
+        sections -= {"data", "model", "recipe"}
+    settings = without_later(config.model_dump(mode="json", include=sections))
     if settings["execution"]["checkpoint_steps"] == "auto":  # the default was null when series began
         settings["execution"]["checkpoint_steps"] = None
     facts = settings | {"cluster": config.cluster.kind, "devices": devices, "classes": list(class_names)}
+    if own.settings:
+        given = own.given or own.settings
+        facts["own"] = {name: value for name, value in given.items() if name != "seed_everything"}
+        facts["checkpoint"] = own.ckpt_sha256
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -52,10 +52,9 @@ def logged_score(metrics: Mapping[str, float], named: Objective | None) -> tuple
         RankError: its value is not finite.
     """
     if named is None:
-        losses = [name for name in metrics if "val" in name.lower() and "loss" in name.lower()]
-        if len(losses) != 1:
+        named = only_loss(metrics)
+        if named is None:
             return None
-        named = Objective(name=losses[0], goal="minimize")
     elif named.name not in metrics:
         fault = f"--{named.goal} {named.name}: the training has logged no such number"
         hint = f"name one of {', '.join(metrics)}" if metrics else "call self.log in your module"
@@ -63,6 +62,12 @@ def logged_score(metrics: Mapping[str, float], named: Objective | None) -> tuple
     if not math.isfinite(metrics[named.name]):
         raise RankError(f"{named.name}, as your module logged it last, is not finite", final=True)
     return named, metrics[named.name]
+
+
+def only_loss(names: Iterable[str]) -> Objective | None:
+    """The only validation loss among the metrics of own Lightning code; None without one, or with several."""
+    losses = [name for name in names if "val" in name.lower() and "loss" in name.lower()]
+    return Objective(name=losses[0], goal="minimize") if len(losses) == 1 else None
 
 
 def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.conf.config import Config
+from paceline.conf.environment import Environment
 from paceline.conf.execution import Precision
 from paceline.conf.hints import did_you_mean, suggest, typed
 from paceline.conf.lightning import FIXED, SECTIONS, Lightning
 from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, validate
 from paceline.conf.plugins import MISSING, code_of
+from paceline.flows.checks.origin import check_code
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.train.lightning import child
@@ -61,7 +63,7 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem
     seed = settings.get("seed_everything")
     tree = {"name": name, "seed": seed if type(seed) is int else Config().seed} | tree
-    tree["execution"] = FIXED["execution"] | _take_execution(settings, tree.get("execution", {}))
+    tree["execution"] = FIXED["execution"] | _take_execution(parsed, tree.get("execution", {}))
     tree["speedup"] = FIXED["speedup"] | tree.get("speedup", {})
     start = {CHECKPOINT: str(Path(found).absolute()), "ckpt_sha256": sha256_of(Path(found))} if found else {}
     tree["lightning"] = parsed | {"code": code} | start
@@ -90,7 +92,7 @@ def configure(config: Config, variants: Sequence[Sequence[str]], run: Path | Non
         tree = config.model_dump(mode="json")
         if of_cli:
             tree["lightning"] |= copy.deepcopy(parsed[of_cli])
-            tree["execution"] = _take_execution(tree["lightning"]["settings"], tree["execution"])
+            tree["execution"] = _take_execution(tree["lightning"], tree["execution"])
         configs.append(validate(apply(tree, *for_paceline)))
     return configs
 
@@ -101,11 +103,32 @@ def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return for_paceline, tuple(override for override in overrides if override not in for_paceline)
 
 
-def _take_execution(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    trainer = settings.get("trainer", {})
-    execution = execution_of(trainer, given)
+def _take_execution(own: dict[str, Any], execution: dict[str, Any]) -> dict[str, Any]:
+    trainer = own["settings"].get("trainer", {})
+    execution = execution_of(trainer, execution)
     check_trainer(trainer)
+    given = own.get("given", {}).get("trainer", {})
+    for name in [name for name in given if name not in trainer]:
+        del given[name]
     return execution
+
+
+def read_again(config: Config, run: Path | None, environment: Environment) -> Config:
+    """The configuration of a deployment with the code as it is now, or as a run that is resumed has copied it.
+
+    Raises InputError: the code is gone, it does not fit the settings any more, or only Prefect's API names it.
+    """
+    own = config.lightning
+    check_code(own, environment)
+    directory = None if own.code is None else run / FOLDER if run and (run / FOLDER).is_dir() else Path(own.code)
+    if directory is not None:
+        check_size(directory)
+    code = str(directory) if directory else None
+    (parsed,) = child.ask(child.Request(task="parse", code=code, settings=own.settings, variants=((),)))["variants"]
+    tree = config.model_dump(mode="json")
+    tree["lightning"] |= parsed | {"code": code, "given": copy.deepcopy(own.settings)}
+    tree["execution"] = _take_execution(tree["lightning"], tree["execution"])
+    return validate(tree)
 
 
 def load_prediction(trained: Lightning, precision: Precision, overrides: Sequence[str]) -> Config:

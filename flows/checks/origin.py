@@ -1,16 +1,19 @@
-"""Restricts the clusters that a run may join: never one that only a form of Prefect or the store names.
+"""Restricts the clusters that a run may join, and the code that it imports, where only Prefect or the store names them.
 
 Dask executes what a scheduler sends. Anyone may write parameters of Prefect's API and stored configurations. So only
-the local user's command line and environment choose the address of a scheduler, or turn TLS off.
+the local user's command line and environment choose the address of a scheduler, turn TLS off, or name own code.
 """
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
+from paceline.conf.lightning import Lightning
 from paceline.tasks.errors import InputError
+from paceline.tasks.train.lightning.code import package_names
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"  # variable that Prefect's runners and workers set in the process of each flow run
 
@@ -39,8 +42,25 @@ def check_origin(cluster: Cluster, environment: Environment) -> None:
         raise InputError(f"{fault}; leave it auto, or set PACELINE_CLUSTER_TLS=off where the flows are started")
 
 
-def allow(cluster: Cluster) -> None:
-    """Let the flow runs that this process starts join the cluster that its command line names."""
+def check_code(own: Lightning, environment: Environment) -> None:
+    """Raise InputError for own Lightning code that only Prefect's API names."""
+    foreign = [name for name in _sources(own) if name not in environment.code_given.split(",")]
+    if foreign and is_from_api():
+        fault = f"{foreign[0]} is not code that a run which Prefect starts may import on this host"
+        given = ",".join(filter(None, [environment.code_given, *foreign]))
+        raise InputError(fault, hint=f"where the flows are started, export PACELINE_CODE={given}", setting="lightning")
+
+
+def _sources(own: Lightning) -> tuple[str, ...]:
+    """The directory of own code, and the packages of its other classes."""
+    packages = package_names(own.settings, Path(own.code) if own.code else None)
+    return packages if own.code is None else (own.code, *packages)
+
+
+def allow(cluster: Cluster, own: Lightning | None = None) -> None:
+    """Let the flow runs that this process starts join the cluster, and import the code, that its command line names."""
+    if own is not None and own.settings:
+        os.environ["PACELINE_CODE"] = ",".join(_sources(own))
     if cluster.address is not None:
         os.environ["PACELINE_SCHEDULER"] = cluster.address
     if cluster.tls == "off":

@@ -11,7 +11,7 @@ from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import check_own
-from paceline.flows.checks.origin import check_origin
+from paceline.flows.checks.origin import check_code, check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.space import check_space, require_space
@@ -86,6 +86,7 @@ def result_of(check: Callable[[Request, Environment], Result], request: Request,
 @reusable
 def check_lightning(config: Config, environment: Environment, *, prestart: Prestart | None = None) -> PreflightResult:
     """Check devices, servers and stores of a training of the user's own Lightning code; raise InputError."""
+    check_code(config.lightning, environment)
     hardware = training_host(config, environment)
     plan = resolve(config, hardware, 0)
     if config.cluster.address is not None:
@@ -97,7 +98,9 @@ def check_lightning(config: Config, environment: Environment, *, prestart: Prest
     if prestart is not None:
         prepare_api(environment)
         prestart.start_cluster(plan)
-    return PreflightResult(plan, hardware, _check_store(config, environment), 0)
+    experiment_id = _check_store(config, environment)
+    _check_baseline(config, environment)
+    return PreflightResult(plan, hardware, experiment_id, 0)
 
 
 @reusable

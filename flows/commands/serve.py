@@ -9,10 +9,10 @@ from typing import get_args
 
 from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
-from paceline.conf.load import load
 from paceline.conf.plugins import EMBEDDED_SOURCES
 from paceline.flows.checks.origin import allow
 from paceline.flows.commands.console import argument, command, preset, require, say_pairs, write_json
+from paceline.flows.commands.own_code import CODE, load_config
 from paceline.flows.commands.prefect_session import enable_gc
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.errors import InputError
@@ -40,6 +40,7 @@ def make_root_absolute(config: Config) -> Config:
     ),
     argument("preset", "a preset (list them: paceline presets) or a YAML file; none for --clean alone", nargs="?"),
     *preset()[1:],
+    CODE,
     argument("--cron CRON", 'schedule as minute hour day month weekday, for example "0 2 * * *"'),
     argument(
         "--clean CRON",
@@ -64,14 +65,15 @@ def serve(options: Namespace) -> None:
     if options.clean is None or options.preset or options.cron:
         require(options, "preset", "--cron")
     environment = Environment()
-    config = make_root_absolute(load(options.preset, options.overrides)) if options.preset is not None else None
+    config = make_root_absolute(load_config(options)) if options.preset is not None else None
     url = prefect_api.prefect_server(environment)
     if url is None:
         fault = "paceline serve needs a Prefect server, which stores the schedule"
         hint = "start prefect server start in a second terminal, then export PREFECT_API_URL=http://127.0.0.1:4200/api"
         raise InputError(fault, hint=hint, setting="PREFECT_API_URL")
     if config is not None:
-        preflight.check(config, environment)
+        check = preflight.check_lightning if config.lightning.settings else preflight.check
+        check(config, environment)
     else:
         prefect_api.check_prefect(environment)
     from paceline.flows import deployment as deployments
@@ -79,15 +81,15 @@ def serve(options: Namespace) -> None:
     timezone, served = options.timezone or deployments.local_timezone(), []
     rows: list[tuple[str, str]] = []
     if config is not None:
-        allow(config.cluster)
+        allow(config.cluster, config.lightning)
         name = options.name or config.name
         schedule = deployments.schedule_of(options.cron, timezone)
         served.append(deployments.deployment_of(config, name, schedule, options.overlap))
         rows += [
-            ("deployment", f"paceline-run/{name}"),
+            ("deployment", served[0].full_name),
             ("schedule", f"{options.cron} in {timezone}"),
             ("overlap", options.overlap),
-            ("now and then", f"prefect deployment run paceline-run/{name}"),
+            ("now and then", f"prefect deployment run {served[0].full_name}"),
         ]
     if options.clean is not None:
         schedule = deployments.schedule_of(options.clean, timezone, "--clean")

@@ -1,6 +1,6 @@
 """The report and the machine of a run in the MLflow UI, and views of similar runs, linked from Prefect and the run."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
@@ -11,7 +11,6 @@ from paceline.flows.lifecycle.outage import report
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.record import Record
-from paceline.tasks.records.training import ScoreName
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment, package_versions
@@ -60,13 +59,13 @@ def log_result(
     tracking.log_document(handle, artifact, result.model_dump(mode="json"))
 
 
-def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> str:
+def share_with_like(handle: RunHandle, series: str, scores: Sequence[str]) -> str:
     """Update the view of a run's deployment, or of its series, and return its address."""
     identifier = tracking.tag(handle, DEPLOYMENT_TAG)  # a resume may happen outside of the deployment
     if identifier is None:
-        return share(handle, view_of_series(Tag.SERIES, series, scores=[score_name]))
+        return share(handle, view_of_series(Tag.SERIES, series, scores=scores))
     name = tracking.tag(handle, DEPLOYMENT_NAME_TAG)
-    return share(handle, view_of_series(DEPLOYMENT_TAG, identifier, name, [score_name]))
+    return share(handle, view_of_series(DEPLOYMENT_TAG, identifier, name, scores))
 
 
 def share_study(parent: RunHandle, scores: Iterable[str | None]) -> str:

@@ -10,16 +10,18 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from pydantic import ValidationError
 
+from paceline.conf.lightning import Objective
 from paceline.flows.checks.preflight import ROLES
 from paceline.flows.compare import read_compared_run
 from paceline.flows.lifecycle.outage import plain, report, table
-from paceline.flows.run.record import Outcome, judged_metrics
+from paceline.flows.run.record import FinishedRun, Outcome, judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag, is_contaminated
 from paceline.tasks.records.execution import BASELINE, Plan
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import STEP_ITEMS
+from paceline.tasks.scores import own_name
 from paceline.tasks.speedup.between_starts import MAX_STARTS
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
@@ -48,7 +50,7 @@ def _finished_runs(handle: RunHandle, tags: dict[str, str], limit: int | None = 
     return find_runs(handle.tracking_uri, handle.experiment, condition, limit, is_patient=True)
 
 
-def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
+def judge_run(outcome: FinishedRun, handle: RunHandle) -> RegressionVerdict | None:
     """Compare a run with its history; None if `track.on_regression` is off."""
     track = outcome.config.track
     if track.on_regression == "off":
@@ -58,16 +60,20 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
         return RegressionVerdict(verdict="not comparable", text=f"finished on {ranks} of {num_devices} devices")
     if changed := tracking.tag(handle, Tag.RESUMED_WITH):
         return RegressionVerdict(verdict="not comparable", text=f"resumed after a change: {changed}")
-    past = past_runs(handle, outcome.series)
+    past, metrics = past_runs(handle, outcome.series, outcome.score_metric), judged_metrics(outcome)
     tags = {Tag.CONTAMINATED: str(outcome.speedup.contaminated), Tag.HOSTS: outcome.hosts}
-    now = run_metrics(handle.run_id, judged_metrics(outcome), tags, time.time(), contaminated=outcome.is_disturbed)
+    marks = {"contaminated": outcome.is_disturbed, "score": metrics.get(outcome.score_metric)}
+    now = run_metrics(handle.run_id, metrics, tags, time.time(), **marks)
     margins = Tolerances(
         throughput=track.max_throughput_loss,
         score=track.max_accuracy_loss,
         data_wait=track.max_data_wait_rise,
         foreign_cores=most_foreign(outcome.hardware.num_cores),
     )
-    judgement = judge([*past, now], margins, outcome.evaluated.score_name)
+    judgement = judge([*past, now], margins, outcome.score)
+    if isinstance(outcome.score, Objective) and now.score is None and any(map(is_measure, past)):
+        text = f"{own_name(outcome.score)} is no finite number at the end of the training"
+        judgement = RegressionVerdict(verdict="regression", text=text)
     if judgement.verdict in ("regression", "disturbed"):
         last = next((run for run in reversed(past) if is_measure(run)), None)
         before = read_document(handle.tracking_uri, last.run_id, Artifact.FACTS) if last is not None else None
@@ -81,7 +87,7 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
     return judgement
 
 
-def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
+def past_runs(handle: RunHandle, series: str, score: str = Metric.TEST_SCORE) -> list[RunMetrics]:
     """The runs of a series, the oldest first, since the newest accepted regression."""
     past = []
     for run in _finished_runs(handle, {Tag.SERIES: series}, MAX_PAST):
@@ -89,14 +95,14 @@ def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
             continue
         regressed = run.tags.get(Tag.REGRESSION, "none") not in ("none", ACCEPTED)
         contaminated = run.tags.get(Tag.DISTURBED) == "True"
-        facts = run.metrics, run.tags, run.start_time
-        past.append(run_metrics(run.run_id, *facts, contaminated=contaminated, regressed=regressed))
+        marks = {"contaminated": contaminated, "regressed": regressed, "score": run.metrics.get(score)}
+        past.append(run_metrics(run.run_id, run.metrics, run.tags, run.start_time, **marks))
         if run.tags.get(Tag.REGRESSION) == ACCEPTED:
             break
     return past[::-1]
 
 
-def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
+def earlier_ratios(outcome: FinishedRun, handle: RunHandle) -> tuple[float, ...]:
     """Speedups of undisturbed earlier starts of this series with the same two arms, the oldest first."""
     if (probe := outcome.trained.probe) is None:
         return ()
@@ -113,9 +119,17 @@ def earlier_ratios(outcome: Outcome, handle: RunHandle) -> tuple[float, ...]:
 
 
 def run_metrics(
-    run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str], start_time: float, **marks: Any
+    run_id: str,
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+    start_time: float,
+    score: float | None = None,
+    **marks: Any,
 ) -> RunMetrics:
-    """Select the metrics of a run that a regression is judged by; marks are `contaminated` and `regressed`."""
+    """Select the metrics of a run that a regression is judged by; marks are `contaminated` and `regressed`.
+
+    `score` is given of own Lightning code, whose metrics have any names.
+    """
     rate = metrics.get(Metric.THROUGHPUT)
     seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
     total = sum(seconds.values())
@@ -124,7 +138,7 @@ def run_metrics(
     return RunMetrics(
         run_id=run_id,
         throughput=metrics.get(Metric.STEADY_THROUGHPUT),
-        score=metrics.get(Metric.TEST_SCORE, metrics.get(Metric.TEST_ACCURACY)),
+        score=metrics.get(Metric.TEST_SCORE, metrics.get(Metric.TEST_ACCURACY)) if score is None else score,
         data_wait=metrics.get(Metric.DATA_WAIT_FRACTION),
         baseline_throughput=None if is_disturbed else metrics.get(Metric.BASELINE_THROUGHPUT),
         host=tags.get(Tag.HOSTS, tags.get(Tag.HOST, "")),
@@ -135,7 +149,7 @@ def run_metrics(
     )
 
 
-def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
+def speedup_over_others(outcome: FinishedRun, handle: RunHandle) -> SpeedupResult:
     """Compute the speedup over the named run, or over runs of the same work with the baseline's execution."""
     baseline = outcome.config.speedup.baseline
     if baseline == "matched":
@@ -164,7 +178,7 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
     return speedup_across(now, bases, limit, arm_of(outcome.plan).label)
 
 
-def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
+def report_regression(outcome: FinishedRun, summary: dict[str, Any]) -> None:
     """Report a regression by an artifact and an event; raise RegressionError if track.on_regression=fail."""
     config, judged = outcome.config, summary["regression"]
     if not judged or judged["verdict"] != "regression":

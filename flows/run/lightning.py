@@ -1,33 +1,37 @@
 """A training of the user's own Lightning code: prepare its data, train, account. The flow is one MLflow run."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
 
-from paceline.conf.config import Config
+from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
 from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
+from paceline.flows.checks.lightning import read_again
 from paceline.flows.checks.measured_plan import train_job
+from paceline.flows.checks.origin import is_from_api
 from paceline.flows.checks.prestart import cluster_for_run
 from paceline.flows.lifecycle.mlflow_run import open_run
+from paceline.flows.lifecycle.mlflow_views import link, share_with_like
 from paceline.flows.lifecycle.outage import guard_flow, publish
-from paceline.flows.run import registry
+from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.run import history, registry
 from paceline.flows.run.evidence import log_evidence, log_plan
-from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
+from paceline.flows.run.metrics import recovery_metrics, speedup_metrics, speedup_tags, training_metrics
+from paceline.flows.run.record import ModuleOutcome, judged_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint
-from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.names import Artifact, Metric
 from paceline.tasks.records.data import ModuleFacts
-from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.redact import redact_tree
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.baselines.ratios import add_ratios
-from paceline.tasks.speedup.limit_share import SHARES, add_share, limit_share
+from paceline.tasks.speedup.limit_share import SHARES, add_share
 from paceline.tasks.speedup.prefect_tasks import account
-from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
@@ -37,7 +41,7 @@ from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module, prepare_module_data
 
-NOT_MEASURED = ("energy", "prediction", "history of earlier runs")
+NOT_MEASURED = ("energy", "prediction")
 """Parts of the summary of a preset that a training of own code does not have so far."""
 TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_batches", "num_steps", "seconds", "samples_per_second", "units_per_second"),
@@ -55,9 +59,13 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         config: All settings of the run; those of LightningCLI are in its section `lightning`.
         resume: Id of an unfinished MLflow run, which continues from its newest checkpoint.
     """
-    started = time.monotonic()
-    environment, module = Environment(), config.lightning
+    started, environment = time.monotonic(), Environment()
+    if is_from_api():
+        run_id = resume if resume and resume.isalnum() else ""  # it comes from a form, and is to name a directory
+        config = read_again(config, environment.root / "runs" / run_id if run_id else None, environment)
+    module = config.lightning
     checked = preflight.result_of(preflight.check_lightning, config, environment)
+    cancel_older()  # only now: a refused run must not cancel its predecessor
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
     workload = lightning_fingerprint(module)
@@ -71,34 +79,46 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         prepare_own(job, cluster.address)
         trained = fit_module(job, cluster.address)
         cluster.release()
-        share = limit_share(trained)
-        speedup = add_share(account(trained, checked.hardware.num_cores), share)
-        speedup = add_ratios(speedup, config, None, trained, None)
+        plan, hardware = trained.plan or checked.plan, checked.hardware
+        outcome = ModuleOutcome(config=config, plan=plan, trained=trained, workload=workload, hardware=hardware)
+        if config.speedup.baseline in SELF_CONTAINED_BASELINES:
+            outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle))
+            speedup = account(trained, hardware.num_cores, outcome.earlier)
+        else:
+            speedup = history.speedup_over_others(outcome, handle)
+            get_run_logger().info("%s", speedup.verdict)
+        speedup = add_ratios(add_share(speedup, outcome.share), config, None, trained, None)
+        outcome = replace(outcome, speedup=speedup)
+        outcome = replace(outcome, judgement=history.judge_run(outcome, handle))
         if trained.weights is not None:
             weights, settings = Path(trained.weights), redact_tree(module.settings)
             precision, digest = checked.plan.precision, sha256_of(weights)
             facts = ModuleFacts(settings=settings, packages=module.packages, precision=precision, weights_sha256=digest)
             log_model(handle, facts, weights)
-        tags = {Tag.WORKLOAD: workload, Tag.VERDICT: speedup.verdict}
-        registered = registry.register_module(config, trained, handle, tags)
+        registered = registry.register_module(outcome, handle)
+        view = share_with_like(handle, outcome.series, [outcome.score_metric] if outcome.score else [])
         summary = {
             **{"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload},
             "tracking_uri": handle.public_uri,
             "packages": module.packages,
             "train": trained.model_dump(mode="json", include={*TRAIN_KEYS})
-            | share.model_dump(mode="json", include={*SHARES})
+            | outcome.share.model_dump(mode="json", include={*SHARES})
             | {"steady_samples_per_second": steady_rate(trained)},
             "speedup": speedup.model_dump(mode="json"),
+            "regression": outcome.judgement and outcome.judgement.model_dump(mode="json"),
             "metrics": trained.metrics,
             "registered": registered,
+            "view": view,
             "time_budget": trained.time_budget,
             "execution": checked.plan.model_dump(mode="json"),
             "not_measured": NOT_MEASURED,
             "seconds": time.monotonic() - started,
         }
-        _record(handle, trained, speedup, summary, job)
+        _record(handle, outcome, summary, job)
     registry.promote(registered, handle)  # a run that is KILLED has no champion
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
+    link(view, "This run among those like it")
+    history.report_regression(outcome, summary)
     return summary
 
 
@@ -109,26 +129,18 @@ def prepare_own(job: TrainJob, address: str) -> None:
         prepare_module_data(job, address)
 
 
-def _record(
-    handle: RunHandle, trained: ModuleResult, speedup: SpeedupResult, summary: dict[str, Any], job: TrainJob
-) -> None:
+def _record(handle: RunHandle, outcome: ModuleOutcome, summary: dict[str, Any], job: TrainJob) -> None:
+    trained, speedup = outcome.trained, outcome.speedup
     metrics = training_metrics(trained) | recovery_metrics(trained) | speedup_metrics(speedup)
-    metrics |= {
-        Metric.WALL_SECONDS: summary["seconds"],
-        Metric.BASELINE_THROUGHPUT: speedup.baseline_samples_per_second,
-        Metric.FOREIGN_CORES: trained.validity.foreign_load if trained.validity else None,
-    }
-    tags = speedup_tags(speedup, handle.run_id) | {
-        Tag.HOSTS: ", ".join(sorted({*trained.hosts})),
-        Tag.DISTURBED: str(is_disturbed(trained)),
-        **{f"paceline.auto.{name}": f"{choice.value}: {choice.reason}" for name, choice in job.plan.reasons.items()},
-    }
-    tracking.log_facts(handle, metrics, tags)
+    judged = {name: value for name, value in judged_metrics(outcome).items() if name not in trained.metrics}
+    metrics |= judged | {Metric.WALL_SECONDS: summary["seconds"]}
+    tracking.log_facts(handle, metrics, speedup_tags(speedup, handle.run_id) | outcome.tags)
     tracking.log_interval(handle, Metric.SPEEDUP_INTERVAL, speedup.ratio, speedup.low, speedup.high)
     tracking.log_document(handle, Artifact.SUMMARY, summary)
     environment = describe_environment(trained.hosts, trained.devices) | {"packages": [*summary["packages"]]}
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
-    log_evidence(handle, (job.config, trained, speedup), summary, environment)
+    tracking.log_document(handle, Artifact.FACTS, outcome.facts)
+    log_evidence(handle, (job.config, trained, speedup), summary, environment, earlier=outcome.earlier)
     attempt = max(job.directory.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     for rank in range(trained.world_size):
         tracking.log_document(handle, f"logs/rank-{rank}.txt", attempt / f"rank-{rank}" / "log.txt")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.conf.config import Config
+from paceline.conf.lightning import Objective
 from paceline.flows.lifecycle.mlflow_views import log_report
 from paceline.flows.run.evidence import log_evidence
 from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_metrics, speedup_tags, training_metrics
@@ -18,9 +19,10 @@ from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.measurement import FurtherStarts
-from paceline.tasks.records.training import EvaluateResult, TrainResult
+from paceline.tasks.records.training import EvaluateResult, ModuleResult, ScoreName, Trained, TrainResult
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_report import ReportInput, draw_speed, render_report
+from paceline.tasks.scores import only_loss
 from paceline.tasks.speedup.comparability import comparison_facts, module_facts
 from paceline.tasks.speedup.limit_share import SHARES, LimitShare, limit_share
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
@@ -47,31 +49,41 @@ JUDGED = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Results of the stages of a run, and the verdicts on them."""
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """A training that is compared with earlier runs, and the verdicts on it."""
 
     config: Config
     plan: Plan
-    prepared: PreparedSet
-    trained: TrainResult
-    evaluated: EvaluateResult
+    prepared: PreparedSet | None = None  # None for own Lightning code
+    trained: Trained
     workload: str
     hardware: Hardware
     pretrained: Pretrained | None = None  # initial weights; None for those of the seed
     speedup: SpeedupResult = field(default_factory=SpeedupResult)
-    starts: FurtherStarts = field(default_factory=FurtherStarts)  # probes in further processes
     earlier: tuple[float, ...] = ()  # ratios of earlier starts that `speedup` borrows the variance from
-    prediction: dict[str, Any] | None = None  # the forecast for this run, and its error
     judgement: RegressionVerdict | None = None  # comparison with earlier runs; None if it is off
-    registered: dict[str, Any] | None = None
-    """Name, version, alias and gate of the model in the registry; None without track.register."""
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics of the training and its quality."""
+        return training_metrics(self.trained)
+
+    @property
+    def score(self) -> ScoreName | Objective | None:
+        """What its quality is judged by; None where nobody knows."""
+        return None
+
+    @property
+    def score_metric(self) -> str:
+        """The metric with that score."""
+        return Metric.TEST_SCORE
 
     @cached_property
     def series(self) -> str:
         """Fingerprint of the runs to compare with."""
         devices = f"{self.plan.device_name}, {self.hardware.num_cores} cores"
-        return series_fingerprint(self.config, devices, self.prepared.class_names)
+        return series_fingerprint(self.config, devices, self.prepared.class_names if self.prepared else ())
 
     @property
     def hosts(self) -> str:
@@ -92,6 +104,62 @@ class Outcome:
     def facts(self) -> dict[str, str]:
         """Facts that decide whether two runs are comparable."""
         return run_comparison_facts(self.config, self.prepared, self.plan, self.pretrained)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags by which later runs find it and by which it was judged."""
+        tags = {Tag.SERIES: self.series, Tag.HOSTS: self.hosts, Tag.DISTURBED: str(self.is_disturbed)}
+        if self.judgement is not None:
+            tags |= {Tag.REGRESSION: self.judgement.tag, Tag.REGRESSION_TEXT: self.judgement.text}
+        return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in self.plan.reasons.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(FinishedRun):
+    """Results of the stages of a run, and the verdicts on them."""
+
+    prepared: PreparedSet
+    trained: TrainResult
+    evaluated: EvaluateResult
+    starts: FurtherStarts = field(default_factory=FurtherStarts)  # probes in further processes
+    prediction: dict[str, Any] | None = None  # the forecast for this run, and its error
+    registered: dict[str, Any] | None = None
+    """Name, version, alias and gate of the model in the registry; None without track.register."""
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics of the training and its evaluation."""
+        return stage_metrics(self.trained, self.evaluated)
+
+    @property
+    def score(self) -> ScoreName:
+        """What the task is judged by."""
+        return self.evaluated.score_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleOutcome(FinishedRun):
+    """The training of own Lightning code."""
+
+    trained: ModuleResult
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics of the training, and those that the module has logged."""
+        return {**training_metrics(self.trained), **self.trained.metrics}
+
+    @property
+    def score(self) -> Objective | None:
+        """The metric that `track` names, or else the only validation loss."""
+        track, logged = self.config.track, (*self.trained.metrics, *self.trained.not_finite)
+        if track.maximize is not None:
+            return Objective(name=track.maximize, goal="maximize")
+        return Objective(name=track.minimize, goal="minimize") if track.minimize is not None else only_loss(logged)
+
+    @property
+    def score_metric(self) -> str:
+        """Its name."""
+        return self.score.name if self.score is not None else Metric.TEST_SCORE
 
 
 def run_comparison_facts(
@@ -194,12 +262,11 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
     return metrics | {Metric.test(f"top_{k}_accuracy"): value for k, value in evaluated.top_k.items()}
 
 
-def judged_metrics(outcome: Outcome) -> dict[str, float]:
+def judged_metrics(outcome: FinishedRun) -> dict[str, float]:
     """Known metrics that later runs are compared by (`paceline.flows.run.history`)."""
-    trained, speedup = outcome.trained, outcome.speedup
-    metrics = stage_metrics(trained, outcome.evaluated)
-    names = (*JUDGED, Metric.test(outcome.evaluated.score_name), *map(Metric.seconds, trained.time_budget))
-    judged = {name: metrics[name] for name in names}
+    trained, speedup, metrics = outcome.trained, outcome.speedup, outcome.metrics
+    scores = (outcome.score_metric, *([Metric.test(outcome.score)] if isinstance(outcome.score, str) else []))
+    judged = {name: metrics.get(name) for name in (*JUDGED, *scores, *map(Metric.seconds, trained.time_budget))}
     # a baseline's rate from another day or machine would mislead
     judged[Metric.BASELINE_THROUGHPUT] = None if speedup.baseline_runs else speedup.baseline_samples_per_second
     judged[Metric.FOREIGN_CORES] = trained.validity.foreign_load if trained.validity else None
@@ -218,18 +285,11 @@ def stage_metrics(trained: TrainResult, evaluated: EvaluateResult) -> dict[str, 
 
 
 def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
-    tags = speedup_tags(outcome.speedup, handle.run_id) | {
-        Tag.DATASET: outcome.prepared.fingerprint,
-        Tag.SERIES: outcome.series,
-        Tag.HOSTS: outcome.hosts,
-        Tag.DISTURBED: str(outcome.is_disturbed),
-    }
+    tags = speedup_tags(outcome.speedup, handle.run_id) | outcome.tags | {Tag.DATASET: outcome.prepared.fingerprint}
     if outcome.pretrained is not None:
         tags[Tag.PRETRAINED] = outcome.pretrained.summary
-    if outcome.judgement is not None:
-        tags |= {Tag.REGRESSION: outcome.judgement.tag, Tag.REGRESSION_TEXT: outcome.judgement.text}
     if outcome.config.execution.worker_load == "measured":
         loads = outcome.trained.worker_load
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)
-        tags["paceline.auto.worker_load"] = f"{shares}: speeds of the ranks, timed before training"
-    return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
+        tags.setdefault("paceline.auto.worker_load", f"{shares}: speeds of the ranks, timed before training")
+    return tags

@@ -4,10 +4,8 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from paceline.conf.config import Config
-from paceline.flows.run.record import Outcome
+from paceline.flows.run.record import ModuleOutcome, Outcome
 from paceline.tasks.names import Tag
-from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.promotion_gate import Gate, gate
 from paceline.tasks.track import registry
@@ -16,6 +14,7 @@ from paceline.tasks.track.run import RunHandle
 
 NO_SCORE = "passed: own Lightning code has no score that Paceline knows, so the newest model is the champion"
 NO_WEIGHTS = "not passed: the state dict of the module holds more than tensors"
+WORSE = "not passed: against the runs before it: regression"
 OTHER_KIND = "not passed: the champion is a preset's, which has a score: use another name"
 
 
@@ -66,17 +65,19 @@ def _tags(outcome: Outcome, verdict: Gate, champion: registry.Champion | None) -
     return tags
 
 
-def register_module(
-    config: Config, trained: ModuleResult, handle: RunHandle, tags: dict[str, str]
-) -> dict[str, Any] | None:
+def register_module(outcome: ModuleOutcome, handle: RunHandle) -> dict[str, Any] | None:
     """Register the model of own Lightning code, for `promote`; the `registered` part of the summary."""
-    name = config.track.register
+    name, judgement = outcome.config.track.register, outcome.judgement
     if name is None:
         return None
     before = registry.champion(handle.tracking_uri, name)
-    gate_text = NO_WEIGHTS if trained.weights is None else OTHER_KIND if before and before.score else NO_SCORE
-    is_passed = gate_text == NO_SCORE
-    version = registry.register(handle, name, tags | {Tag.GATE: gate_text}) if is_passed else None
+    gate_text = OTHER_KIND if before and before.score else NO_SCORE
+    if outcome.trained.weights is None:
+        gate_text = NO_WEIGHTS
+    elif judgement is not None and judgement.verdict == "regression":
+        gate_text = WORSE
+    tags = {Tag.WORKLOAD: outcome.workload, Tag.VERDICT: outcome.speedup.verdict, Tag.GATE: gate_text}
+    version = registry.register(handle, name, tags) if gate_text == NO_SCORE else None
     return {
         "name": name,
         "version": version,

@@ -180,8 +180,16 @@ def judge(session: Session, prepared: PreparedSet, trained: TrainResult, evaluat
     """The same as `account`, with the summary as JSON."""
     config, checked, handle = session.config, session.checked, session.handle
     plan = trained.plan or checked.plan
-    pretrained, workload = checked.pretrained, session.workload
-    outcome = Outcome(config, plan, prepared, trained, evaluated, workload, checked.hardware, pretrained)
+    outcome = Outcome(
+        config=config,
+        plan=plan,
+        prepared=prepared,
+        trained=trained,
+        evaluated=evaluated,
+        workload=session.workload,
+        hardware=checked.hardware,
+        pretrained=checked.pretrained,
+    )
     if config.speedup.baseline in SELF_CONTAINED_BASELINES:
         outcome = replace(outcome, earlier=history.earlier_ratios(outcome, handle), starts=session.starts)
         speedup = speedup_tasks.account(trained, checked.hardware.num_cores, outcome.earlier, session.starts)
@@ -197,7 +205,7 @@ def judge(session: Session, prepared: PreparedSet, trained: TrainResult, evaluat
         prediction=history.check_prediction(outcome, handle),
         registered=registry.register_model(outcome, judgement, handle),
     )
-    view = mlflow_views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
+    view = mlflow_views.share_with_like(handle, outcome.series, [outcome.evaluated.score_name])
     speedup = add_ratios(outcome.speedup, config, prepared, trained, cold_seconds())
     session.outcome = outcome = replace(outcome, speedup=speedup)
     session.summary = summarise(outcome, handle, view, time.monotonic() - session.started)

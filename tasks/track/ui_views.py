@@ -118,7 +118,7 @@ def view_of_sweep(run_id: str, settings: Sequence[str]) -> View:
     return View(subject=f"sweep {run_id}", condition=condition, columns=columns, order=SCORE)
 
 
-def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequence[ScoreName] = ACCURACY) -> View:
+def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequence[str] = ACCURACY) -> View:
     """All runs that have a tag in common, night after night."""
     return View(
         subject=f"{tag} {value}",

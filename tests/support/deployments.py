@@ -70,18 +70,19 @@ class Served(Deployments):
         url: of the API.
         name: of the deployment.
         process: of the command.
+        flow: of the deployment.
     """
 
-    def __init__(self, url, name, process):
+    def __init__(self, url, name, process, flow="paceline-run"):
         super().__init__(url)
         self.process = process
-        self._name = name
+        self._name = f"{flow}/{name}"
         until(lambda: self.deployment, "deployment", process=process)
 
     @property
     def deployment(self):
         """It, as Prefect has it."""
-        return self.find(f"paceline-run/{self._name}")
+        return self.find(self._name)
 
     def begin_with(self, **sections):
         """A run now, with other settings; its id."""

@@ -63,6 +63,7 @@ AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guid
 AS_LIGHTNING = Checked("tests/integration/run/test_lightning.py runs it on tests/packages/text")
 AS_STUDIED = Checked("tests/integration/study/test_study_lightning.py runs the like on tests/packages/text")
 AS_SWEPT = Checked("tests/integration/sweep/test_sweep_lightning.py runs the like on tests/packages/text")
+AS_SERVED = Checked("tests/integration/services/test_serve_lightning.py serves tests/packages/text")
 AS_JUDGED = Checked("tests/integration/run/test_judge.py judges scripts with planted work, and two revisions")
 AS_SETTINGS = Checked("tests/integration/run/test_judge.py judges digits; own code only up to the start of its sides")
 AS_WATCHED = Checked("tests/integration/run/test_watch.py runs it on tests/packages/scripts")
@@ -83,6 +84,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     ),
     "paceline run config.yaml --code .": AS_LIGHTNING,
     "paceline run config.yaml track.register=prose": AS_LIGHTNING,
+    'paceline serve config.yaml --code . --cron "0 2 * * *" --overlap skip': AS_SERVED,
     "paceline predict RUN_ID": AS_LIGHTNING,
     "paceline predict RUN_ID data.class_path=prose.corpus.Prompts": AS_LIGHTNING,
     "paceline predict RUN_ID trainer.limit_predict_batches=10 --out continuations": AS_LIGHTNING,

@@ -19,11 +19,12 @@ from typing import Literal, TypeGuard
 import numpy as np
 from pydantic import Field
 
+from paceline.conf.lightning import Objective
 from paceline.tasks.formatting import enumerate_words
 from paceline.tasks.measure.validity import MAX_FOREIGN_CORES
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import ScoreName
-from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.scores import SCORE, SCORE_WORDS, own_name
 from paceline.tasks.speedup.nights.confirmation import Confirmation
 from paceline.tasks.speedup.nights.prediction_limit import SPANS, Level, level_of, location
 
@@ -44,7 +45,7 @@ class RunMetrics(Record):
 
     run_id: str
     throughput: float | None = None  # training samples per second, steady state
-    score: float | None = None  # on the test split
+    score: float | None = None  # on the test split; of own code the metric that it logged
     data_wait: float | None = None  # share of the training steps' time spent waiting for data
     baseline_throughput: float | None = None  # control: samples/s of the probe's baseline; None: no undisturbed one
     host: str = ""  # hosts of its ranks; runs that do not know theirs count as of one host
@@ -63,7 +64,7 @@ class Tolerances(Record):
 
     throughput: float = 0.05
     """Loss to be found within three runs, as a share of the ratio to the control before; twice as much in one run."""
-    score: float = 0.01  # loss, in absolute terms
+    score: float = 0.01  # loss, in absolute terms; of a metric of own code as a share
     data_wait: float = 0.05  # rise, in absolute terms
     foreign_cores: float = MAX_FOREIGN_CORES
     """Rise from which on others have disturbed a run. What is busy every night belongs to the machine."""
@@ -89,7 +90,7 @@ class RegressionVerdict(Record):
 
     verdict: Literal["regression", "normal", "too few runs", "disturbed", "not comparable"]
     """`disturbed`: the run was slower while other processes used the machine, so it is not judged."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[Change, ...] = ()  # of a regression empty where a metric of own code has no value any more
     grew: str | None = None  # item of the time budget that took most of a lost throughput
     confirmation: Confirmation | None = None  # None unless `track.on_regression=confirm` has made one
     text: str  # one or more sentences: what, by how much, against how many runs, and why as far as it is known
@@ -98,7 +99,7 @@ class RegressionVerdict(Record):
     def tag(self) -> str:
         """Tag of the run: the measures that got worse, `none`, or why it was not judged."""
         if self.verdict == "regression":
-            return ", ".join(change.name for change in self.changes)
+            return ", ".join(change.name for change in self.changes) or SCORE
         return self.verdict if self.verdict in ("disturbed", "not comparable") else "none"
 
 
@@ -109,6 +110,7 @@ class _Scale:
     measure: Measure
     margin: float
     name: str
+    sign: int = 1  # of a score: -1 where smaller is better
 
     def group(self, run: RunMetrics) -> str:
         """The host of a run, where the measure depends on it."""
@@ -118,19 +120,19 @@ class _Scale:
         """On a scale where noise is even."""
         if self.measure == "throughput":
             return -math.log(value)
-        return value if self.measure == "data wait" else -value
+        return value if self.measure == "data wait" else -self.sign * value
 
     def back(self, badness: float) -> float:
         """The measure itself."""
         if self.measure == "throughput":
             return math.exp(-badness)
-        return badness if self.measure == "data wait" else -badness
+        return badness if self.measure == "data wait" else -self.sign * badness
 
 
 def judge(
-    runs: Sequence[RunMetrics], margins: Tolerances | None = None, score_name: ScoreName = "accuracy"
+    runs: Sequence[RunMetrics], margins: Tolerances | None = None, score: ScoreName | Objective | None = "accuracy"
 ) -> RegressionVerdict:
-    """Compare the newest run with those before it."""
+    """Compare the newest run with those before it; of a metric of own code, the tolerance is a share of its level."""
     margins = margins or Tolerances()
     foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
     usual = float(np.median(foreign_cores)) if foreign_cores else 0.0
@@ -141,9 +143,13 @@ def judge(
         else run
         for run in runs
     ]
+    quality = _Scale("score", margins.score, SCORE_WORDS[score] if isinstance(score, str) else SCORE)
+    if isinstance(score, Objective):
+        known = [abs(value) for run in runs[:-1] if is_measure(run) and (value := _value(run, "score")) is not None]
+        quality = _Scale("score", margins.score * float(np.median(known or [1.0])), own_name(score), score.sign)
     scales = (
         _Scale("throughput", -math.log1p(-FOUND * margins.throughput), "throughput"),
-        _Scale("score", margins.score, SCORE_WORDS[score_name]),
+        quality,
         _Scale("data wait", margins.data_wait, "data wait"),
     )
     newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
@@ -302,7 +308,12 @@ def _describe_change(change: Change) -> str:
             f"run: {loss:.0%} below the {change.expected_ratio:.3g} times {against} (alarm below "
             f"{change.limit_ratio:.3g})"
         )
-    direction = "below" if change.measure == "score" else "above"
+    direction = "below" if change.value < change.expected else "above"
+    if change.measure == "score" and change.name not in SCORE_WORDS.values():
+        return (
+            f"{change.name}{newest} {change.value:.4g}, {direction} the {change.expected:.4g} {against} "
+            f"(alarm {direction} {change.limit:.4g})"
+        )
     return (
         f"{change.name}{newest} {change.value:.1%}, {abs(change.value - change.expected) * 100:.1f} points "
         f"{direction} the {change.expected:.1%} {against} (alarm {direction} {change.limit:.1%})"

@@ -88,12 +88,14 @@ def _do(request: Request) -> dict[str, Any]:
     arguments = ["--config", yaml.safe_dump(tree)] if tree else []
     variants = []
     for overrides in request.variants:
-        options = [f"--{override}" for override in overrides]
-        settings = ModuleCLI([*arguments, *options], only_parse=True).settings()
+        options = [*arguments, *(f"--{override}" for override in overrides)]
+        cli = ModuleCLI(options, only_parse=True)
+        settings = cli.settings()
         if request.task == "predict":
             check_prediction(settings)
         facts = {"prepares_data": request.task == "parse" and check_module(settings)}
-        variants.append({"settings": settings, "packages": code.identities(settings, directory)} | facts)
+        parsed = {"settings": settings, "given": cli.given(options), "packages": code.identities(settings, directory)}
+        variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
 
 

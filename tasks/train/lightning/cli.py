@@ -64,6 +64,12 @@ class ModuleCLI(LightningCLI):
             **numbers | {name: value for name, value in self._options.items() if name != "callbacks"}
         )
 
+    def given(self, arguments: Sequence[str]) -> Settings:
+        """The settings that its arguments name, without the defaults of any class."""
+        named = self.parser.parse_args([*arguments], defaults=False)
+        given: Settings = yaml.safe_load(self.parser.dump(named, skip_unset=False, skip_validation=True))
+        return given
+
     def settings(self) -> Settings:
         """All settings but those of the trainer that have their defaults."""
         tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))

@@ -127,7 +127,9 @@ def copy_checkpoint(source: Path, directory: Path, sha256: str | None = None) ->
 
 def check_size(directory: Path) -> None:
     """Raise InputError: the directory does not exist, holds no Python file, or too much for a copy in each run."""
-    files = list(_files(directory)) if directory.is_dir() else []
+    if not directory.is_dir():
+        raise InputError(f"--code {directory} is no directory", hint="give the directory of your code")
+    files = list(_files(directory))
     if not any(path.suffix == ".py" for path in files):
         raise InputError(f"--code {directory} holds no Python file", hint="give the directory of your code")
     size = sum(path.stat().st_size for path in files)

@@ -42,7 +42,13 @@ class Night:
         self.job = changed(made, track={"experiment": "training"})
         self.job.directory.mkdir(parents=True, exist_ok=True)
         self.outcome = Outcome(
-            self.job.config, self.job.plan, self.job.prepared, Trained(), None, "workload", describe()
+            config=self.job.config,
+            plan=self.job.plan,
+            prepared=self.job.prepared,
+            trained=Trained(),
+            evaluated=None,
+            workload="workload",
+            hardware=describe(),
         )
         uri = self.job.tracking_uri
         experiment = tracking.MlflowClient(uri).get_experiment_by_name("training").experiment_id

@@ -230,7 +230,7 @@ def test_settings_of_presets_and_a_directory_without_code_are_refused_at_once(pr
         (["trainer.epochs=2"], "trainer.epochs", "trainer.epochs"),
         (["trainer.devices=2", "execution.num_devices=1"], "trainer.devices=2 conflicts with", "trainer.devices"),
         (["trainer.strategy=fsdp"], "trainer.strategy=fsdp cannot be used", "trainer.strategy=ddp"),
-        (["speedup.baseline=matched"], "speedup.baseline=matched cannot be used", "speedup.baseline=probe"),
+        (["track.on_regression=confirm"], "track.on_regression=confirm cannot be used", "track.on_regression=mark"),
         (["ckpt_path=none.ckpt"], "ckpt_path=none.ckpt is not a file", "ckpt_path=checkpoints/last.ckpt"),
         (
             [f"ckpt_path={PACKAGE / 'main.py'}"],

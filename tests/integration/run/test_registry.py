@@ -8,8 +8,10 @@ from prefect.logging import disable_run_logger
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.run.registry import NO_WEIGHTS, OTHER_KIND, promote, register_model, register_module
+from paceline.flows.run.record import ModuleOutcome
+from paceline.flows.run.registry import NO_WEIGHTS, OTHER_KIND, WORSE, promote, register_model, register_module
 from paceline.tasks.records.training import EvaluateResult, ModuleResult, TrainResult
+from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import registry, store
 from paceline.tasks.track import run as tracking
@@ -97,10 +99,12 @@ def test_the_better_of_two_that_end_at_once_becomes_champion_and_a_resumed_run_h
 
 
 def test_the_newest_model_of_own_code_is_champion_but_not_over_one_of_a_preset(finished):
-    def hand_on_module(name, weights="weights.pt"):
+    def hand_on_module(name, weights="weights.pt", judgement=None):
         outcome, handle = finished(0.0)
         config = outcome.config.model_copy(update={"track": outcome.config.track.model_copy(update={"register": name})})
-        registered = register_module(config, ModuleResult.model_construct(weights=weights), handle, {"kind": "own"})
+        trained = ModuleResult.model_construct(weights=weights)
+        facts = {"plan": None, "workload": "own", "hardware": None, "judgement": judgement}
+        registered = register_module(ModuleOutcome(config=config, trained=trained, **facts), handle)
         with disable_run_logger():
             promote(registered, handle)
         return registered
@@ -109,6 +113,8 @@ def test_the_newest_model_of_own_code_is_champion_but_not_over_one_of_a_preset(f
     assert registry.champion(Environment().tracking_uri, "own-code").version == "2"
     refused = hand_on_module("own-code", weights=None)
     assert (refused["version"], refused["gate"], refused["champion_before"]) == (None, NO_WEIGHTS, "2")
+    worse = RegressionVerdict(verdict="regression", text="val_loss 3")
+    assert hand_on_module("own-code", judgement=worse)["gate"] == WORSE
     hand_on(*finished(0.95, data="d3", max_accuracy_loss=0.9))
     assert hand_on_module(NAME)["gate"] == OTHER_KIND
     assert hand_on_module(None) is None

@@ -5,7 +5,8 @@ from typing import get_args
 
 import pytest
 
-from paceline.conf.config import Overlap
+from paceline.conf.config import Config, Overlap
+from paceline.conf.lightning import FIXED, Lightning
 from paceline.conf.load import load
 from paceline.flows.commands.serve import OVERLAPS, make_root_absolute
 from paceline.flows.deployment import deployment_of, local_timezone, schedule_of
@@ -42,6 +43,16 @@ def test_the_policy_becomes_a_limit_or_a_tag(overlap, strategy):
     assert f"overlap:{overlap}" in deployment.tags
     assert deployment.entrypoint == "paceline.flows.run.flow.run_pipeline"
     assert deployment.parameters["config"]["name"] == "digits"
+
+
+def test_a_deployment_of_own_code_has_what_its_author_has_written():
+    given = {"model": {"class_path": "acme.Tagger"}}
+    own = Lightning(settings={"model": given["model"] | {"init_args": {"width": 8}}}, given=given, code="/home/me")
+    config = Config(lightning=own, **FIXED | {"execution": FIXED["execution"] | {"precision": "32-true"}})
+    deployment = deployment_of(config, "nightly", schedule_of("0 2 * * *", "UTC"), "queue")
+    assert deployment.entrypoint == "paceline.flows.run.lightning.run_lightning"
+    assert deployment.parameters["config"]["lightning"]["settings"] == given
+    assert deployment.parameters["config"]["lightning"]["code"] == "/home/me"
 
 
 def test_the_command_offers_what_there_is():

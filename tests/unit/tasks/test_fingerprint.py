@@ -1,5 +1,7 @@
 import pytest
 
+from paceline.conf.config import Config
+from paceline.conf.lightning import FIXED, Lightning
 from paceline.conf.load import load
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint, workload_fingerprint
 
@@ -64,6 +66,19 @@ def test_the_default_of_checkpoints_has_changed_and_no_series_with_it():
 def test_other_devices_classes_and_places_are_another_series():
     assert len({series(), series(devices="CPU, 4 cores"), series(classes=("cat", "dog"))}) == 3
     assert series("data.source=folder", "data.root=/a") != series("data.source=folder", "data.root=/b")
+
+
+def own_series(depth, packages=("directory (code 0123456789ab)",), seed=1, **defaults):
+    model = {"class_path": "acme.Tagger", "init_args": {"depth": depth}}
+    settings = {"model": model | {"init_args": model["init_args"] | defaults}, "seed_everything": seed}
+    own = Lightning(settings=settings, given={"model": model, "seed_everything": seed}, packages=packages)
+    config = Config(lightning=own, **FIXED | {"execution": FIXED["execution"] | {"precision": "32-true"}})
+    return series_fingerprint(config, "CPU, 2 cores", ())
+
+
+def test_own_code_is_one_series_while_it_changes_and_another_with_other_settings():
+    changed = own_series(2, packages=("directory (code ba9876543210)",), seed=7, width=32)
+    assert changed == own_series(2) != own_series(3)
 
 
 def test_code_fingerprint_is_stable():

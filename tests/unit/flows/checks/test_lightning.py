@@ -136,8 +136,14 @@ def test_settings_of_presets_have_no_meaning_for_own_code():
         validate(own(recipe={"num_epochs": 3}))
     with pytest.raises(ConfigError, match=r"execution\.compile=graph cannot be used.*; use execution\.compile=off"):
         validate(own(execution=own()["execution"] | {"compile": "graph"}))
-    with pytest.raises(ConfigError, match=r"speedup\.baseline=matched cannot be used"):
-        validate(own(speedup=lightning.FIXED["speedup"] | {"baseline": "matched"}))
+    with pytest.raises(
+        ConfigError, match=r"track\.on_regression=confirm cannot be used.*; use track\.on_regression=mark"
+    ):
+        validate(own(track={"on_regression": "confirm"}))
+    with pytest.raises(ConfigError, match="minimize=val_loss and maximize=accuracy are given"):
+        validate(own(track={"minimize": "val_loss", "maximize": "accuracy"}))
+    with pytest.raises(ConfigError, match=r"track\.maximize=accuracy is for your own Lightning code"):
+        load("digits", ["track.maximize=accuracy"])
     with pytest.raises(ConfigError, match=r"cluster\.min_workers=1 cannot be used"):
         validate(own(cluster={"min_workers": 1}))
     with pytest.raises(ConfigError, match=r"track\.min_accuracy=0\.9 cannot be used"):
@@ -207,6 +213,21 @@ def test_trials_are_read_with_the_copy_of_their_sweep(asked, tmp_path):
     lightning.configure(config, [["model.init_args.width=8"]])
     assert [request.code for request in asked] == [str(tmp_path / "code"), "/home/me/tagger"]
     assert trial.lightning.code == "/home/me/tagger"
+
+
+def test_a_night_reads_what_its_author_gave_with_the_code_of_then(asked, tmp_path):
+    written, copied = tmp_path / "tagger", tmp_path / "run" / "code"
+    given = {"model": {"class_path": "acme.Tagger", "init_args": {"depth": 2}}, "trainer": {"devices": 1}}
+    config = validate(own(lightning={"settings": given, "code": str(written)}))
+    with refused("--code", str(written)):
+        lightning.read_again(config, None, Environment())
+    for directory, run in ((written, None), (copied, tmp_path / "run")):
+        directory.mkdir(parents=True)
+        (directory / "tagger.py").touch()
+        night = lightning.read_again(config, run, Environment()).lightning
+        assert (asked[-1].code, asked[-1].settings, night.code) == (str(directory), given, str(directory))
+        assert night.settings == {"model": {"class_path": "acme.Tagger"}}, "as LightningCLI reads them now"
+        assert night.given == {"model": given["model"], "trainer": {}}
 
 
 def test_a_checkpoint_to_start_from_is_known_by_its_digest(asked, tmp_path):

@@ -9,8 +9,9 @@ from prefect.logging import disable_run_logger
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
+from paceline.conf.lightning import Lightning
 from paceline.conf.load import load, load_plan
-from paceline.flows.checks.origin import FLOW_RUN, allow, check_origin
+from paceline.flows.checks.origin import FLOW_RUN, allow, check_code, check_origin
 from paceline.flows.checks.preflight import training_host
 from paceline.flows.cli import main
 from paceline.flows.lifecycle import mlflow_run
@@ -96,6 +97,21 @@ def test_what_is_served_is_allowed_for_its_own_runs(as_deployment, monkeypatch):
     allow(served)
     check_origin(served, Environment())
     check_origin(Cluster(), Environment())
+
+
+def test_a_form_imports_only_the_code_of_its_host(as_deployment, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_CODE", "")
+    (tmp_path / "prose.py").touch()
+    settings = {"model": {"class_path": "prose.GPT"}, "trainer": {"callbacks": [{"class_path": "acme.Callback"}]}}
+    own = Lightning(settings=settings, code=str(tmp_path))
+    with refused("lightning", str(tmp_path)) as refusal:
+        check_code(own, Environment())
+    assert refusal.value.hint.endswith(f"export PACELINE_CODE={tmp_path},acme")
+    allow(Cluster(), own)
+    check_code(own, Environment())
+    for change in ({"code": "/elsewhere"}, {"settings": {"model": {"class_path": "os.system"}}}):
+        with refused("lightning"):
+            check_code(own.model_copy(update=change), Environment())
 
 
 def test_no_axis_of_a_form_names_a_scheduler(as_deployment, hostile):

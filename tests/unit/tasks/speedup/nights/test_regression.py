@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from paceline.conf.lightning import Objective
 from paceline.tasks.speedup.nights.prediction_limit import level_of, scale_qn
 from paceline.tasks.speedup.nights.regression import MAX_GAP_DAYS, MIN_BEFORE, RunMetrics, Tolerances, judge
 from tests.support.ordinary_nights import alarms, ordinary_series, slowed
@@ -44,6 +45,21 @@ def test_qn_is_the_standard_deviation_of_normal_noise_and_is_not_moved_by_outlie
     assert scale_qn(values) < 6
     small = [scale_qn(rng.normal(0, 1, 7)) for _ in range(3000)]
     assert np.mean(small) == pytest.approx(1, rel=0.06)
+
+
+@pytest.mark.parametrize(("goal", "worse"), [("minimize", 3.1), ("maximize", 2.9)])
+def test_a_metric_of_own_code_is_judged_by_its_direction_and_as_a_share_of_its_level(rng, goal, worse):
+    before = nights([RATE] * 8)
+    before = [run.model_copy(update={"score": 3 * np.exp(rng.normal(0, 1e-4))}) for run in before]
+    objective = Objective(name="val_loss", goal=goal)
+    for last, verdict in ((worse, "regression"), (6 - worse, "normal"), (3 + (worse - 3) / 2, "normal")):
+        judged = judge([*before, night(RATE, score=last)], Tolerances(score=0.01), objective)
+        assert judged.verdict == verdict
+    judged = judge([*before, night(RATE, score=worse)], Tolerances(score=0.01), objective)
+    assert judged.tag == "val_loss"
+    assert (
+        f"val_loss {worse:.4g}, {'above' if goal == 'minimize' else 'below'} the 3 of the 8 runs before" in judged.text
+    )
 
 
 def test_too_few_runs_are_not_judged():
@@ -148,7 +164,7 @@ def test_a_slower_machine_is_no_regression():
 
 def test_a_score_has_its_own_name():
     runs = nights([RATE] * 8, score=0.95)
-    judged = judge([*runs, night(RATE, score=0.9)], score_name="mean_iou")
+    judged = judge([*runs, night(RATE, score=0.9)], score="mean_iou")
     assert judged.tag == "mean IoU"
     assert judged.text.startswith("mean IoU 90.0%, 5.0 points below the 95.0% of the 8 runs before")
 
