@@ -88,6 +88,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             | share.model_dump(mode="json", include={*SHARES}),
             "speedup": speedup.model_dump(mode="json"),
             "metrics": trained.metrics,
+            "partitions": trained.partitions and trained.partitions.model_dump(),
             "registered": registered,
             "time_budget": trained.time_budget,
             "execution": checked.plan.model_dump(mode="json"),
@@ -119,6 +120,7 @@ def _record(
     tags = speedup_tags(speedup, handle.run_id) | {
         Tag.HOSTS: ", ".join(sorted({*trained.hosts})),
         Tag.DISTURBED: str(is_disturbed(trained)),
+        **({Tag.DATASET: trained.partitions.fingerprint} if trained.partitions else {}),
         **{f"paceline.auto.{name}": f"{choice.value}: {choice.reason}" for name, choice in job.plan.reasons.items()},
     }
     tracking.log_facts(handle, metrics, tags)

@@ -83,7 +83,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
-        cli = ModuleCLI(module.settings, options)
+        cli = ModuleCLI(module.settings, options, spec.partitions)
         trainer = cli.trainer
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
@@ -129,6 +129,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         probe=probe,
         no_probe=no_probe,
         validity=validity,
+        partitions=spec.partitions,
         **facts,
         epoch_ends=tuple(account.epoch_ends),
         startup_seconds=account.startup_seconds,
