@@ -35,6 +35,8 @@ class Lightning(Section):
     """Digest of that checkpoint. Paceline sets it."""
     prepares_data: bool = False
     """Whether the data, or else the model, define `prepare_data`. Paceline sets it."""
+    has_partitions: bool = False
+    """Whether the data define `partitions` and `prepare_partition`. Paceline sets it."""
     packages: tuple[Text, ...] = ()
     """Packages and directory of the classes, with versions and digests of their files. Paceline sets them."""
 

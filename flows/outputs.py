@@ -55,7 +55,7 @@ def _run() -> list[Any]:
     from paceline.flows.run import lightning
     from paceline.flows.run.record import DATASET_KEYS, TRAIN_KEYS
     from paceline.flows.run.stages import Summary
-    from paceline.tasks.records.data import PreparedSet, Pretrained
+    from paceline.tasks.records.data import PreparedPartitions, PreparedSet, Pretrained
     from paceline.tasks.records.execution import Plan
     from paceline.tasks.records.record import Choice
     from paceline.tasks.records.training import ModuleResult, TrainResult
@@ -64,6 +64,7 @@ def _run() -> list[Any]:
     from paceline.tasks.speedup.nights.regression import RegressionVerdict
 
     shares = {key: LimitShare.model_fields[key].annotation for key in SHARES}
+    shares["steady_samples_per_second"] = float | None
     texts: dict[str, Any] = {"alias": str | None, "gate": str, "champion_before": str | None}
     registered = _new("Registered", name=str, version=str | None, **texts)
     of_preset: dict[str, Any] = {
@@ -78,8 +79,11 @@ def _run() -> list[Any]:
     of_own: dict[str, Any] = {
         "packages": tuple[str, ...],
         "train": _part("OwnTraining", ModuleResult, lightning.TRAIN_KEYS, **shares),
+        "regression": RegressionVerdict | None,
         "metrics": dict[str, float],
+        "partitions": PreparedPartitions | None,
         "registered": registered | None,
+        "view": str,
         "execution": Plan,
         "not_measured": tuple[str, ...],
     }

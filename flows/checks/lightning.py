@@ -163,7 +163,7 @@ def load_prediction(trained: Lightning, precision: Precision, overrides: Sequenc
             "name": settings["model"]["class_path"].rpartition(".")[2],
             "execution": execution,
             "speedup": FIXED["speedup"],
-            "lightning": {"settings": parsed["settings"], "code": trained.code, "packages": parsed["packages"]},
+            "lightning": parsed | {"code": trained.code},
         }
     )
 

@@ -34,6 +34,7 @@ from paceline.tasks.track.queries import read_artifact
 from paceline.tasks.train.launch.module_data import require_code
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.plan import resolve
+from paceline.tasks.train.prefect_tasks import prepare_module_partitions
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -131,7 +132,10 @@ def predict_with(
                 "packages": config.lightning.packages,
             }
             write_facts(out, facts)
+            seconds, home = config.limits.prepare_seconds, str(environment.root)
+            partitions = prepare_module_partitions(config.lightning, config.lightning.code, home, address, seconds)
             job = ModuleJob(
+                partitions=partitions,
                 **config.lightning.model_dump(include={"settings", "code", "packages"}),
                 checkpoint=facts["checkpoint"],
                 model_directory=str(trained.model) if trained.model else None,

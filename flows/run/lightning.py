@@ -25,7 +25,7 @@ from paceline.flows.run.record import ModuleOutcome, judged_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint
-from paceline.tasks.names import Artifact, Metric
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import ModuleFacts
 from paceline.tasks.redact import redact_tree
 from paceline.tasks.report.summary import summary_table
@@ -107,6 +107,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             "speedup": speedup.model_dump(mode="json"),
             "regression": outcome.judgement and outcome.judgement.model_dump(mode="json"),
             "metrics": trained.metrics,
+            "partitions": trained.partitions and trained.partitions.model_dump(),
             "registered": registered,
             "view": view,
             "time_budget": trained.time_budget,
@@ -134,7 +135,8 @@ def _record(handle: RunHandle, outcome: ModuleOutcome, summary: dict[str, Any], 
     metrics = training_metrics(trained) | recovery_metrics(trained) | speedup_metrics(speedup)
     judged = {name: value for name, value in judged_metrics(outcome).items() if name not in trained.metrics}
     metrics |= judged | {Metric.WALL_SECONDS: summary["seconds"]}
-    tracking.log_facts(handle, metrics, speedup_tags(speedup, handle.run_id) | outcome.tags)
+    tags = {Tag.DATASET: trained.partitions.fingerprint} if trained.partitions else {}
+    tracking.log_facts(handle, metrics, speedup_tags(speedup, handle.run_id) | outcome.tags | tags)
     tracking.log_interval(handle, Metric.SPEEDUP_INTERVAL, speedup.ratio, speedup.low, speedup.high)
     tracking.log_document(handle, Artifact.SUMMARY, summary)
     environment = describe_environment(trained.hosts, trained.devices) | {"packages": [*summary["packages"]]}

@@ -16,6 +16,7 @@ from paceline.tasks.errors import one_line
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.http import ask
 from paceline.tasks.names import Artifact, Tag
+from paceline.tasks.records.data import PARTITIONS
 from paceline.tasks.track.queries import find_runs, read_document
 from paceline.tasks.track.run import reopen
 from paceline.tasks.track.store import existing_client
@@ -38,7 +39,8 @@ def _prepared(site: Site) -> Iterator[Finding]:
     versions["transform"] = f"{TRANSFORM_VERSION}.{PHOTOGRAPH_VERSION}"
     for path in sorted((site.paceline_home / "prepared").glob("[!.]*")):
         try:
-            facts = manifest.read(path).provenance
+            is_own = (path / PARTITIONS).is_dir()
+            facts = manifest.read_as(path, manifest.PartitionsManifest if is_own else manifest.Manifest).provenance
         except manifest.DamagedError as error:
             yield path.name, f"{one_line(error)}; it is prepared again"
             continue

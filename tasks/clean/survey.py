@@ -23,6 +23,7 @@ Kind = Literal["prepared sets", "checkpoints", "weights", "compiled code", "dama
 ASIDE = ".removed-"  # prefix of what a clean-up has set aside, to delete it
 RESUMABLE = ("run", "study", "sweep", "no-gpu")  # roles of runs that `--resume` continues
 PROCESS, UNFINISHED, UNKNOWN = "a running process", "an unfinished run", "a run that MLflow does not know"
+SPEC_PLACES = ("prepared", "partitions", "pretrained")  # of a specification, with a path
 DAY_SECONDS = 24 * 3600.0
 LONG_LOG, LOG_END = 10 * 2**20, 2**20  # bytes of a log that is cut, and of its end, which stays
 
@@ -131,7 +132,7 @@ def _names_used_by(group: _Group) -> Iterator[str]:
     for path in (path for directory in group.directories for path in _files(directory) if path.name == "spec.json"):
         with suppress(OSError, ValueError):
             spec = json.loads(path.read_bytes())
-            for place in (Path(spec[name]["path"]) for name in ("prepared", "pretrained") if spec.get(name)):
+            for place in (Path(spec[name]["path"]) for name in SPEC_PLACES if spec.get(name)):
                 yield place.parent.name if place.name == WEIGHTS else place.name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, PositiveInt
@@ -13,6 +14,9 @@ from paceline.conf.execution import Precision
 from paceline.conf.model import Model
 from paceline.conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
 from paceline.tasks.records.record import Record
+
+PARTITIONS = "partitions"
+"""Folder of a prepared set with what a user's DataModule has prepared."""
 
 
 class Pretrained(Record):
@@ -109,6 +113,24 @@ class PreparedSet(Record):
         if not network.image_mean or len(network.image_mean) != len(self.mean):
             return self
         return self.model_copy(update={"mean": network.image_mean, "std": network.image_std})
+
+
+class PreparedPartitions(Record):
+    """Data on disk that the user's DataModule prepared, partition by partition."""
+
+    path: str  # of the set; its folder `PARTITIONS` has a folder for each partition
+    key: str  # sha256 of the class, its arguments, its code and its partitions
+    fingerprint: str  # 8 hex digits over the content
+    num_partitions: int
+    num_files: int
+    num_bytes: int
+    reused: bool
+    seconds: float  # wall time of this call
+
+    @property
+    def directory(self) -> Path:
+        """The directory that the DataModule gets."""
+        return Path(self.path) / PARTITIONS
 
 
 class ModuleFacts(Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.conf.execution import Precision
+from paceline.tasks.records.data import PreparedPartitions
 from paceline.tasks.records.record import Record
 
 
@@ -14,6 +15,7 @@ class ModulePrediction(Record):
     settings: dict[str, Any]  # of the classes, as LightningCLI reads them
     code: str | None  # directory that is imported from first; None for installed packages
     packages: tuple[str, ...]
+    partitions: PreparedPartitions | None = None  # what the DataModule has prepared; None for nothing
     checkpoint: str | None  # of Lightning's; None for the weights of a model
     model_directory: str | None
     model_digest: str | None

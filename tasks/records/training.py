@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from paceline.tasks.records.cost import Cost
+from paceline.tasks.records.data import PreparedPartitions
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.records.measurement import AutotuneResult, Energy, ProbeResult, Validity
@@ -123,6 +124,7 @@ class ModuleResult(Trained):
     checkpoint: str | None
     weights: str | None = None  # state dict, readable with weights_only; None where it is not, or code is not installed
     units_per_second: dict[str, float] = Field(default_factory=dict)  # throughput in other units, such as tokens
+    partitions: PreparedPartitions | None = None  # that the DataModule had prepared; None for nothing
 
 
 class EvaluateResult(Record):

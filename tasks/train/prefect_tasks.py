@@ -11,19 +11,22 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from paceline.conf.lightning import Lightning
 from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.files import load_result, save_result
 from paceline.tasks.metrics_file import require_newest
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
+from paceline.tasks.records.data import PreparedPartitions
 from paceline.tasks.records.measurement import AutotuneResult, Measurement, MeasureResult
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import ModuleResult, TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.track.metrics_upload import upload_rest
 from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, train_group, train_module
-from paceline.tasks.train.launch.module_data import prepare_on_hosts
+from paceline.tasks.train.launch.module_data import prepare_on_hosts, prepare_partitions
+from paceline.tasks.train.lightning.code import FOLDER
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -115,6 +118,27 @@ def prepare_module_data(job: TrainJob, address: str) -> None:
             get_run_logger().info("prepare_data has run on %s", host)
 
 
+@task(name="prepare-partitions", cache_policy=NO_CACHE)
+@redact_errors
+def prepare_module_partitions(
+    module: Lightning, copied: str | None, home: str, address: str, seconds: float | None
+) -> PreparedPartitions | None:
+    """Prepare the partitions of the user's DataModule on all workers, or find them prepared; None where it has none.
+
+    Raises as `prepare_partitions`, and TimeLimitError: it took longer than its limit.
+    """
+    if not module.has_partitions:
+        return None
+    with deadline.time_limit("limits.prepare_seconds", seconds), progress_bar("prepare") as advance:
+        prepared = prepare_partitions(
+            module, copied, Path(home), address, lambda done, total: advance(done, total, "partitions")
+        )
+    text = "%s %d partitions in %.1f s: %d files of %d bytes in %s"
+    counts = prepared.num_partitions, prepared.seconds, prepared.num_files, prepared.num_bytes
+    get_run_logger().info(text, "Reused" if prepared.reused else "Prepared", *counts, prepared.directory)
+    return prepared
+
+
 @task(name="train", cache_policy=NO_CACHE)
 @redact_errors
 def fit_module(job: TrainJob, address: str) -> ModuleResult:
@@ -125,6 +149,10 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
         logger.info("The training has finished before (%s)", job.result_path)
         upload_rest(job.directory, job.tracking_uri, job.run_id)
         return done
+    if (module := job.config.lightning).has_partitions:
+        copied, seconds = str(job.directory / FOLDER) if module.code else None, job.config.limits.prepare_seconds
+        partitions = prepare_module_partitions(module, copied, job.home, address, seconds)
+        job = job.model_copy(update={"partitions": partitions})
 
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch

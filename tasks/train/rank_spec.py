@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from paceline.conf.config import Config
-from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.records.data import PreparedPartitions, PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.measurement import AutotuneResult, Measurement, ProbeResult
 from paceline.tasks.records.record import Record
@@ -15,6 +15,7 @@ class Work(Record):
     config: Config
     plan: Plan
     prepared: PreparedSet | None = None  # None for the user's own Lightning code, which has its own data
+    partitions: PreparedPartitions | None = None  # what the user's DataModule has prepared; None for nothing
     pretrained: Pretrained | None = None  # initial weights; None to initialise by the seed
     run_id: str
     home: str  # PACELINE_HOME, for measurements of the device that later trainings use

@@ -96,12 +96,6 @@ def _make(
         if empty and not listing.num_planes:  # masks need not hold every class
             fault = f"no training sample of class {', '.join(empty)} can be decoded; every class needs at least one"
             raise InputError(f"data.root={data.root}: {fault}; fix its images or remove the class")
-        for name in (file.name for record in records for file in record.files):
-            if not (directory / name).is_file():
-                raise RunError(
-                    f"{directory / name} was written by a worker but cannot be seen here; all hosts need one "
-                    "PACELINE_HOME; put it on a file system that every host mounts under the same path"
-                )
         facts = manifest.build(listing, data, key, records, spool.num_rejected)
         path = store.publish(home, directory, facts, spool.pieces())
     return path, facts, Reads.total(record.reads for record in records[num_resumed:])

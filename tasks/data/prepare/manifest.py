@@ -7,13 +7,13 @@ import socket
 import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal, Self, TypeVar
 
 import numpy
 import PIL
 import simplejpeg
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from paceline.conf.data import MAX_FRAMES, NUM_COLOURS, Data
 from paceline.tasks.data.decode.transform import PHOTOGRAPH_VERSION, TRANSFORM_VERSION
@@ -21,7 +21,7 @@ from paceline.tasks.data.key import FORMAT_VERSION
 from paceline.tasks.data.listing import SPLITS, SampleListing, SplitName
 from paceline.tasks.data.prepare import moments
 from paceline.tasks.data.prepare.shard import Shard, ShardFile, ShardRecord
-from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.data import PARTITIONS, PreparedPartitions, PreparedSet
 from paceline.tasks.records.record import Record
 
 MANIFEST = "manifest.json"
@@ -34,12 +34,27 @@ class DamagedError(Exception):
     """A prepared set does not match its manifest; the message names the difference."""
 
 
-class Manifest(Record):
-    """The facts of a prepared set."""
+class SetManifest(Record):
+    """The facts of any prepared set; its files are those of its parts."""
 
     format_version: int
     key: str
     fingerprint: str
+    provenance: dict[str, str]
+
+    @property
+    def files(self) -> Sequence["ShardFile | PartitionFile"]:
+        """Every file of every part."""
+        raise NotImplementedError
+
+    def content(self) -> str:
+        """The fingerprint of what is listed."""
+        raise NotImplementedError
+
+
+class Manifest(SetManifest):
+    """The facts of a prepared set of images."""
+
     image_shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=MAX_CHANNELS)]]
     stored_size: Annotated[int, Field(ge=1)] | None = None
     """Shorter side of images that keep their aspect ratio, pixels; None for squares of `image_shape`."""
@@ -53,7 +68,6 @@ class Manifest(Record):
     std: tuple[float, ...]
     class_counts: dict[SplitName, tuple[int, ...]]  # samples of each class; pixels, where these have one
     shards: tuple[Shard, ...]  # ordered by split and number
-    provenance: dict[str, str]
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -79,6 +93,10 @@ class Manifest(Record):
         """Every file of every shard."""
         return tuple(file for shard in self.shards for file in shard.files)
 
+    def content(self) -> str:
+        """The fingerprint of class names and shards."""
+        return fingerprint(self.shards, self.class_names)
+
     def to_prepared_set(self, path: Path, *, reused: bool, seconds: float) -> PreparedSet:
         """The record that other stages get."""
         shared = PreparedSet.model_fields.keys() & Manifest.model_fields.keys()
@@ -93,6 +111,59 @@ class Manifest(Record):
             reused=reused,
             seconds=seconds,
         )
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or path.parts[:1] != (PARTITIONS,) or ".." in path.parts:
+        raise ValueError("leads out of the partitions")
+    return name
+
+
+class PartitionFile(Record):
+    """A file that a DataModule wrote."""
+
+    name: Annotated[str, AfterValidator(_inside)]
+    num_bytes: NonNegativeInt
+    sha256: str
+
+
+class Partition(Record):
+    """A part of the data that a DataModule prepared, in a folder of its own."""
+
+    name: str
+    files: tuple[PartitionFile, ...]
+
+
+class PartitionsManifest(SetManifest):
+    """The facts of data that a user's DataModule prepared."""
+
+    partitions: tuple[Partition, ...]  # in the order of `partitions()`
+
+    @property
+    def files(self) -> tuple[PartitionFile, ...]:
+        """Every file of every partition."""
+        return tuple(file for partition in self.partitions for file in partition.files)
+
+    def content(self) -> str:
+        """The fingerprint of the partitions."""
+        return _digest([[file.name, file.sha256] for file in self.files])
+
+    def to_prepared(self, path: Path, *, reused: bool, seconds: float) -> PreparedPartitions:
+        """The record that trainings get."""
+        return PreparedPartitions(
+            path=str(path),
+            key=self.key,
+            fingerprint=self.fingerprint,
+            num_partitions=len(self.partitions),
+            num_files=len(self.files),
+            num_bytes=sum(file.num_bytes for file in self.files),
+            reused=reused,
+            seconds=seconds,
+        )
+
+
+M = TypeVar("M", bound=SetManifest)
 
 
 def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardRecord], num_rejected: int) -> Manifest:
@@ -143,17 +214,26 @@ def class_counts(records: Sequence[ShardRecord], split: SplitName, num_classes: 
 def fingerprint(shards: Sequence[Shard], class_names: Sequence[str]) -> str:
     """8 hex digits over the content: class names and the hash of every file, split by split, in order."""
     content = [[shard.split, file.name, file.sha256] for shard in shards for file in shard.files]
-    return hashlib.sha256(json.dumps([list(class_names), content]).encode()).hexdigest()[:8]
+    return _digest([list(class_names), content])
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
 
 
 def read(path: Path) -> Manifest:
+    """Read the manifest of a set of images; raises as `read_as`."""
+    return read_as(path, Manifest)
+
+
+def read_as(path: Path, kind: type[M]) -> M:
     """Read a set's manifest; DamagedError if it is inconsistent, or a file is missing, linked or of another size."""
     # A link could lead anywhere, and the store never writes one.
-    for name in (MANIFEST, REJECTED, *SPLITS):
+    for name in (MANIFEST, REJECTED, *SPLITS, PARTITIONS):
         if (path / name).is_symlink():
             raise DamagedError(f"{name} is a link")
     try:
-        manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
+        manifest = kind.model_validate_json((path / MANIFEST).read_bytes())
     except OSError as error:
         raise DamagedError(f"{MANIFEST} cannot be read ({error.strerror})") from error
     except ValidationError as error:
@@ -162,14 +242,14 @@ def read(path: Path) -> Manifest:
         raise DamagedError(f"{MANIFEST} is not valid at {place or 'its start'}: {first['msg']}") from error
     if manifest.format_version != FORMAT_VERSION:
         raise DamagedError(f"{MANIFEST} has format {manifest.format_version}, this program reads {FORMAT_VERSION}")
-    if manifest.fingerprint != fingerprint(manifest.shards, manifest.class_names):
+    if manifest.fingerprint != manifest.content():
         raise DamagedError(f"{MANIFEST} does not match its own fingerprint {manifest.fingerprint}")
     for file in manifest.files:
         _check_size(path, file)
     return manifest
 
 
-def _check_size(path: Path, file: ShardFile) -> None:
+def _check_size(path: Path, file: ShardFile | PartitionFile) -> None:
     try:
         status = (path / file.name).lstat()
     except OSError as error:

@@ -19,8 +19,9 @@ import psutil
 
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import manifest
-from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
+from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, M, Manifest, SetManifest
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
+from paceline.tasks.errors import RunError
 from paceline.tasks.files import TEMPORARY_SUFFIX, hold, sha256_of, sync_directory, write_durably, write_pieces
 from paceline.tasks.host import host_identity
 from paceline.tasks.records.data import PreparedSet
@@ -39,20 +40,27 @@ def directory_of(home: Path, key: str) -> Path:
 
 
 def find(home: Path, key: str, *, check_content: bool = False) -> PreparedSet | None:
+    """The set of images with a key; see `find_as`."""
+    started = time.perf_counter()
+    facts = find_as(home, key, Manifest, check_content=check_content)
+    path = directory_of(home, key)
+    return facts and facts.to_prepared_set(path, reused=True, seconds=time.perf_counter() - started)
+
+
+def find_as(home: Path, key: str, kind: type[M], *, check_content: bool = False) -> M | None:
     """The set with a key, which this process then holds; None without one, or if it is damaged: then it is set aside.
 
     Files must have their recorded sizes; with `check_content` also their sha256 sums, for which all of them are read.
     """
-    started = time.perf_counter()
     path = directory_of(home, key)
     hold(path / MANIFEST)
     if not path.exists():
         return None
     try:
-        facts = manifest.read(path)
+        facts = manifest.read_as(path, kind)
         if facts.key != key:
             raise DamagedError(f"{MANIFEST} has key {facts.key[:24]}..., expected is {key[:24]}...")
-        if check_content and (problems := verify(path)):
+        if check_content and (problems := verify(path, kind)):
             raise DamagedError(problems[0])
     except DamagedError as error:
         aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
@@ -60,13 +68,13 @@ def find(home: Path, key: str, *, check_content: bool = False) -> PreparedSet | 
             path.rename(aside)
             logger.warning("Prepared set %s is damaged (%s); moved it to %s, preparing again", path, error, aside.name)
         return None
-    return facts.to_prepared_set(path, reused=True, seconds=time.perf_counter() - started)
+    return facts
 
 
-def verify(path: Path) -> tuple[str, ...]:
+def verify(path: Path, kind: type[SetManifest] = Manifest) -> tuple[str, ...]:
     """Every difference between a set and its manifest, sha256 sums included; empty for a sound set."""
     try:
-        facts = manifest.read(path)
+        facts = manifest.read_as(path, kind)
     except DamagedError as error:
         return (str(error),)
     return tuple(
@@ -77,14 +85,14 @@ def verify(path: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def temporary(home: Path, key: str) -> Iterator[Path]:
+def temporary(home: Path, key: str, folders: Iterable[str] = SPLITS) -> Iterator[Path]:
     """A directory for a set, with what an earlier preparation left; gone afterwards if neither published nor left."""
     path = home / "prepared" / f".tmp-{key[:16]}-{os.getpid()}-{uuid4().hex}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # there is none, or another process was faster
         _unfinished_path(home, key).rename(path)
-    for split in SPLITS:
-        (path / split).mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        (path / folder).mkdir(parents=True, exist_ok=True)
     owner = {"host": host_identity(), "pid": os.getpid(), "created": psutil.Process().create_time()}
     (path / OWNER).write_text(json.dumps(owner))
     try:
@@ -104,8 +112,15 @@ def leave_to_next(home: Path, key: str, directory: Path, finished: Iterable[str]
         write_pieces(directory / FINISHED, (f"{line}\n".encode() for line in finished))
         _remove(unfinished)
         directory.rename(unfinished)
-        # A worker that was writing finds its place gone, and its part stays.
-        for part in unfinished.rglob(f"*{TEMPORARY_SUFFIX}"):
+        _remove_parts(unfinished)  # a worker that was writing finds its place gone, and its part stays
+
+
+def _remove_parts(directory: Path) -> None:
+    """Remove what workers that were lost had not finished: files of shards, and folders of partitions."""
+    for part in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):
+        if part.is_dir():
+            _remove(part)
+        else:
             part.unlink(missing_ok=True)
 
 
@@ -166,23 +181,31 @@ def _remove(path: Path) -> None:
         time.sleep(0.1)
 
 
-def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[bytes]) -> Path:
-    """Give a complete temporary set its name, or use the set of a process that was faster; returns its path."""
-    for leftover in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):  # of a worker that was killed and its task retried
-        leftover.unlink()
+def publish(home: Path, directory: Path, facts: SetManifest, rejected: Iterable[bytes]) -> Path:
+    """Give a complete temporary set its name, or use the set of a process that was faster; returns its path.
+
+    Raises RunError: a file cannot be seen here.
+    """
+    for name in (file.name for file in facts.files):
+        if not (directory / name).is_file():
+            raise RunError(
+                f"{directory / name} was written by a worker but cannot be seen here; all hosts need one "
+                "PACELINE_HOME; put it on a file system that every host mounts under the same path"
+            )
+    _remove_parts(directory)  # of a worker that was killed and its task retried
     write_pieces(directory / REJECTED, rejected)
     (directory / OWNER).unlink()
     (directory / FINISHED).unlink(missing_ok=True)
     write_durably(directory / MANIFEST, facts.model_dump_json(indent=1).encode())
     hold(directory / MANIFEST)  # before others can see it
-    for folder in (*(directory / split for split in SPLITS), directory):
+    for folder in (*filter(Path.is_dir, directory.iterdir()), directory):
         sync_directory(folder)
     final = directory_of(home, facts.key)
     try:
         directory.rename(final)
     except OSError:
         # A directory never replaces one that is not empty; anything else is a real error.
-        if find(home, facts.key) is None:
+        if find_as(home, facts.key, type(facts)) is None:
             raise
     sync_directory(final.parent)
     return final

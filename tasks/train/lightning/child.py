@@ -29,15 +29,20 @@ WRAPPED = ("ckpt_path", "weights_only")
 
 
 class Request(Record):
-    """What the child does: `parse` and `predict` read and check a configuration, `prepare` runs `prepare_data`."""
+    """What the child does: `parse` and `predict` read and check a configuration, `prepare` runs `prepare_data`.
 
-    task: Literal["parse", "predict", "prepare"]
+    `partitions` lists the keys of the data's partitions, and `partition` prepares one of them.
+    """
+
+    task: Literal["parse", "predict", "prepare", "partitions", "partition"]
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
     ckpt_path: str | None = None  # in place of the file's; empty or null for none
     settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, to predict with, or to parse without a file
     variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
     host_index: int = 0
+    partition: str = ""  # key of the one to prepare, into a directory
+    directory: str = ""
 
 
 def ask(request: Request) -> dict[str, Any]:
@@ -66,7 +71,14 @@ def ask(request: Request) -> dict[str, Any]:
 
 def _do(request: Request) -> dict[str, Any]:
     from paceline.tasks.train.lightning import code
-    from paceline.tasks.train.lightning.cli import ModuleCLI, check_module, check_prediction
+    from paceline.tasks.train.lightning.cli import (
+        ModuleCLI,
+        check_module,
+        check_prediction,
+        has_partitions,
+        instantiate_data,
+        partition_keys,
+    )
 
     directory = Path(request.code) if request.code else None
     code.import_from(directory)
@@ -75,6 +87,12 @@ def _do(request: Request) -> dict[str, Any]:
         owner = cli.datamodule or cli.model
         if request.host_index == 0 or owner.prepare_data_per_node:
             owner.prepare_data()
+        return {}
+    if request.task == "partitions":
+        digest = code.source_digest(request.settings["data"]["class_path"], directory)  # before what else is imported
+        return {"keys": partition_keys(instantiate_data(request.settings)), "code": digest}
+    if request.task == "partition":
+        instantiate_data(request.settings).prepare_partition(request.partition, Path(request.directory))
         return {}
     tree = request.settings
     if request.file is not None:
@@ -94,6 +112,7 @@ def _do(request: Request) -> dict[str, Any]:
         if request.task == "predict":
             check_prediction(settings)
         facts = {"prepares_data": request.task == "parse" and check_module(settings)}
+        facts["has_partitions"] = has_partitions(settings)
         parsed = {"settings": settings, "given": cli.given(options), "packages": code.identities(settings, directory)}
         variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
@@ -130,12 +149,16 @@ def main(directory: str) -> int:
         fault, hint = fault_and_hint(error) if isinstance(error, InputError) else (None, None)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.filename}, line {frame.lineno}"
-        what = "prepare_data" if request.task == "prepare" else "importing your code"
+        what = {
+            "prepare": "prepare_data",
+            "partitions": "partitions",
+            "partition": f"prepare_partition({request.partition!r})",
+        }.get(request.task, "importing your code")
         answer = {
             "fault": fault or f"{what} raised {type(error).__name__} ({one_line(error)}) in {place}",
             "hint": hint or f"fix {Path(frame.filename).name}",
             "setting": getattr(error, "setting", None),
-            "is_input": fault is not None or request.task != "prepare",
+            "is_input": fault is not None or request.task in ("parse", "predict"),
         }
     (Path(directory) / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
     return 0

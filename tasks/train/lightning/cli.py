@@ -2,17 +2,20 @@
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from paceline.conf.hints import did_you_mean, suggest
 from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.files import TEMPORARY_SUFFIX
+from paceline.tasks.records.data import PreparedPartitions
 
 Settings = dict[str, Any]
 _KEY = re.compile(r'Parser key "([\w.]+)"')
@@ -23,6 +26,7 @@ _OPTION = re.compile(
     r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'|unrecognized arguments: --([\w.]+)"
 )
 _VALUE = re.compile(r"Expected an? <class '(\w+)'>\. Got value: (.*)")
+_FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _GIVEN = re.compile(r"Given value: (.*)")
 
 
@@ -33,9 +37,14 @@ class ModuleCLI(LightningCLI):
     """
 
     def __init__(
-        self, arguments: Sequence[str] | Settings, trainer: Settings | None = None, *, only_parse: bool = False
+        self,
+        arguments: Sequence[str] | Settings,
+        trainer: Settings | None = None,
+        partitions: PreparedPartitions | None = None,
+        *,
+        only_parse: bool = False,
     ) -> None:
-        self._options, self._only_parse = trainer or {}, only_parse
+        self._options, self._partitions, self._only_parse = trainer or {}, partitions, only_parse
         self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
         try:
             super().__init__(
@@ -53,6 +62,8 @@ class ModuleCLI(LightningCLI):
         """Instantiate all classes, or none where only the settings are checked."""
         if not self._only_parse:
             super().instantiate_classes()
+        if self._partitions is not None:
+            self.datamodule.prepared_directory = self._partitions.directory
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Instantiate the trainer with the execution and the callbacks of Paceline."""
@@ -94,6 +105,32 @@ def check_module(settings: Settings) -> bool:
         else (module, LightningModule)
     )
     return bool(is_overridden("prepare_data", owner, parent))
+
+
+def has_partitions(settings: Settings) -> bool:
+    """Whether the DataModule can be prepared by partitions."""
+    data = load_class(settings["data"]["class_path"]) if "data" in settings else None
+    return all(callable(getattr(data, hook, None)) for hook in ("partitions", "prepare_partition"))
+
+
+def instantiate_data(settings: Settings) -> Any:
+    """The DataModule alone, without the model."""
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+    return parser.instantiate_classes(parser.parse_object({"data": settings["data"]})).data
+
+
+def partition_keys(data: Any) -> list[str]:
+    """The keys of a DataModule's partitions. Raises InputError: a key cannot be the name of a folder of its own."""
+    keys, name = list(data.partitions()), type(data).__name__
+    hint = f"return different texts from {name}.partitions, of letters, digits, _, - and dots"
+    if not keys:
+        raise InputError(f"partitions of {name} returned no key", hint=hint)
+    for key, number in Counter(keys).items():
+        if not isinstance(key, str) or not _FOLDER.fullmatch(key) or key.endswith(TEMPORARY_SUFFIX) or number > 1:
+            fault = f"partitions of {name} returned the key {key!r}, which cannot name a folder of its own"
+            raise InputError(fault, hint=hint)
+    return keys
 
 
 def check_prediction(settings: Settings) -> None:

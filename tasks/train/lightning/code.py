@@ -5,12 +5,12 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from paceline.conf.lightning import Lightning
-from paceline.conf.plugins import code_of
+from paceline.conf.plugins import code_digest, code_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
 
@@ -60,6 +60,21 @@ def identities(settings: dict[str, Any], directory: Path | None) -> tuple[str, .
     """The directory by its digest, and the packages of a configuration's classes."""
     local = (f"directory (code {_digest(directory)})",) if directory else ()
     return local + identify(package_names(settings, directory))
+
+
+def source_digest(class_path: str, directory: Path | None) -> str:
+    """Digest of the module of a class, and of those that it imports from its package or the user's directory.
+
+    To be called in a process that has imported nothing else of them.
+    """
+    package = class_path.partition(".")[0]
+    import_module(class_path.rpartition(".")[0])
+    return code_digest(
+        Path(file)
+        for name, module in sorted(sys.modules.items())
+        if (file := getattr(module, "__file__", None))
+        and (name.partition(".")[0] == package or (directory and Path(file).is_relative_to(directory)))
+    )
 
 
 def require(expected: tuple[str, ...], settings: dict[str, Any], directory: Path | None) -> None:

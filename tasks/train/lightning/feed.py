@@ -1,7 +1,8 @@
 """The user's training loader, with the time that training waits for it, and with an exact place to resume.
 
 Lightning starts a plain loader at its first batch after a resume, with other random numbers. A feed starts the epoch
-again with the random numbers of its start, reads the batches that were trained, and hands out the next one.
+again with the random numbers of its start, reads the batches that were trained, and hands out the next one. A loader
+with a state of its own continues by that: Lightning stores it in its checkpoints, and restores it.
 """
 
 from collections.abc import Callable, Iterator
@@ -99,7 +100,8 @@ class Feed(LoaderProxy):
         if resume is not None:  # hooks may have drawn numbers since
             set_random_state(drawn, self._loader)
             if resume.num_trained:
-                ahead = list(islice(islice(iterator, resume.num_read), resume.num_trained, None))
+                num_again = 0 if isinstance(self, StatefulFeed) else resume.num_read
+                ahead = list(islice(islice(iterator, num_again), resume.num_trained, None))
                 set_random_state(resume.random, self._loader)
                 state.num_read = resume.num_read
                 yield from ahead
@@ -110,6 +112,26 @@ class Feed(LoaderProxy):
                 return
             state.num_read += 1
             yield batch
+
+
+class StatefulFeed(Feed):
+    """The same for a loader with a state of its own, such as torchdata's StatefulDataLoader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's state."""
+        state: dict[str, Any] = self._loader.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it inside an epoch. At the end of one, the loader would give an epoch without batches."""
+        if self._state.resume is None or self._state.resume.num_trained:
+            self._loader.load_state_dict(state_dict)
+
+
+def feed(state: FeedState, loader: Any) -> Feed:
+    """The feed of a loader."""
+    has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    return (StatefulFeed if has_state else Feed)(state, loader)
 
 
 class _Fed(Strategy):

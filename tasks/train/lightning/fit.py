@@ -27,7 +27,7 @@ from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
-from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, Feed, FeedState, Wrap
+from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FeedState, Wrap, feed
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
@@ -73,7 +73,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         account = StepAccount(stopwatch, state, log, directory / "progress.json" if spec.rank == 0 else None)
         every = spec.config.execution.checkpoint_steps
         checkpoints = SaveCheckpoint(account, state, Path(spec.checkpoint_directory), every, spec.rank)
-        placed = strategy_of(partial(Feed, state), spec.world_size > 1)
+        placed = strategy_of(partial(feed, state), spec.world_size > 1)
         options: dict[str, Any] = {
             **shared,
             **placed,
@@ -83,7 +83,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
-        cli = ModuleCLI(module.settings, options)
+        cli = ModuleCLI(module.settings, options, spec.partitions)
         trainer = cli.trainer
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
@@ -129,6 +129,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         probe=probe,
         no_probe=no_probe,
         validity=validity,
+        partitions=spec.partitions,
         **facts,
         epoch_ends=tuple(account.epoch_ends),
         startup_seconds=account.startup_seconds,

@@ -81,7 +81,7 @@ def predict_module(job: ModulePrediction) -> ModulePredicted:
         "enable_model_summary": False,
     }
     try:
-        cli = ModuleCLI(job.settings, options)
+        cli = ModuleCLI(job.settings, options, job.partitions)
         cli.trainer.predict(
             cli.model,
             datamodule=cli.datamodule,

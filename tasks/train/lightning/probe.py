@@ -169,7 +169,7 @@ class ModuleProbe:
                 **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
                 "enable_model_summary": False,
             }
-            cli = ModuleCLI(self._settings, options)
+            cli = ModuleCLI(self._settings, options, self._spec.partitions)
             if self._spec.world_size > 1 and not is_group:  # all ranks would meet around an overridden one
                 cli.model.prepare_data = MethodType(LightningModule.prepare_data, cli.model)
             if arm.variant == "no_update":

@@ -79,7 +79,7 @@ class Home:
             os.close(files._held.popitem()[1])
         return path
 
-    def add_run(self, prepared, status="FINISHED", role="run", pretrained=None, **tags):
+    def add_run(self, prepared, status="FINISHED", role="run", pretrained=None, kind="prepared", **tags):
         """A run of MLflow with the files of a training on a prepared set; its directory."""
         config = load("digits", [] if pretrained is None else [f"model.pretrained={pretrained}"])
         handle = tracking.begin(self.uri, self.experiment, config, {Tag.ROLE: role, **tags})
@@ -88,7 +88,7 @@ class Home:
         rank = directory / "attempt-0" / "rank-0"
         rank.mkdir(parents=True)
         (directory / "checkpoints").mkdir()
-        spec = {"prepared": {"path": str(prepared)}, "pretrained": pretrained and {"path": str(pretrained)}}
+        spec = {kind: {"path": str(prepared)}, "pretrained": pretrained and {"path": str(pretrained)}}
         (rank / "spec.json").write_text(json.dumps(spec))
         (rank / "log.txt").write_text("epoch 1\n")
         (rank / "weights.pt").write_bytes(bytes(5000))
@@ -218,6 +218,13 @@ def test_a_set_a_run_and_a_copy_that_processes_use_stay_until_they_end(home):
     assert not path.exists()
     assert not run.exists()
     assert not copy.exists()
+
+
+def test_the_partitions_of_an_unfinished_run_stay(home):
+    path, unused = home.add_set("a"), home.add_set("b")
+    home.add_run(path, "FAILED", kind="partitions")
+    assert home.clean()[str(path)] == "an unfinished run needs it"
+    assert (path.exists(), unused.exists()) == (True, False)
 
 
 def test_a_set_that_goes_while_it_is_looked_for_is_not_used(home):

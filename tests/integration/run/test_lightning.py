@@ -182,9 +182,18 @@ class Stuck(dict):
 def stuck(samples):
     return Stuck(torch.utils.data.default_collate(samples))
 """
+LINES = """
+class Lines:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+"""
 OLD = {"windows": "class Windows(Dataset)", "loader": ", num_workers=workers)"}
 
 
+TRAINING = "return DataLoader(self.train, batch_size=size, shuffle=True, num_workers=workers)"
 NO_ORDER = (", shuffle=True", "")
 
 
@@ -261,6 +270,14 @@ def test_wrong_settings_are_refused_before_any_work(program, tmp_path, overrides
             ],
             "the training loader has no length",
             "trainer.max_steps",
+        ),
+        (
+            [
+                ("prose/corpus.py", OLD["windows"], f"{LINES}\n\n{OLD['windows']}"),
+                ("prose/corpus.py", TRAINING, f"return Lines({TRAINING.removeprefix('return ')})"),
+            ],
+            "the training loader has no length",
+            "trainer.limit_train_batches",
         ),
         (
             [

@@ -1,11 +1,14 @@
 """What a stored configuration of own Lightning code may import, and the checkpoint that a run starts from."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.train.lightning.child import Request, _do
-from paceline.tasks.train.lightning.code import START_CHECKPOINT, copy_checkpoint, require_named
+from paceline.tasks.train.lightning.code import START_CHECKPOINT, copy_checkpoint, require_named, source_digest
 from tests.support.refusals import refused
 
 RECORDED = ("directory (code 0123)", "PyYAML 6.0 (code 4567)", "tagger (code 89ab)")
@@ -56,3 +59,41 @@ def test_the_command_line_can_unset_the_checkpoint_of_a_file(tmp_path):
         assert _do(Request(task="parse", file=str(file), ckpt_path=given))["ckpt_path"] is None
     with pytest.raises(InputError, match=r"ckpt_path=gone\.ckpt is not a file"):
         _do(Request(task="parse", file=str(file)))
+
+
+def test_the_code_of_data_is_its_module_and_what_that_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    texts = {"tables": "import shelves", "shelves": "wide = 3", "model": ""}
+
+    def digest(**changes):
+        for name, text in (texts | changes).items():
+            (tmp_path / f"{name}.py").write_text(text)
+            sys.modules.pop(name, None)
+        return source_digest("tables.Tables", tmp_path)
+
+    first = digest()
+    assert digest(model="x = 1") == first
+    assert len({first, digest(shelves="wide = 40"), digest(tables="import shelves  # all")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ([], "no key"),
+        (["a", "b", "a"], "'a'"),
+        (["a/b"], "'a/b'"),
+        ([".."], "'..'"),
+        (["a.tmp"], "'a.tmp'"),
+        ([3], "3"),
+    ],
+)
+def test_keys_of_partitions_are_names_of_folders(keys, fault):
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+    from paceline.tasks.train.lightning.cli import partition_keys
+
+    with pytest.raises(InputError) as caught:
+        partition_keys(SimpleNamespace(partitions=lambda: keys))
+    assert fault in str(caught.value)
+    assert caught.value.hint
+    names = ["2026-11-26", "page_1.txt"]
+    assert partition_keys(SimpleNamespace(partitions=lambda: tuple(names))) == names

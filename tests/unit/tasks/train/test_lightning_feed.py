@@ -1,6 +1,7 @@
 """A user's training with feeds has the losses of Lightning alone, also when it is interrupted and resumed."""
 
 from functools import partial
+from importlib.util import find_spec
 
 import lightning.pytorch as pl
 import pytest
@@ -9,12 +10,13 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
-from paceline.tasks.train.lightning.feed import FedDevice, Feed, FeedState
+from paceline.tasks.train.lightning.feed import FedDevice, FeedState, feed
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
 NUM_EPOCHS, NUM_BATCHES = 3, 8
+NEEDS_TORCHDATA = pytest.mark.skipif(find_spec("torchdata") is None, reason="torchdata is not installed")
 
 
 class Noise(IterableDataset):
@@ -23,6 +25,31 @@ class Noise(IterableDataset):
     def __iter__(self):
         for _ in range(8 * NUM_BATCHES):
             yield torch.randn(4)
+
+
+class Stateful(DataLoader):
+    """A shuffled loader that keeps its place in its state, as torchdata's StatefulDataLoader does."""
+
+    position, restored = None, None
+
+    def __iter__(self):
+        order, first = self.restored or (torch.randperm(len(self.dataset)).tolist(), 0)
+        self.restored = None
+        for number in range(first, NUM_BATCHES):
+            self.position = [order, number + 1]
+            yield self.collate_fn([self.dataset[index] for index in order[8 * number : 8 * number + 8]])
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.restored = state["position"]
+
+
+def torchdata_loader():
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True)
 
 
 class Module(pl.LightningModule):
@@ -84,6 +111,8 @@ LOADERS = {
     "own generator": lambda: DataLoader(
         TensorDataset(torch.ones(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True, generator=torch.Generator()
     ),
+    "with state": lambda: Stateful(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8),
+    "of torchdata": torchdata_loader,
     "without length": lambda: DataLoader(Noise(), batch_size=8),
 }
 
@@ -109,7 +138,7 @@ def train(loader, options, directory=None, every=None, stop_at=None):
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
     plugins = {
         "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
-        "strategy": FedDevice(partial(Feed, state), device=torch.device("cpu")),
+        "strategy": FedDevice(partial(feed, state), device=torch.device("cpu")),
     }
     newest = newest_valid_checkpoint(directory) if directory.exists() else None
     trainer = pl.Trainer(**settings, **plugins)
@@ -126,6 +155,9 @@ def train(loader, options, directory=None, every=None, stop_at=None):
         ("shuffled", {"accumulate_grad_batches": 2}, 3, 13),
         ("shuffled", {"max_steps": 20}, None, 18),
         ("own generator", {"check_val_every_n_epoch": 2}, 5, 19),
+        ("with state", {}, None, 13),
+        ("with state", {}, 3, 13),
+        pytest.param("of torchdata", {}, 3, 13, marks=NEEDS_TORCHDATA),
         ("without length", {}, None, 13),
         ("without length", {}, 3, 12),
     ],

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 
 from paceline.conf.data import Data
+from paceline.tasks.data.key import FORMAT_VERSION
 from paceline.tasks.data.loading.split_reader import open_split
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import RunError
-from paceline.tasks.files import TEMPORARY_SUFFIX
-from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of
+from paceline.tasks.records.data import PARTITIONS, PreparedSet
 from tests.support.refusals import refused
 
 KEY = "0" * 64
+READ = manifest.PartitionsManifest
 
 
 @pytest.fixture
@@ -185,3 +187,43 @@ def test_what_is_left_of_a_set_holds_no_part_of_a_file(tmp_path: Path) -> None:
     with store.temporary(tmp_path, KEY) as directory:
         assert store.read_finished_lines(directory) == ["{}"]
         assert [path.name for path in (directory / "train").iterdir()] == ["00001.images.npy"]
+
+
+def publish_partitions(home: Path) -> Path:
+    """Two partitions, one of them after a worker that was killed had begun it."""
+    with store.temporary(home, KEY, (PARTITIONS,)) as directory:
+        partitions = []
+        for name in ("test", "train"):
+            file = directory / PARTITIONS / name / "deeper" / "rows.tmp"
+            file.parent.mkdir(parents=True)
+            file.write_text(name)
+            entry = {"name": str(file.relative_to(directory)), "num_bytes": len(name), "sha256": sha256_of(file)}
+            partitions.append({"name": name, "files": [entry]})
+        (directory / PARTITIONS / f"train.0{TEMPORARY_SUFFIX}").mkdir()
+        (directory / PARTITIONS / f"train.0{TEMPORARY_SUFFIX}" / "half").touch()
+        shared: dict[str, Any] = {"format_version": FORMAT_VERSION, "key": KEY, "provenance": {}}
+        facts = READ(**shared, fingerprint="", partitions=partitions)
+        facts = facts.model_copy(update={"fingerprint": facts.content()})
+        return store.publish(home, directory, facts, ())
+
+
+def test_partitions_are_a_set_of_their_own_kind(tmp_path: Path) -> None:
+    path = publish_partitions(tmp_path)
+    assert path == publish_partitions(tmp_path), "the set of the one that was faster"
+    assert sorted(each.name for each in (path / PARTITIONS).iterdir()) == ["test", "train"]
+    facts = store.find_as(tmp_path, KEY, READ)
+    assert facts is not None
+    prepared = facts.to_prepared(path, reused=True, seconds=0.0)
+    assert (prepared.num_partitions, prepared.num_files, prepared.num_bytes) == (2, 2, 9)
+    assert store.verify(path, READ) == ()
+    (path / PARTITIONS / "test" / "deeper" / "rows.tmp").write_text("tost")
+    assert "has sha256" in store.verify(path, READ)[0]
+    assert store.find_as(tmp_path, KEY, READ) is not None
+    assert store.find_as(tmp_path, KEY, READ, check_content=True) is None, "set aside"
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["partitions/../../x", "/etc/passwd", "train/x", ""])
+def test_a_partition_has_no_file_elsewhere(name: str) -> None:
+    with pytest.raises(ValueError, match="leads out"):
+        manifest.PartitionFile(name=name, num_bytes=1, sha256="")
