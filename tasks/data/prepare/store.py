@@ -43,8 +43,9 @@ def find(home: Path, key: str, *, check_content: bool = False) -> PreparedSet | 
     """The set of images with a key; see `find_as`."""
     started = time.perf_counter()
     facts = find_as(home, key, Manifest, check_content=check_content)
-    path = directory_of(home, key)
-    return facts and facts.to_prepared_set(path, reused=True, seconds=time.perf_counter() - started)
+    if facts is None:
+        return None
+    return facts.to_prepared_set(directory_of(home, key), reused=True, seconds=time.perf_counter() - started)
 
 
 def find_as(home: Path, key: str, kind: type[M], *, check_content: bool = False) -> M | None:
