@@ -26,7 +26,7 @@ class Lightning(Section):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Configuration as LightningCLI reads it: model, data, trainer, optimizer, lr_scheduler, seed_everything."""
     given: dict[str, Any] = Field(default_factory=dict)
-    """The part of them that your file and the command line name; nights begin with it. Paceline sets it."""
+    """The part of them that your file and the command line name; nights start from it. Paceline sets it."""
     code: Text | None = None
     """Directory of your code, given by `--code`; null where all classes are in installed packages."""
     ckpt_path: Text | None = None

@@ -37,7 +37,7 @@ def test_the_loop_keeps_what_is_faster_and_nothing_else(tmp_path):
     assert found["raise the rate"].startswith("DISCARD")
     assert "rnage" in found["misspell a name"]
     best = (tmp_path / "best.py").read_text()
-    assert best.index("mean = ") < best.index("for _ in range(80)")
+    assert best.index("mean = ") < best.index("for _ in range(40)")
     assert not any(wrong in best for wrong in ("sorted", "rnage", "5 * gradient / 1"))
     namespace = {}
     exec(best, namespace)
