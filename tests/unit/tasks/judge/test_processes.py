@@ -66,9 +66,10 @@ def test_a_rate_of_samples_is_the_speed_of_a_training():
         run_process(*ask(summary, rate_key="train.none"))
 
 
-def test_a_side_may_end_what_it_has_started_elsewhere(tmp_path):
+def test_a_training_may_end_what_it_has_started_elsewhere(tmp_path):
+    command = f"trap 'touch {tmp_path}/ended; exit' TERM; sleep {LEFT} & wait"
     with refused("--new", 0.5):
-        run_process(*ask(f"trap 'touch {tmp_path}/ended; exit' TERM; sleep {LEFT} & wait", limit_seconds=0.5))
+        run_process(*ask(command, rate_key="train.rate", limit_seconds=0.5))
     assert (tmp_path / "ended").exists()
 
 
