@@ -31,7 +31,8 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
 
     Raises InputError: it fails, takes longer than its limit, leaves processes behind, or does not print what is read.
     """
-    command = ["/bin/sh", "-c", side.command]
+    is_training = question.rate_key is not None
+    command = ["/bin/sh", "-c", f"{'exec ' if is_training else ''}{side.command}"]  # a shell would keep its signals
     with tempfile.TemporaryFile() as output, _end_descendants(defer) as remaining:
         started = time.monotonic()
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
@@ -40,7 +41,7 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
             has_ended = _wait(process.pid, question.limit_seconds)
             seconds = time.monotonic() - started
         finally:
-            if question.rate_key is not None:
+            if is_training:
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_SECONDS)
