@@ -23,7 +23,7 @@ from paceline.tasks.measure.step_marks import VARIABLE
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 1.0  # for helpers of a program, such as Python's resource tracker, that end by themselves after it
-STOP_SECONDS = 5.0  # for a training by Paceline to end its run, and what it has started on other hosts
+STOP_SECONDS = 30.0  # for a training by Paceline to end its run, and what it has started on other hosts
 KILL_SECONDS = 10.0  # a process that waits for a file system cannot be killed
 POLL_SECONDS = 0.02
 MAX_WARM_UP = 10  # marked steps that do not count, but at most half of them
@@ -35,7 +35,8 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
     Raises InputError: it fails, takes longer than its limit, leaves processes behind, does not print what is read, or
     does not mark steps as the process before it did.
     """
-    command = ["/bin/sh", "-c", side.command]
+    is_training = question.rate_key is not None
+    command = ["/bin/sh", "-c", f"{'exec ' if is_training else ''}{side.command}"]  # a shell would keep its signals
     with (
         tempfile.TemporaryDirectory(prefix="paceline-") as folder,
         tempfile.TemporaryFile() as output,
@@ -50,10 +51,11 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
             has_ended = _wait(process.pid, question.limit_seconds)
             seconds = time.monotonic() - started
         finally:
-            process.terminate()  # as `kill`, it does nothing to a process that has ended
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-            process.kill()
+            if is_training:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+            process.kill()  # as `terminate`, it does nothing to a process that has ended
             status = process.wait()
         if not has_ended:
             fault = f"--{side.name} {side.label}: it has not ended after {question.limit_seconds:g} seconds"

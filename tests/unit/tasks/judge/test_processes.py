@@ -59,16 +59,18 @@ def test_output_is_read(command, options, metric):
 
 
 def test_a_rate_of_samples_is_the_speed_of_a_training():
-    summary = """echo '{"run_id": "a", "train": {"rate": 200.0, "none": null}}'; echo >&2"""
+    summary = """echo '{"run_id": "a", "train": {"rate": 200.0, "none": null}}'"""
     run = run_process(*ask(summary, rate_key="train.rate"))
     assert (run.seconds, run.run_id) == (0.005, "a")
     with refused("--new"):
         run_process(*ask(summary, rate_key="train.none"))
 
 
-def test_a_side_may_end_what_it_has_started_elsewhere(tmp_path):
+def test_a_training_may_end_what_it_has_started_elsewhere(tmp_path):
+    script = tmp_path / "training.sh"
+    script.write_text(f"trap 'touch {tmp_path}/ended; exit' TERM; sleep {LEFT} & wait")
     with refused("--new", 0.5):
-        run_process(*ask(f"trap 'touch {tmp_path}/ended; exit' TERM; sleep {LEFT} & wait", limit_seconds=0.5))
+        run_process(*ask(f"sh {script}", rate_key="train.rate", limit_seconds=0.5))
     assert (tmp_path / "ended").exists()
 
 
