@@ -96,7 +96,7 @@ def judge(options: Namespace) -> int:
         judge_sides = judge_revisions if program else judge_commands
         judging = judge_sides(site, _question(options, sides, BUDGET), options.ledger or None)
     with json_stream(options.json) as stream, judging as found:
-        say_pairs(*_rows(found, is_training))
+        say_pairs(*judgement_rows(found, is_training))
         write_json(stream, found.model_dump(mode="json"))
     return STATUSES[found.outcome]
 
@@ -179,7 +179,8 @@ def check_values(options: Namespace, numbers: tuple[str, ...], patterns: tuple[s
             raise InputError(fault, hint=f"for example --{name} 'loss=(.+)'") from error
 
 
-def _rows(found: "Judgement", is_training: bool) -> Iterator[tuple[str, str]]:
+def judgement_rows(found: "Judgement", is_training: bool) -> Iterator[tuple[str, str]]:
+    """Names and texts of a judgement's results, for people; of a training by Paceline, speed is in samples."""
     from paceline.tasks.formatting import format_interval, format_seconds, seconds_text
     from paceline.tasks.speedup.verdict import format_ends, format_ratio
 
