@@ -227,7 +227,7 @@ def input_schema(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     definitions = settings.pop("$defs")
     for action in parser._actions:
         key = action.option_strings[-1] if action.option_strings else str(action.metavar or action.dest)
-        if action.dest == "overrides":
+        if action.metavar == "key=value":
             properties["settings"] = settings
             continue
         kind = KINDS.get(action.type, "string") if action.nargs != 0 else "boolean"

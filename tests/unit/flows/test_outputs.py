@@ -80,7 +80,9 @@ def test_the_input_of_a_command_is_its_options_and_the_settings(capsys):
         with pytest.raises(ValidationError):
             check.validate(wrong)
     judge = schema_of("judge", capsys, "--input")["properties"]
-    assert (judge["--budget"]["type"], judge["--budget"]["default"]) == ("number", 300)
+    assert judge["--budget"]["type"] == "number"
     assert judge["--ledger"]["type"] == ["string", "boolean"]
-    assert judge["PROGRAM"]["type"] == "array"
+    assert judge["WORD"]["type"] == "array"
+    bisect = schema_of("bisect", capsys, "--input")["properties"]
+    assert (bisect["--budget"]["default"], bisect["PROGRAM"]["type"]) == (900, "array")
     assert schema_of("predict", capsys, "--input")["required"] == ["MODEL"]
