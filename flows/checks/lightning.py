@@ -119,14 +119,14 @@ def read_again(config: Config, run: Path | None, environment: Environment) -> Co
     Raises InputError: the code is gone, it does not fit the settings any more, or only Prefect's API names it.
     """
     own = config.lightning
+    if own.code is not None and run is not None and (run / FOLDER).is_dir():
+        own = own.model_copy(update={"code": str(run / FOLDER)})
     check_code(own, environment)
-    directory = None if own.code is None else run / FOLDER if run and (run / FOLDER).is_dir() else Path(own.code)
-    if directory is not None:
-        check_size(directory)
-    code = str(directory) if directory else None
-    (parsed,) = child.ask(child.Request(task="parse", code=code, settings=own.settings, variants=((),)))["variants"]
+    if own.code is not None:
+        check_size(Path(own.code))
+    (parsed,) = child.ask(child.Request(task="parse", code=own.code, settings=own.settings, variants=((),)))["variants"]
     tree = config.model_dump(mode="json")
-    tree["lightning"] |= parsed | {"code": code, "given": copy.deepcopy(own.settings)}
+    tree["lightning"] |= parsed | {"code": own.code, "given": copy.deepcopy(own.settings)}
     tree["execution"] = _take_execution(tree["lightning"], tree["execution"])
     return validate(tree)
 

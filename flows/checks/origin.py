@@ -44,7 +44,10 @@ def check_origin(cluster: Cluster, environment: Environment) -> None:
 
 def check_code(own: Lightning, environment: Environment) -> None:
     """Raise InputError for own Lightning code that only Prefect's API names."""
-    foreign = [name for name in _sources(own) if name not in environment.code_given.split(",")]
+    allowed = environment.code_given.split(",")
+    if own.code is not None and Path(own.code).resolve().is_relative_to((environment.root / "runs").resolve()):
+        allowed.append(own.code)  # the copy of a run
+    foreign = [name for name in _sources(own) if name not in allowed]
     if foreign and is_from_api():
         fault = f"{foreign[0]} is not code that a run which Prefect starts may import on this host"
         given = ",".join(filter(None, [environment.code_given, *foreign]))
@@ -53,8 +56,10 @@ def check_code(own: Lightning, environment: Environment) -> None:
 
 def _sources(own: Lightning) -> tuple[str, ...]:
     """The directory of own code, and the packages of its other classes."""
-    packages = package_names(own.settings, Path(own.code) if own.code else None)
-    return packages if own.code is None else (own.code, *packages)
+    if own.code is None:
+        return package_names(own.settings, None)
+    place = Path(own.code)
+    return (own.code, *(package_names(own.settings, place) if place.is_dir() else ()))
 
 
 def allow(cluster: Cluster, own: Lightning | None = None) -> None:
