@@ -1,6 +1,7 @@
 """A judgement: checks, rounds of both sides, the ledger, a run in MLflow."""
 
 import itertools
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -45,14 +46,16 @@ def judge_settings(
     """Judge two settings of a training, each side by `paceline run`, as `judge_commands` judges two commands.
 
     The processes of a round have one seed and those of the next round another: what a seed does to the metric falls on
-    both sides alike. Their runs in MLflow are nested in that of the judgement, once there is one.
+    both sides alike. The first one is drawn, so that no two judgements of a ledger rest on the same seeds. The runs of
+    the processes are nested in that of the judgement, once there is one.
     """
     base = Base(command=f"{question.old.label} ({configuration_fingerprint(old)})", directory=question.old.directory)
     seed_name = "seed_everything" if old.lightning.settings else "seed"
-    numbers, run_ids = itertools.count(-2), list[str]()  # two processes come before the first round
+    first, run_ids = secrets.randbelow(2**31), list[str]()
+    numbers = itertools.count(-2)  # two processes come before the first round
 
     def run(side: Side, question: Question) -> ProcessRun:
-        seed = old.seed + max(0, next(numbers)) // len(ORDERS[0])
+        seed = first + max(0, next(numbers)) // len(ORDERS[0])
         seeded = side.model_copy(update={"command": f"{side.command} {seed_name}={seed}"})
         found = RUN(seeded, question)
         run_ids.extend([found.run_id] if found.run_id else [])

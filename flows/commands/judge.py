@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
-from paceline.conf.load import is_lightning
+from paceline.conf.load import is_lightning, preset_names
 from paceline.flows.commands.console import (
     JSON,
     argument,
@@ -119,6 +120,9 @@ def _trainings(options: Namespace, site: Environment) -> tuple["Question", "Conf
         if getattr(options, name):
             fault = f"--{name} is about the output of a program, and a training is judged by the JSON of its run"
             raise InputError(fault, hint=f"remove --{name}; --metric-key names another metric")
+    if shutil.which(preset) and preset not in preset_names() and not Path(preset).is_file():
+        rest = shlex.join(["--old", options.old, "--new", options.new, "--", *options.overrides])
+        raise InputError(f"{preset} is a program, and is to stand behind --", hint=f"paceline judge {rest}")
     is_own = is_lightning(preset)
     if is_own and not options.metric_key:
         hint = "--metric-key metrics.val_loss --lower-is-better"
@@ -187,7 +191,7 @@ def judgement_rows(found: "Judgement", is_training: bool) -> Iterator[tuple[str,
     yield "outcome", f"{found.outcome}: {found.reason}"
     if (ratio := found.ratio) is not None and ratio.low is not None and ratio.high is not None:
         old, new = (
-            f"{1 / seconds:,.0f} samples/s" if is_training and seconds else seconds_text(seconds)
+            f"{1 / seconds:,.1f} samples/s" if is_training and seconds else seconds_text(seconds)
             for seconds in (found.old_seconds, found.new_seconds)
         )
         new += " now" + (

@@ -132,6 +132,10 @@ class Search:
             self.question = self.question.model_copy(update={"limit_seconds": limit})
         while last.verdict in CONTINUE and (left := sorted(set(range(low + 1, high)) - skipped)):
             middle = left[len(left) // 2]
+            if self.clock() - self._started > self.question.budget_seconds:  # as commits that fail take time, too
+                label = self.commits[middle].label
+                last = self._keep(Series(commit=label, verdict="undecided", ratios={}, rounds=()))
+                break
             last = self._step(self.commits[middle], sides)
             if last.verdict == "skipped":
                 skipped.add(middle)
@@ -142,7 +146,7 @@ class Search:
         if last.verdict in CONTINUE and high - low == 1 and self._num_steps:
             sides = {"good": self.open_side("good", self.commits[low].name)}
             sides["bad"] = self.open_side("bad", self.commits[high].name)
-            last = self._take(self.commits[high].label, sides, self._compare)
+            last = self._take(self.commits[high].label, sides, self._compare, of_machine=False)
         return self._conclude(self.commits[low + 1 : high + 1], last)
 
     def _step(self, commit: Commit, sides: dict[SideName, Side]) -> Series:
@@ -155,9 +159,12 @@ class Search:
         except UnusableError as error:
             return self._keep(Series(commit=commit.label, verdict="skipped", reason=str(error), ratios={}, rounds=()))
 
-    def _take(self, commit: str, sides: dict[SideName, Side], decide: Decide) -> Series:
-        """Rounds of the middle or bad side, a commit, and others until a look decides or the time is used up."""
-        for side in sides.values():
+    def _take(self, commit: str, sides: dict[SideName, Side], decide: Decide, *, of_machine: bool = True) -> Series:
+        """Rounds of the middle or bad side, a commit, and others until a look decides or the time is used up.
+
+        `of_machine`: the good side is the good revision, whose known time may tell that it was the machine.
+        """
+        for side in sorted(sides.values(), key=lambda side: side.name != "middle"):  # the one that may fail is first
             is_marked = self._run(side, self.question).num_steps > 0
             self.question = self.question.model_copy(update={"is_marked": is_marked})
         rounds: list[Round] = []
@@ -166,7 +173,7 @@ class Search:
             rounds += take_rounds(sides, self.question, self._run, self.watch, lambda: self._order(sides), self.clock)
             if not self._series:
                 self._check_budget(rounds)
-            for is_contaminated, test in ((False, decide), (True, self._test_machine)):
+            for is_contaminated, test in ((False, decide), (True, self._test_machine))[: 1 + of_machine]:
                 group = [each for each in rounds if bool(each.contaminated) == is_contaminated]
                 for look in self._plan.looks[num_looks[is_contaminated] :]:
                     if verdict is None and look <= len(group):
@@ -175,7 +182,7 @@ class Search:
             longest = max(each.seconds for each in rounds)
             is_over = self.clock() - self._started + longest > self.question.budget_seconds
             if verdict is None and (is_over or num_looks[False] == len(self._plan.looks)):
-                verdict = "machine" if self._is_slow(rounds) else "undecided"
+                verdict = "machine" if of_machine and self._is_slow(rounds) else "undecided"
         own: SideName = "middle" if "middle" in sides else "bad"
         ratios = {
             str(side.revision): ratio

@@ -64,10 +64,11 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
         text = output.read().decode(errors="replace")
         if status != 0:
             last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+            reason, hint = (_last_value(text, name) if is_training else None for name in ("error", "hint"))
             how = f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
             raise InputError(
-                f"--{side.name} {side.label}: it {how} ({last.strip()[:200]})",
-                hint=f"run it alone first: {side.command}",
+                f"--{side.name} {side.label}: it {how} ({str(reason or last).strip()[:200]})",
+                hint=hint or f"run it alone first: {side.command}",
             )
         if left := remaining():
             names = ", ".join(left)
@@ -106,7 +107,8 @@ def read_output(text: str, seconds: float, side: Side, question: Question) -> Pr
 
 def _read_marks(times: list[float], run: ProcessRun, side: Side, question: Question) -> ProcessRun:
     """The run with the median of its marked steps, without the first ones, in place of the time of the process."""
-    fault, hint = f"--{side.name} {side.label}: it marks", "call step() in each step of both sides, or give --steps"
+    fault = f"--{side.name} {side.label}: it marks"
+    hint = "call step() in each step of both sides, or begin the command with: env -u PACELINE_STEPS"
     if question.is_marked not in (None, bool(times)):
         raise InputError(f"{fault} {'' if times else 'no '}steps, unlike the process before it", hint=hint)
     if not times:

@@ -38,10 +38,14 @@ def judge_sides(
     """
     started = clock()
     sides = {side.name: side for side in (question.old, question.new)}
+    times = [started]
     for side in sides.values():
         done = run(side, question)
         question = question.model_copy(update={"is_marked": done.num_steps > 0})
-    before = clock() - started
+        times.append(clock())
+    before, quickest = times[-1] - started, min(np.diff(times))
+    if question.budget_seconds - before < 2 * quickest * first_look(level):  # even if the next ones are twice as fast
+        _plan(question, level, before, 4 * quickest)
     rounds: list[Round] = []
     plan, decision, longest, num_looks = None, None, 0.0, 0
     while decision is None:

@@ -78,4 +78,4 @@ def test_the_workflow_calls_the_script_with_options_that_there_are():
     words = command.replace("'", "").split()
     own = words[words.index("--old") : words.index("||")]
     options = cli._parse(["judge", *own])
-    assert (options.old, options.new, options.overrides) == ("origin/main", "HEAD", ["python", "train.py"])
+    assert (options.old, options.new, options.overrides) == ("$BASE", "HEAD", ["python", "train.py"])

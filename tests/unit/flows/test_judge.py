@@ -142,10 +142,12 @@ def test_trainings_of_a_round_share_a_seed_and_their_runs_are_nested(judge, tmp_
         assert judgement.ratio.value == pytest.approx(1.5)
         assert (judgement.old_seconds, judgement.difference.value) == (0.01, 0)
     rows = [line.split() for line in (tmp_path / "sides").read_text().splitlines()]
-    assert rows[:2] == [["old", "seed=40"], ["new", "seed=40"]]
+    (old_side, seed), (new_side, same) = rows[:2]
+    assert (old_side, new_side, same) == ("old", "new", seed)
+    first = int(seed.removeprefix("seed="))
     rounds = [rows[first : first + 4] for first in range(2, len(rows), 4)]
     for number, of_round in enumerate(rounds):
-        assert [seed for _, seed in of_round] == [f"seed={40 + number}"] * 4
+        assert [seed for _, seed in of_round] == [f"seed={first + number}"] * 4
         assert sorted(side for side, _ in of_round) == ["new", "new", "old", "old"]
     parents = [client.get_run(run_id).data.tags.get("mlflow.parentRunId") for run_id in run_ids]
     assert parents == [judgement.run_id] * len(rows) + [None] * (100 - len(rows))
@@ -154,3 +156,4 @@ def test_trainings_of_a_round_share_a_seed_and_their_runs_are_nested(judge, tmp_
         assert other.ledger != judgement.ledger
     with flow.judge_settings(Environment(), question, old, None) as again:
         assert (again.ledger, again.candidate) == (judgement.ledger, 2)
+    assert f"seed={first}" not in (tmp_path / "sides").read_text().split()[2 * len(rows) :], "other seeds"
