@@ -1,5 +1,6 @@
 """Names in MLflow: tags, metrics and artifacts of our runs. Public contract: a name never changes."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -260,3 +261,8 @@ class Artifact:
 def is_contaminated(tags: Mapping[str, str]) -> bool:
     """Whether other work, heat or a hypervisor disturbed a run's probe or its training."""
     return "True" in (tags.get(Tag.CONTAMINATED), tags.get(Tag.DISTURBED))
+
+
+def metric_name(name: str) -> str:
+    """The name of a metric of the user's in MLflow, which refuses some characters."""
+    return re.sub(r"[^\w\-. /:]", "_", name)

@@ -13,7 +13,7 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.conf.lightning import Lightning
 from paceline.tasks.errors import InputError
-from paceline.tasks.train.lightning.code import package_names
+from paceline.tasks.train.lightning.code import package_names, possible_imports
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"  # variable that Prefect's runners and workers set in the process of each flow run
 
@@ -57,9 +57,9 @@ def check_code(own: Lightning, environment: Environment) -> None:
 def _sources(own: Lightning) -> tuple[str, ...]:
     """The directory of own code, and the packages of its other classes."""
     if own.code is None:
-        return package_names(own.settings, None)
+        return package_names(own.settings, None, possible_imports)
     place = Path(own.code)
-    return (own.code, *(package_names(own.settings, place) if place.is_dir() else ()))
+    return (own.code, *(package_names(own.settings, place, possible_imports) if place.is_dir() else ()))
 
 
 def allow(cluster: Cluster, own: Lightning | None = None) -> None:

@@ -71,9 +71,11 @@ def judge_run(outcome: FinishedRun, handle: RunHandle) -> RegressionVerdict | No
         foreign_cores=most_foreign(outcome.hardware.num_cores),
     )
     judgement = judge([*past, now], margins, outcome.score)
-    if isinstance(outcome.score, Objective) and now.score is None and any(map(is_measure, past)):
+    has_score = any(is_measure(run) and run.score is not None for run in past)
+    if isinstance(outcome.score, Objective) and now.score is None and has_score:
         text = f"{own_name(outcome.score)} is no finite number at the end of the training"
-        judgement = RegressionVerdict(verdict="regression", text=text)
+        text = f"{judgement.text}; {text}" if judgement.verdict == "regression" else text
+        judgement = judgement.model_copy(update={"verdict": "regression", "text": text})
     if judgement.verdict in ("regression", "disturbed"):
         last = next((run for run in reversed(past) if is_measure(run)), None)
         before = read_document(handle.tracking_uri, last.run_id, Artifact.FACTS) if last is not None else None
@@ -81,7 +83,8 @@ def judge_run(outcome: FinishedRun, handle: RunHandle) -> RegressionVerdict | No
         if last is not None and before:
             since = f"since the last good run ({last.run_id[:8]})"
             changed = "; ".join(differences(before, outcome.facts))
-            changes = f"changed {since}: {changed}" if changed else f"no setting, code, version or data changed {since}"
+            same = "code, version or data" if outcome.prepared else "code or version"  # own data are not compared
+            changes = f"changed {since}: {changed}" if changed else f"no setting, {same} changed {since}"
         judgement = judgement.model_copy(update={"text": f"{judgement.text}; {changes}"})
         get_run_logger().warning("Worse than before: %s", judgement.text)
     return judgement

@@ -35,6 +35,7 @@ from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.queries import get_runs
 from paceline.tasks.track.registry import log_model
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.launch.coordinator import TrainJob
@@ -89,6 +90,9 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             get_run_logger().info("%s", speedup.verdict)
         speedup = add_ratios(add_share(speedup, outcome.share), config, None, trained, None)
         outcome = replace(outcome, speedup=speedup)
+        if outcome.score is not None and outcome.score.name not in {*trained.metrics, *trained.not_finite}:
+            text = "the training logs no metric %s, by which it is to be judged; it logs %s"
+            get_run_logger().warning(text, outcome.score.name, ", ".join(trained.metrics) or "none")
         outcome = replace(outcome, judgement=history.judge_run(outcome, handle))
         if trained.weights is not None:
             weights, settings = Path(trained.weights), redact_tree(module.settings)
@@ -133,7 +137,8 @@ def prepare_own(job: TrainJob, address: str) -> None:
 def _record(handle: RunHandle, outcome: ModuleOutcome, summary: dict[str, Any], job: TrainJob) -> None:
     trained, speedup = outcome.trained, outcome.speedup
     metrics = training_metrics(trained) | recovery_metrics(trained) | speedup_metrics(speedup)
-    judged = {name: value for name, value in judged_metrics(outcome).items() if name not in trained.metrics}
+    (recorded,) = get_runs(handle.tracking_uri, [handle.run_id], is_patient=True)
+    judged = {name: value for name, value in judged_metrics(outcome).items() if name not in recorded.metrics}
     metrics |= judged | {Metric.WALL_SECONDS: summary["seconds"]}
     tags = {Tag.DATASET: trained.partitions.fingerprint} if trained.partitions else {}
     tracking.log_facts(handle, metrics, speedup_tags(speedup, handle.run_id) | outcome.tags | tags)

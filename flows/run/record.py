@@ -14,7 +14,7 @@ from paceline.flows.run.metrics import is_disturbed, recovery_metrics, speedup_m
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
 from paceline.tasks.model_bundle import build_model_facts
-from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.names import Artifact, Metric, Tag, metric_name
 from paceline.tasks.records.data import PreparedSet, Pretrained
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Hardware
@@ -146,7 +146,8 @@ class ModuleOutcome(FinishedRun):
     @property
     def metrics(self) -> dict[str, float | None]:
         """Metrics of the training, and those that the module has logged."""
-        return {**training_metrics(self.trained), **self.trained.metrics}
+        own = {metric_name(name): value for name, value in self.trained.metrics.items()}
+        return {**training_metrics(self.trained), **own}
 
     @property
     def score(self) -> Objective | None:
@@ -158,8 +159,8 @@ class ModuleOutcome(FinishedRun):
 
     @property
     def score_metric(self) -> str:
-        """Its name."""
-        return self.score.name if self.score is not None else Metric.TEST_SCORE
+        """Its name in MLflow."""
+        return metric_name(self.score.name) if self.score is not None else Metric.TEST_SCORE
 
 
 def run_comparison_facts(

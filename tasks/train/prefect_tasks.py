@@ -13,8 +13,8 @@ from prefect.states import Completed
 
 from paceline.conf.lightning import Lightning
 from paceline.tasks import deadline
-from paceline.tasks.errors import StoppedError
-from paceline.tasks.files import load_result, save_result
+from paceline.tasks.errors import InputError, StoppedError
+from paceline.tasks.files import load_result, save_result, write_durably
 from paceline.tasks.metrics_file import require_newest
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
@@ -152,6 +152,7 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
     if (module := job.config.lightning).has_partitions:
         copied, seconds = str(job.directory / FOLDER) if module.code else None, job.config.limits.prepare_seconds
         partitions = prepare_module_partitions(module, copied, job.home, address, seconds)
+        _require_same(job.directory / "partitions.json", partitions)
         job = job.model_copy(update={"partitions": partitions})
 
     def on_progress(facts: dict[str, Any]) -> None:
@@ -169,6 +170,17 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
     rate = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else "samples not counted"
     logger.info("Trained %s (%s)", trained, rate)
     return result
+
+
+def _require_same(place: Path, partitions: PreparedPartitions) -> None:
+    """Note the data of a run; InputError if it has begun with others, whose batches are not those to go on with."""
+    if not place.exists():
+        write_durably(place, partitions.model_dump_json().encode())
+    elif (before := PreparedPartitions.model_validate_json(place.read_bytes())).key != partitions.key:
+        fault = (
+            f"the run began with {before.num_partitions} partitions of data, and now has {partitions.num_partitions}"
+        )
+        raise InputError(f"{fault}, or others", hint="start a new run")
 
 
 def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str, Choice]) -> Mapping[str, Choice]:

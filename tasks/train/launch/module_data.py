@@ -83,6 +83,7 @@ def prepare_partitions(
     with connect_to_workers(address, "preparation") as client:
         request = child.Request(task="partitions", code=copied, settings=settings)
         (answer,) = iter_results(client, [request], lambda one: client.submit(child.ask, one, pure=False))
+        answer |= {"keys": sorted(answer["keys"])}  # a set has another order in each process
         inputs = {"format": FORMAT_VERSION, **settings, **answer}
         key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
         facts = store.find_as(home, key, PartitionsManifest)
@@ -110,6 +111,9 @@ def _make(
                 partition = Partition.model_validate_json(line)
                 if all((directory / file.name).stat().st_size == file.num_bytes for file in partition.files):
                     done[partition.name] = partition
+        for place in (directory / PARTITIONS).iterdir():  # what is not whole would stand in the way of the new one
+            if place.name not in done:
+                shutil.rmtree(place)
 
         def submit(name: str) -> Future[Partition]:
             task = request.model_copy(update={"partition": name})

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import Logger
 from torch import distributed
 
-from paceline.tasks.names import Metric
+from paceline.tasks.names import Metric, metric_name
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import MAX_SHARE, MIN_SECONDS
 from paceline.tasks.train.lightning.feed import FeedState, Position
@@ -33,8 +32,6 @@ from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomic
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
-
-_NOT_IN_NAMES = re.compile(r"[^\w\-. /:]")  # what MLflow refuses in the name of a metric
 
 
 class StepAccount(StepParts):
@@ -253,7 +250,7 @@ class FileLogger(Logger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if self._log is not None:
-            self._log({_NOT_IN_NAMES.sub("_", name): float(value) for name, value in metrics.items()}, step or 0)
+            self._log({metric_name(name): float(value) for name, value in metrics.items()}, step or 0)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the flow has logged the configuration."""

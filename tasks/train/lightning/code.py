@@ -1,11 +1,13 @@
 """Identity of the user's code: of the installed packages, and of the directory given by `--code`."""
 
 import hashlib
+import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from paceline.conf.plugins import code_digest, code_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
 
+IMPORTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
@@ -37,9 +40,29 @@ def class_paths(tree: Any) -> list[str]:
     return [path for value in tree for path in class_paths(value)] if isinstance(tree, list) else []
 
 
-def package_names(settings: dict[str, Any], directory: Path | None) -> tuple[str, ...]:
+def possible_imports(tree: Any) -> list[str]:
+    """All texts in a configuration, at any depth, that may make jsonargparse import something or read a file of more.
+
+    It takes the path of a class or function as it is for a class_path, and the path of a YAML file for its content.
+    """
+    if isinstance(tree, dict | list):
+        return [
+            text for value in (tree.values() if isinstance(tree, dict) else tree) for text in possible_imports(value)
+        ]
+    if not isinstance(tree, str):
+        return []
+    package = tree.partition(".")[0]
+    is_module = IMPORTED.fullmatch(tree) is not None and (package in sys.modules or find_spec(package) is not None)
+    return [tree] if is_module or (tree.endswith((".yaml", ".yml", ".json")) and Path(tree).is_file()) else []
+
+
+def package_names(
+    settings: dict[str, Any],
+    directory: Path | None,
+    paths: Callable[[dict[str, Any]], list[str]] = class_paths,
+) -> tuple[str, ...]:
     """Packages of the classes in a configuration, without Lightning's and those in the directory."""
-    names = {path.partition(".")[0] for path in class_paths(settings)} - {*ENGINES}
+    names = {path if "/" in path else path.partition(".")[0] for path in paths(settings)} - {*ENGINES}
     local = {
         name for name in names if directory and ((directory / name).is_dir() or (directory / f"{name}.py").is_file())
     }

@@ -109,9 +109,19 @@ def test_a_form_imports_only_the_code_of_its_host(as_deployment, tmp_path, monke
     assert refusal.value.hint.endswith(f"export PACELINE_CODE={tmp_path},acme")
     allow(Cluster(), own)
     check_code(own, Environment())
-    for change in ({"code": "/elsewhere"}, {"settings": {"model": {"class_path": "os.system"}}}):
+    callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback"}
+    foreign = (
+        {"model": {"class_path": "os.system"}},
+        {"model": "mlflow.MlflowClient"},  # jsonargparse takes it for a class_path
+        {"trainer": {"callbacks": [callback | {"init_args": {"on_fit_start": "mlflow.start_run"}}]}},
+    )
+    for change in ({"code": "/elsewhere"}, *({"settings": settings} for settings in foreign)):
         with refused("lightning"):
             check_code(own.model_copy(update=change), Environment())
+    path = tmp_path / "more.yaml"
+    path.write_text("class_path: os.system")
+    with refused("lightning"):
+        check_code(own.model_copy(update={"settings": {"model": str(path)}}), Environment())
 
 
 def test_no_axis_of_a_form_names_a_scheduler(as_deployment, hostile):
