@@ -191,6 +191,7 @@ def test_the_doctor_and_a_run_end_where_nothing_answers(doctor, paceline):
         assert "accepts connections there and does not answer" in stderr
 
 
+@pytest.mark.slow
 def test_a_worker_with_other_code_is_found(doctor):
     with two_workers(tls="off") as address, Client(address, set_as_default=False) as client:
         client.run(_pretend_other_code)

@@ -68,6 +68,7 @@ def test_micro_batches_on_one_rank_take_the_same_steps(alone, tmp_path):
     assert largest_difference(weights, alone) < 1e-12
 
 
+@pytest.mark.slow
 def test_compressed_gradients_are_the_same_on_all_ranks_and_nearly_those_of_one(alone, tmp_path):
     arm = ARM.model_copy(update={"gradient_compression": "bf16"})
     first, second = train_by_hand(tmp_path / "compressed", arm)

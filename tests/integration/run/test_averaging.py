@@ -23,6 +23,7 @@ def uninterrupted(make_job, cluster_address):
     return job, train_group(job, cluster_address)
 
 
+@pytest.mark.slow
 def test_averages_and_sizes_go_on_bit_for_bit(uninterrupted, cluster_address):
     """From step 80 of 84: two stages of growth before it, the last one behind it."""
     job, first = uninterrupted

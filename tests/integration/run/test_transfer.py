@@ -63,10 +63,11 @@ def state_of(path):
     return torch.load(path, weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "trained"),
     [
-        pytest.param("backbone", (), marks=pytest.mark.slow),
+        ("backbone", ()),
         ("features.3", ("features.4", "features.5", "features.8", "features.9")),
     ],
 )

@@ -91,6 +91,7 @@ def test_a_store_whose_creation_was_killed_is_created_again(start, tmp_path, cre
     assert MlflowClient(uri).get_experiment_by_name("many") is not None
 
 
+@pytest.mark.slow
 def test_the_ui_and_a_run_create_one_store(start, tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     processes = [start(CHECK, uri) for _ in range(2)]

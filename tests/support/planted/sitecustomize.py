@@ -10,8 +10,9 @@ named, such as rank-1=32; ARM_MEMORY the same for what is timed before a trainin
 such as foreground, with which an arm's copy has no memory. SET_MEMORY leaves none for a resident set. UPDATE_MEMORY
 is a number of samples and a step, such as 32=30: passes of more samples leave the update of that step without memory,
 half done. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, without an
-assumption about failures, and SAVE_COST what each takes longer. SLOW_ARITHMETIC is a precision, bf16, tf32 or fp32, in
-which each sample of a step takes so many seconds more, such as bf16=0.002 or fp32+tf32=0.002, and LAYER_SECONDS the
+assumption about failures, SAVE_SHARE the part of the time that they may take, and SAVE_COST what each takes longer.
+SLOW_ARITHMETIC is a precision, bf16, tf32 or fp32, in which each sample of a step takes so many seconds more, such as
+bf16=0.002 or fp32+tf32=0.002, and LAYER_SECONDS the
 least time in which to find that out. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the time
 between two renewals of the concurrency lease of a flow in a process of its own, in seconds. LOOP_KILLED is a number of
 requests, after which the process of the competent loop is killed; of one rank alone where one is named, such as
@@ -162,6 +163,7 @@ if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_SECONDS" in os.en
     from paceline.tasks.train import checkpoint_interval as interval
 
     interval.MIN_SECONDS = float(os.environ["SAVE_SECONDS"])
+    interval.MAX_SHARE = float(os.environ.get("SAVE_SHARE", interval.MAX_SHARE))
     interval.PRIOR_HOURS = 0.0
 
 if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_COST" in os.environ:

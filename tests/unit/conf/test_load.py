@@ -52,7 +52,7 @@ OPTIONAL = dict(optional(SCHEMA, SCHEMA["$defs"]))
 
 def test_the_optional_texts_are_known():
     assert {name for name, is_text in OPTIONAL.items() if is_text} == {
-        *("data.root", "model.pretrained", "track.register"),
+        *("data.root", "model.pretrained", "track.register", "track.minimize", "track.maximize"),
         *(f"cluster.{name}" for name in ("address", "interface", "partition", "account", "time_limit")),
         *("cluster.memory_per_host", "execution.checkpoint_steps", "lightning.code"),
         *("lightning.ckpt_path", "lightning.ckpt_sha256"),

@@ -63,4 +63,4 @@ def test_the_dashboard_asks_for_metrics_that_are_exported_and_shows_all(tmp_path
 @pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "192.0.2.1:9464"])
 def test_an_address_that_cannot_be_listened_on_is_refused(address):
     with refused("--listen", address):
-        metrics.execute(Namespace(listen=address))
+        metrics.execute(Namespace(listen=address, json=False))
