@@ -150,6 +150,7 @@ def check_figures(shown, metrics):
             assert text == "-" if name not in found else float(text) == pytest.approx(found[name])
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_ratio_interval_efficiency_and_accuracy(trained, run, client, metrics, page):
     repeat(client, trained["run_id"], 2)
     experiment = client.get_experiment_by_name("compared").experiment_id
@@ -210,6 +211,7 @@ def test_a_study_has_a_view_of_its_trainings(run, metrics, tag, page):
     assert charts.bars("test/accuracy") == len(trained)
 
 
+@pytest.mark.slow
 def test_the_report_shows_among_the_artifacts_with_its_pictures(trained, client, mlflow_server, page):
     newest = trained["run_id"]
     experiment = client.get_run(newest).info.experiment_id
@@ -226,6 +228,7 @@ def test_the_report_shows_among_the_artifacts_with_its_pictures(trained, client,
         assert picture.locator("path, rect, line").count() > 5
 
 
+@pytest.mark.slow
 def test_prefect_shows_the_stages_the_summary_and_the_link(trained, tag, prefect_url, page):
     flow_run = tag(trained, "prefect.flow_run_id")
     pages = prefect_url.removesuffix("/api") + "/v2"  # what Prefect opens at its server's address
