@@ -126,7 +126,7 @@ def read_again(config: Config, run: Path | None, environment: Environment) -> Co
         check_size(Path(own.code))
     (parsed,) = child.ask(child.Request(task="parse", code=own.code, settings=own.settings, variants=((),)))["variants"]
     tree = config.model_dump(mode="json")
-    tree["lightning"] |= parsed | {"code": own.code}
+    tree["lightning"] |= parsed | {"code": own.code, "given": copy.deepcopy(own.settings)}
     tree["execution"] = _take_execution(tree["lightning"], tree["execution"])
     return validate(tree)
 

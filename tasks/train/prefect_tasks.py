@@ -152,7 +152,8 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
     if (module := job.config.lightning).has_partitions:
         copied, seconds = str(job.directory / FOLDER) if module.code else None, job.config.limits.prepare_seconds
         partitions = prepare_module_partitions(module, copied, job.home, address, seconds)
-        _require_same(job.directory / "partitions.json", partitions)
+        if partitions is not None:
+            _require_same(job.directory / "partitions.json", partitions)
         job = job.model_copy(update={"partitions": partitions})
 
     def on_progress(facts: dict[str, Any]) -> None:

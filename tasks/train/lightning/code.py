@@ -41,14 +41,13 @@ def class_paths(tree: Any) -> list[str]:
 
 
 def possible_imports(tree: Any) -> list[str]:
-    """All texts in a configuration, at any depth, that may make jsonargparse import something or read a file of more.
+    """Class paths, and all texts at any depth that may make jsonargparse import something or read a file of more.
 
     It takes the path of a class or function as it is for a class_path, and the path of a YAML file for its content.
     """
     if isinstance(tree, dict | list):
-        return [
-            text for value in (tree.values() if isinstance(tree, dict) else tree) for text in possible_imports(value)
-        ]
+        values = [*tree.values()] if isinstance(tree, dict) else tree
+        return class_paths(tree) + [text for value in values for text in possible_imports(value)]
     if not isinstance(tree, str):
         return []
     package = tree.partition(".")[0]
