@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from paceline.conf.environment import Environment
-from paceline.flows.judge import FOLDER, record_judgement
+from paceline.flows.judge import FOLDER, RUN, record_judgement
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.judge.bisection import Bisection, Search
-from paceline.tasks.judge.processes import run_process
 from paceline.tasks.judge.records import Question
 from paceline.tasks.judge.worktrees import list_commits, open_worktrees
 from paceline.tasks.names import JUDGEMENT_EXPERIMENT, Tag
@@ -28,7 +26,6 @@ def bisect_commits(
     experiment_id = check_store(site.tracking_uri, JUDGEMENT_EXPERIMENT, site.artifact_root)
     with open_worktrees(question.old.command, place, site.root / FOLDER, defer_signals) as add:
         sides = {"old": add("good", revisions[0]), "new": add("bad", revisions[1])}
-        run = partial(run_process, defer=defer_signals)
-        found = Search(question.model_copy(update=sides), commits, add, recorded, note, run).search()
+        found = Search(question.model_copy(update=sides), commits, add, recorded, note, RUN).search()
         with defer_signals():
             yield record_judgement(site, experiment_id, {Tag.ROLE: "bisect"}, found)

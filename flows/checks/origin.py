@@ -44,11 +44,13 @@ def check_origin(cluster: Cluster, environment: Environment) -> None:
 
 def check_code(own: Lightning, environment: Environment) -> None:
     """Raise InputError for own Lightning code that only Prefect's API names."""
+    if not is_from_api():
+        return
     allowed = environment.code_given.split(",")
     if own.code is not None and Path(own.code).resolve().is_relative_to((environment.root / "runs").resolve()):
         allowed.append(own.code)  # the copy of a run
     foreign = [name for name in _sources(own) if name not in allowed]
-    if foreign and is_from_api():
+    if foreign:
         fault = f"{foreign[0]} is not code that a run which Prefect starts may import on this host"
         given = ",".join(filter(None, [environment.code_given, *foreign]))
         raise InputError(fault, hint=f"where the flows are started, export PACELINE_CODE={given}", setting="lightning")

@@ -97,7 +97,7 @@ def judge(options: Namespace) -> int:
         judge_sides = judge_revisions if program else judge_commands
         judging = judge_sides(site, _question(options, sides, BUDGET), options.ledger or None)
     with json_stream(options.json) as stream, judging as found:
-        say_pairs(*judgement_rows(found, is_training))
+        say_pairs(*judgement_rows(found))
         write_json(stream, found.model_dump(mode="json"))
     return STATUSES[found.outcome]
 
@@ -183,20 +183,20 @@ def check_values(options: Namespace, numbers: tuple[str, ...], patterns: tuple[s
             raise InputError(fault, hint=f"for example --{name} 'loss=(.+)'") from error
 
 
-def judgement_rows(found: "Judgement", is_training: bool) -> Iterator[tuple[str, str]]:
+def judgement_rows(found: "Judgement") -> Iterator[tuple[str, str]]:
     """Names and texts of a judgement's results, for people; of a training by Paceline, speed is in samples."""
     from paceline.tasks.formatting import format_interval, format_seconds, seconds_text
     from paceline.tasks.speedup.verdict import format_ends, format_ratio
 
+    runs = [run for each in found.rounds for run in each.runs]
+    is_training = any(run.run_id for run in runs)
     yield "outcome", f"{found.outcome}: {found.reason}"
     if (ratio := found.ratio) is not None and ratio.low is not None and ratio.high is not None:
         old, new = (
             f"{1 / seconds:,.1f} samples/s" if is_training and seconds else seconds_text(seconds)
             for seconds in (found.old_seconds, found.new_seconds)
         )
-        new += " now" + (
-            " for a marked step" if any(run.num_steps for each in found.rounds for run in each.runs) else ""
-        )
+        new += " now" + (" for a marked step" if any(run.num_steps for run in runs) else "")
         ends = format_ends(ratio.low, ratio.high, ratio.value)
         yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {old} before, {new}"
     if found.difference is not None:

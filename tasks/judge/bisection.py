@@ -162,7 +162,7 @@ class Search:
     def _take(self, commit: str, sides: dict[SideName, Side], decide: Decide, *, of_machine: bool = True) -> Series:
         """Rounds of the middle or bad side, a commit, and others until a look decides or the time is used up.
 
-        `of_machine`: the good side is the good revision, whose known time may tell that it was the machine.
+        `of_machine`: the machine may be the cause. This is known only where the good side is the good revision.
         """
         for side in sorted(sides.values(), key=lambda side: side.name != "middle"):  # the one that may fail is first
             is_marked = self._run(side, self.question).num_steps > 0

@@ -14,7 +14,7 @@ from prefect.states import Completed
 from paceline.conf.lightning import Lightning
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, StoppedError
-from paceline.tasks.files import load_result, save_result, write_durably
+from paceline.tasks.files import load_result, save_result
 from paceline.tasks.metrics_file import require_newest
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
@@ -174,10 +174,11 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
 
 
 def _require_same(place: Path, partitions: PreparedPartitions) -> None:
-    """Note the data of a run; InputError if it has begun with others, whose batches are not those to go on with."""
-    if not place.exists():
-        write_durably(place, partitions.model_dump_json().encode())
-    elif (before := PreparedPartitions.model_validate_json(place.read_bytes())).key != partitions.key:
+    """Record which data a run uses. Raises InputError: an earlier attempt of the run used other partitions."""
+    before = load_result(place, PreparedPartitions)
+    if before is None:
+        save_result(place, partitions, [])
+    elif before.key != partitions.key:
         fault = (
             f"the run began with {before.num_partitions} partitions of data, and now has {partitions.num_partitions}"
         )

@@ -138,7 +138,7 @@ class Partition(Record):
 class PartitionsManifest(SetManifest):
     """The facts of data that a user's DataModule prepared."""
 
-    partitions: tuple[Partition, ...]  # in the order of `partitions()`
+    partitions: tuple[Partition, ...]  # in alphabetical order
 
     @property
     def files(self) -> tuple[PartitionFile, ...]:

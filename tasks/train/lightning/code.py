@@ -45,14 +45,19 @@ def possible_imports(tree: Any) -> list[str]:
 
     It takes the path of a class or function as it is for a class_path, and the path of a YAML file for its content.
     """
+    return class_paths(tree) + [text for text in _texts(tree) if _names_file_or_module(text)]
+
+
+def _texts(tree: Any) -> list[str]:
     if isinstance(tree, dict | list):
-        values = [*tree.values()] if isinstance(tree, dict) else tree
-        return class_paths(tree) + [text for value in values for text in possible_imports(value)]
-    if not isinstance(tree, str):
-        return []
-    package = tree.partition(".")[0]
-    is_module = IMPORTED.fullmatch(tree) is not None and (package in sys.modules or find_spec(package) is not None)
-    return [tree] if is_module or (tree.endswith((".yaml", ".yml", ".json")) and Path(tree).is_file()) else []
+        return [text for value in (tree.values() if isinstance(tree, dict) else tree) for text in _texts(value)]
+    return [tree] if isinstance(tree, str) else []
+
+
+def _names_file_or_module(text: str) -> bool:
+    package = text.partition(".")[0]
+    is_module = IMPORTED.fullmatch(text) is not None and (package in sys.modules or find_spec(package) is not None)
+    return is_module or (text.endswith((".yaml", ".yml", ".json")) and Path(text).is_file())
 
 
 def package_names(
