@@ -61,7 +61,7 @@ def test_a_rank_killed_inside_its_first_epoch_costs_what_came_after_the_checkpoi
 
 def test_the_losses_with_checkpoints_inside_epochs_are_the_golden_ones(make_job, cluster_address):
     job = make_job("recipe.augment=shift")
-    with planted(cluster_address, "rank-0=0", SAVE_SECONDS="0", SAVE_SHARE="0.9"):
+    with planted(cluster_address, "rank-0=0", SAVE_SECONDS="0", SAVE_SHARE="100"):
         result = train_group(job, cluster_address)
     saved = sorted(int(path.stem.removeprefix("step-")) for path in job.checkpoints.glob("*.ckpt"))
     assert saved[0] % 21, "inside an epoch"
