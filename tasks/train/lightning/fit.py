@@ -178,7 +178,6 @@ def _strategy(spec: RankSpec, device: torch.device, given: object, wrap: Wrap, i
 
     `given` is the strategy in the settings of the trainer.
     """
-    if not is_group:
-        return {"strategy": FedDevice(wrap, device=device), "plugins": []}
     finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}
-    return {"strategy": FedGroup(wrap, **finds_unused), "plugins": [group.RankEnvironment(spec)]}
+    strategy = FedGroup(wrap, **finds_unused) if is_group else FedDevice(wrap, device=device)
+    return {"strategy": strategy, "plugins": [group.lightning_environment(spec, is_group)]}

@@ -140,10 +140,9 @@ def _training_network(context: RankContext) -> nn.Module:
 
 def _make_trainer(context: RankContext, observers: list[Any]) -> Trainer:
     spec, plan = context.spec, context.spec.plan
-    plugins: list[Any] = [AtomicCheckpointIO(context.directory.parent)]
+    is_group = plan.strategy != "single"
     strategy: Any = "auto"
-    if plan.strategy != "single":
-        plugins.append(group.RankEnvironment(spec))
+    if is_group:
         sharded = plan.strategy == "fsdp"
         strategy = ShardedStrategy(spec.world_size) if sharded else ExchangeStrategy(plan.gradient_compression)
     return Trainer(
@@ -152,7 +151,7 @@ def _make_trainer(context: RankContext, observers: list[Any]) -> Trainer:
         num_nodes=spec.num_nodes,
         strategy=strategy,
         precision=lightning_precision(plan.precision),
-        plugins=plugins,
+        plugins=[AtomicCheckpointIO(context.directory.parent), group.lightning_environment(spec, is_group)],
         max_epochs=context.config.recipe.num_epochs,
         callbacks=observers,
         logger=False,

@@ -47,6 +47,15 @@ class RankEnvironment(LightningEnvironment):
         return self._spec.node_rank
 
 
+def lightning_environment(spec: RankSpec, is_group: bool) -> LightningEnvironment:
+    """The environment of a trainer, on all of the group's ranks or on this one alone; to be given in both cases.
+
+    Without one, Lightning looks for that of a launcher and starts MPI where mpi4py is installed. MPI ends the process
+    on a host that cannot start MPI's daemon.
+    """
+    return RankEnvironment(spec) if is_group else LightningEnvironment()
+
+
 def pick_device(spec: RankSpec) -> torch.device:
     """The rank's device; all ranks of a host see the same list of GPUs."""
     if spec.plan.accelerator == "cpu":
