@@ -54,7 +54,7 @@ class EnergyMeter:
             stop = threading.Event()
             weakref.finalize(self, stop.set)
             threading.Thread(target=self._packages.read_until, args=(stop,), name=THREAD_NAME, daemon=True).start()
-        self._before = _foreign_seconds(own()) if self.source else {}
+        self._before = self._spent()
         self._started = time.monotonic()
 
     @property
@@ -81,7 +81,7 @@ class EnergyMeter:
         joules, source, seconds = self.joules(), self.source, time.monotonic() - self._started
         if joules is None or source is None:
             return None
-        spent = _foreign_seconds(self._own())  # in ticks of 10 ms, which over less than a second say nothing of cores
+        spent = self._spent()  # in ticks of 10 ms, which over less than a second say nothing of cores
         cores = {process: (spent[process] - self._before.get(process, 0.0)) / max(1.0, seconds) for process in spent}
         named = sorted((process for process in cores if cores[process] >= MIN_NAMED_CORES), key=lambda one: -cores[one])
         is_shared = has_gpu_neighbours or sum(cores.values()) > most_foreign(psutil.cpu_count())
@@ -93,6 +93,10 @@ class EnergyMeter:
             seconds=seconds,
             neighbours=tuple(f"{process[1]} ({cores[process]:.2f} cores)" for process in named[:MAX_NAMED]),
         )
+
+    def _spent(self) -> dict[tuple[int, str], float]:
+        """Seconds of others on the processors; none where these are not measured: GPUs do not work for them."""
+        return _foreign_seconds(self._own()) if self.source and self._packages.readable else {}
 
 
 class Packages:

@@ -54,6 +54,9 @@ def limit_share(train: Trained) -> LimitShare:
     peak, sheet = train.limit.flops_per_second[precision], sheet_of(train.limit.device_name)
     sheet_peak = sheet.peaks.get(precision) if sheet else None
     of_limit = flops / peak
+    if train.limit.contaminated and of_limit > 1:
+        why = "the machine was busy when the device's limit was measured, and the training was faster than that limit"
+        return share.model_copy(update={"why_no_share": why, "contaminated": True})
     of_bandwidth = None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
     return share.model_copy(
         update={

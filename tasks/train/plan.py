@@ -21,6 +21,10 @@ EAGER = Choice(
     value="off",
     reason="compiling takes 10 s or more, which a short training never wins back; a longer one times it first",
 )
+GRAPH = Choice(
+    value="graph",
+    reason="recording takes milliseconds, and the device then does not wait for the host to launch each kernel",
+)
 BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 and TF32 tensor cores
 
 
@@ -55,7 +59,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         world_size=execution.world_size,
         num_threads=pick("num_threads", lambda: threads),
         precision=precision,
-        compile=pick("compile", lambda: EAGER),
+        compile=pick("compile", lambda: _compile(config, accelerator, precision)),
         memory_format=pick("memory_format", lambda: _memory_format(accelerator, precision)),
         loading=pick("loading", lambda: _loading(config, hardware, accelerator, num_train)),
         strategy=_strategy(config, precision),
@@ -163,6 +167,13 @@ def _micro_batch(config: Config) -> Choice:
     sharded = config.execution.strategy == "fsdp"
     reason = "sharded weights are gathered for each pass" if sharded else "as long as the device's memory suffices"
     return Choice(value="off", reason=f"a rank's share of a batch in one pass: {reason}")
+
+
+def _compile(config: Config, accelerator: Literal["cpu", "gpu"], precision: Precision) -> Choice:
+    execution = config.execution
+    is_free = precision != "16-mixed" and execution.activation_checkpointing != "on"  # see `can_capture`
+    # Several ranks: only where it is asked for, until GPUs have run it.
+    return GRAPH if accelerator == "gpu" and execution.world_size == 1 and is_free else EAGER
 
 
 def _memory_format(accelerator: Literal["cpu", "gpu"], precision: Precision) -> Choice:

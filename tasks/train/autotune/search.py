@@ -4,13 +4,14 @@ Runs on copies of the training's network, in two parts:
 
 1. The layers: every open combination of precision and memory format, and half the threads, on one batch that is on the
    device already. About two seconds before every training without a cached result. A CPU's feature flags do not
-   decide: on some CPUs, bf16 instructions are slower than fp32.
+   decide: on some CPUs, bf16 instructions are slower than fp32. Where the training's step is a CUDA graph, so is that
+   of the layers: launched one by one, the kernels of small networks show the host's pace and not the device's.
 2. The settings, in a training long enough to pay for it: each open setting changed alone, then the winners together,
    then precisions again in a CUDA graph, then compiling, in the training's own steps. At most a twentieth of the
    planned training time.
 
-On GPUs the first step of an arm holds the runs in which cuDNN's benchmark mode chooses its algorithms. Of the layers it
-counts for no limit but `MAX_LAYER_SECONDS` over all arms.
+On GPUs the start of an arm holds the runs in which cuDNN's benchmark mode chooses its algorithms, and the recording of
+a graph. Of the layers it counts for no limit but `MAX_LAYER_SECONDS` over all arms.
 """
 
 import itertools
@@ -81,8 +82,9 @@ def alternatives(plan: Plan) -> dict[str, Arm]:
 
 
 def layer_arms(plan: Plan) -> list[Arm]:
-    """The open combinations of precision and memory format, the rules' first; eager, on one batch on the device."""
-    rules = arm_of(plan).model_copy(update={"variant": "synthetic_input", "loading": "foreground", "compile": "off"})
+    """The open combinations of precision and memory format, the rules' first; not compiled, one batch on the device."""
+    changes = {"compile": "graph" if plan.compile in CAPTURED else "off"}
+    rules = arm_of(plan).model_copy(update={"variant": "synthetic_input", "loading": "foreground"} | changes)
     formats = [plan.memory_format]
     if "memory_format" in plan.reasons:
         formats.append(alternatives(plan)["memory_format"].memory_format)
@@ -132,7 +134,7 @@ class _AutotuneSession:
     slower: list[SlowArm] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     compile_seconds: float = 0.0
-    uncounted: float = 0.0  # seconds of first steps of layers on a GPU
+    uncounted: float = 0.0  # seconds of starts of layers on a GPU
 
     def time_layers(self, plan: Plan) -> None:
         """Compare the arms of the layers with each other, then the best of them with half its threads."""
@@ -141,9 +143,10 @@ class _AutotuneSession:
         if len(arms) == 1 and threads is None:
             return
         arms = self._on_affordable_batch(arms)
+        if not self.bench.has_room_for_graphs():
+            arms = [arm.model_copy(update={"compile": "off"}) for arm in arms]
         with ExitStack() as stack:
-            rules = self.bench.runner(stack, arms[0])
-            self._first_step(rules)
+            rules, _ = self._start(stack, arms[0])
             rules.run(NUM_WARM_UP)
             self.step = group.broadcast(min(rules.run(NUM_WARM_UP)))
             best = self.against(rules, {arm.label: arm for arm in arms[1:]})
@@ -187,7 +190,7 @@ class _AutotuneSession:
         singly = self.probes[num_before:]
         if singly and len(winners := choice.winning_roles(singly[0], 0.0, self.num_steps)) > 1:
             best = self.again(best, {"together": choice.combine_roles(singly[0], winners)})
-        if best.compile in CAPTURED:  # eager layers of small networks have shown the host's pace, not the device's
+        if best.compile in CAPTURED and plan.compile not in CAPTURED:
             layers_again = [
                 best.model_copy(update={name: getattr(arm, name) for name in ARITHMETIC})
                 for arm in layer_arms(plan)
@@ -198,7 +201,8 @@ class _AutotuneSession:
         if "compile" in plan.reasons and not plan.activation_checkpointing:
             all_have_compilers = min(group.all_gather(float(has_compiler()))) > 0
             if all_have_compilers and self._seconds_left() > COLD_COMPILE_SECONDS:
-                self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
+                compiled = "step_graph" if best.compile in CAPTURED else "step"
+                self.again(best, {"compile": best.model_copy(update={"compile": compiled})}, compiles=True)
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
         """Do `against` with a new runner for the best arm."""
@@ -234,8 +238,7 @@ class _AutotuneSession:
         runner, seconds, reason = None, 0.0, ""
         try:
             with ExitStack() as of_arm:
-                built = self.bench.runner(of_arm, arm)
-                seconds = self._first_step(built)
+                built, seconds = self._start(of_arm, arm)
                 stack.push(of_arm.pop_all())
                 runner = built
         except Exception as error:
@@ -259,14 +262,19 @@ class _AutotuneSession:
         self.slower.append(SlowArm(arm=arm, candidate=candidate, times=times))
         return None
 
-    def _first_step(self, runner: ArmRunner) -> float:
-        """Seconds of an arm's first step; of layers on a GPU the part's budget does not count it."""
-        seconds = sum(runner.run(1))
+    def _start(self, stack: ExitStack, arm: Arm) -> tuple[ArmRunner, float]:
+        """Build an arm and run its first step; the seconds of both. Of layers on a GPU the budget does not count them.
+
+        A graph is recorded while its arm is built.
+        """
+        started = time.monotonic()
+        runner = self.bench.runner(stack, arm)
+        seconds = time.monotonic() - started + sum(runner.run(1))
         if runner.arithmetic is not None and runner.arm.variant == "synthetic_input":
             uncounted = min(seconds, MAX_LAYER_SECONDS - self.uncounted)
             self.uncounted += uncounted
             self.part_started += uncounted
-        return seconds
+        return runner, seconds
 
     def result(self, validity: Validity) -> AutotuneResult:
         """The result; contaminated on all ranks if it is on rank 0's host."""

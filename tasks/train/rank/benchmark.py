@@ -22,7 +22,7 @@ from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.out_of_memory import is_out_of_memory
-from paceline.tasks.records.execution import Arm, Variant, arithmetic_of, baseline_of, ladder_arms
+from paceline.tasks.records.execution import COMPILE_LABELS, Arm, Variant, arithmetic_of, baseline_of, ladder_arms
 from paceline.tasks.records.measurement import AllReduceTime, MeasureResult, ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.competent.arm import CompetentLoop
@@ -106,6 +106,10 @@ class ArmBenchmark:
             if (reason := spec.left_out.get(arm.label, no_graph)) is not None:
                 found[role] = reason
         return found
+
+    def has_room_for_graphs(self) -> bool:
+        """Whether no earlier attempt lacked the memory for an arm with a CUDA graph, which keeps what it needs."""
+        return not any(COMPILE_LABELS["graph"] in label for label in self._context.spec.left_out)
 
     def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:
         """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours."""

@@ -104,6 +104,17 @@ def test_gpus_alone_with_packages_and_unreadable(tmp_path, monkeypatch):
     assert (unreadable.joules(), unreadable.source) == (None, None)  # the packages' part would pass for the whole
 
 
+def test_processes_on_the_processors_are_no_neighbours_of_gpus(tmp_path, monkeypatch):
+    busy = iter([{(1, "other"): 0.0}, {(1, "other"): 1000.0}] * 2)
+    monkeypatch.setattr(energy, "gpu_joules", lambda uuids: 100.0)
+    monkeypatch.setattr(energy, "_foreign_seconds", lambda own: next(busy))
+    found = EnergyMeter(["GPU-a"], powercap_root=tmp_path).energy(has_gpu_neighbours=False)
+    assert (found.low is None, found.neighbours) == (False, ())
+    _zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    found = EnergyMeter(["GPU-a"], powercap_root=tmp_path).energy(has_gpu_neighbours=False)
+    assert (found.low is None, found.neighbours) == (True, ("other (1000.00 cores)",))
+
+
 @pytest.fixture
 def counter(tmp_path):
     return _zone(tmp_path, "intel-rapl:0", "package-0", 0)

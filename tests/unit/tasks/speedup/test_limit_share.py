@@ -28,6 +28,14 @@ def test_the_share_is_that_of_the_probe_s_step_at_its_precision():
     assert (share.mfu, share.why_no_share) == (None, ""), "a CPU has no data sheet here"
 
 
+def test_a_limit_that_a_busy_machine_has_lowered_below_the_training_is_none():
+    limit = limited(1.2)["limit"]
+    assert share_of(limit=limit).of_limit == pytest.approx(1.2), "kernels may need fewer operations"
+    share = share_of(limit=limit.model_copy(update={"contaminated": True}))
+    assert (share.of_limit, share.mfu) == (None, None)
+    assert "the machine was busy" in share.why_no_share
+
+
 def test_without_a_probe_it_is_that_of_the_steady_state():
     plan = {"num_epochs": 1, "steps_per_epoch": 40, "samples_per_epoch": 4000}
     share = limit_share(make_train(None, **(limited() | plan | {"windows": WINDOWS, "plan": share_plan()})))

@@ -80,6 +80,21 @@ def test_sharding_is_asked_for_and_needs_several_ranks(num_devices, strategy):
     assert resolve(load("digits", overrides), host(), 1000).strategy == strategy
 
 
+@pytest.mark.parametrize(
+    ("overrides", "capability", "compile"),
+    [
+        ([], (9, 0), "graph"),
+        ([], (7, 0), "off"),
+        (["execution.num_devices=2"], (9, 0), "off"),
+        (["execution.activation_checkpointing=on"], (9, 0), "off"),
+        (["execution.accelerator=cpu"], (9, 0), "off"),
+    ],
+)
+def test_one_gpu_takes_its_step_as_a_graph_where_it_can_be_recorded(overrides, capability, compile):
+    plan = resolve(load("digits", overrides), host(gpus=2, capability=capability), 1000)
+    assert plan.compile == compile == plan.reasons["compile"].value
+
+
 @pytest.mark.parametrize("value", ["graph", "step_graph"])
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_graphs_are_for_gpus_one_or_several(value, num_devices):
