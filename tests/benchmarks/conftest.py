@@ -50,8 +50,9 @@ def in_a_rank(job, what, directory):
 def said_in_a_rank(job, what, directory):
     """What is said there last."""
     spec = json.loads((job.directory / "attempt-0" / "rank-0" / "spec.json").read_text())
-    spec |= {"directory": str(directory / "rank"), "checkpoint_directory": str(directory / "checkpoints")}
-    (directory / "rank").mkdir()
+    rank = directory / "attempt-0" / "rank-0"  # as of a run: a checkpoint is written for the newest attempt only
+    spec |= {"directory": str(rank), "checkpoint_directory": str(directory / "checkpoints")}
+    rank.mkdir(parents=True)
     (directory / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, HERE / "in_a_rank.py", directory / "spec.json", what, SECONDS]
     environment = rank_environment(os.environ, job.plan.num_threads, None, tuple(spec["devices"]))
