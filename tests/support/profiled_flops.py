@@ -16,9 +16,14 @@ def profiled_flops(step):
     """Operations of calling `step`."""
     with profile(with_flops=True, record_shapes=True) as profiled:
         step()
-    events = profiled.function_events
+    events = [event for event in profiled.function_events if not _is_cast(event)]
     known = sum(event.flops for event in events if event.name in PRODUCTS)
     return known + sum(map(_backward_flops, (event for event in events if event.name == BACKWARD)))
+
+
+def _is_cast(event):
+    """Whether an operation is autocast's, which casts the inputs and calls the operation of the same name."""
+    return any(child.name == event.name for child in event.cpu_children)
 
 
 def _backward_flops(event):

@@ -4,15 +4,19 @@ import pickle
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from paceline.conf.config import Speedup
 
 LOOP = Path(__file__).with_name("loop.py")
 MIN_PROBE_SECONDS = 10.0  # a shorter probe has no time for the loop, whose start takes some seconds
 POLL_SECONDS = 0.1
+END_SECONDS = 5.0  # for workers that are killed
 
 
 class LoopError(RuntimeError):
@@ -46,10 +50,17 @@ class LoopProcess:
         return answer
 
     def close(self) -> None:
-        """End the process; its workers end with it."""
+        """End the process and its workers, which would keep its context on a GPU alive for seconds."""
         self._pipe.close()
+        workers: list[psutil.Process] = []
+        with suppress(psutil.Error):  # it has ended
+            workers = psutil.Process(self._process.pid).children(recursive=True)
         self._process.terminate()
+        for worker in workers:
+            with suppress(psutil.Error):
+                worker.kill()
         self._process.wait()
+        psutil.wait_procs(workers, timeout=END_SECONDS)
 
 
 _ready: list[LoopProcess] = []

@@ -52,16 +52,21 @@ def test_a_frozen_layer_has_no_backward_pass():
 @pytest.mark.parametrize(
     ("name", "image_shape", "num_targets"), [("convblocks", CIFAR, 0), ("twohead", DIGITS, 1), ("whitened", CIFAR, 0)]
 )
-def test_the_count_is_that_of_a_profiler(name, image_shape, num_targets):
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "autocast"])
+def test_the_count_is_that_of_a_profiler(name, image_shape, num_targets, half):
     network = build_network(Model(name=name), image_shape, 10, num_targets)
     cost, _ = count_cost(network, image_shape)
     height, width, channels = image_shape
     images_NCHW = torch.randn(NUM_SAMPLES, channels, height, width)
 
-    def step():
-        sum(output.sum() for output in network(images_NCHW) if output is not None).backward()
+    def forward_pass():
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return network(images_NCHW)
 
-    forward, training = profiled_flops(lambda: network(images_NCHW)), profiled_flops(step)
+    def step():
+        sum(output.sum() for output in forward_pass() if output is not None).backward()
+
+    forward, training = profiled_flops(forward_pass), profiled_flops(step)
     assert cost.forward_flops * NUM_SAMPLES == pytest.approx(forward, rel=MAX_DIFFERENCE)
     assert cost.training_flops * NUM_SAMPLES == pytest.approx(training, rel=MAX_DIFFERENCE)
 
