@@ -39,6 +39,7 @@ from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track.run import RunHandle, log_dataset
 from paceline.tasks.train import prefect_tasks as train_tasks
 from paceline.tasks.train.autotune.cache import AutotuneCache
+from paceline.tasks.train.autotune.choice import without_failed_graph
 from paceline.tasks.train.launch.coordinator import TrainJob
 
 
@@ -154,8 +155,10 @@ def train(session: Session, prepared: PreparedSet) -> TrainResult:
     """Train on the cluster, with the probe before the first step, and time further starts of the process."""
     config, address = session.config, session.cluster.address
     cache = AutotuneCache(session.environment.root, config, session.checked.hardware, prepared)
-    options = {"resume": session.resume is not None, "search": cache.find(), "may_search": True}
-    job = train_job(config, session.checked, prepared, session.handle.run_id, session.environment, **options)
+    search = cache.find()
+    checked = replace(session.checked, plan=without_failed_graph(session.checked.plan, search))
+    options = {"resume": session.resume is not None, "search": search, "may_search": True}
+    job = train_job(config, checked, prepared, session.handle.run_id, session.environment, **options)
     session.training, trained = job, train_tasks.train(job, address)
     session.starts = measure_starts(job, trained, address)
     if config.track.on_regression != "confirm":

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from paceline.conf.execution import CAPTURED
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
-from paceline.tasks.train.plan import with_changes
+from paceline.tasks.train.plan import arm_of, with_changes, without_graph
 
 COPY_SD = 0.02  # relative time that a copy of an arm has as its own: assumed, as in simulate_intervals.py (equal_arms)
 FALSE_DEPARTURES = 0.015  # of a probe: a search has several
@@ -38,12 +39,22 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
         notes = list(_timing_notes(search, name, getattr(plan, name)))
         figures = "; ".join(note for candidate, note in notes if candidate == notes[-1][0])  # the last one is the best
         if name in changes:
+            figures = "; ".join(filter(None, [figures, _combined_note(search, name, best)]))
             reason = f"timed before training{note}: {figures or 'with other settings, ' + best.label}"
             reasons[name] = Choice(value=changes[name], reason=reason)
         elif figures and name in reasons:
             reason = f"{reasons[name].reason}; timed{note}: {figures}"
             reasons[name] = Choice(value=reasons[name].value, reason=reason)
     return plan.model_copy(update=changes | {"reasons": reasons})
+
+
+def without_failed_graph(plan: Plan, search: AutotuneResult | None) -> Plan:
+    """The plan without the CUDA graph that an earlier search could not record: trying costs a restart of the group."""
+    graph = arm_of(plan).model_copy(update={"compile": "graph"})
+    reason = search.failed.get(graph.label) if search is not None else None
+    if reason is None or "compile" not in plan.reasons or plan.compile not in CAPTURED:
+        return plan
+    return without_graph(plan, reason)
 
 
 def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compile_seconds: float) -> Arm:
@@ -137,6 +148,20 @@ def changes_between(before: Arm, after: Arm) -> dict[str, Any]:
 def step_seconds(probe: ProbeResult, role: str) -> float:
     """Median seconds of a step of an arm."""
     return probe.seconds_per_sample(role) * probe.samples_per_step[role]
+
+
+def _combined_note(search: AutotuneResult, name: str, best: Arm) -> str:
+    """The speed of an arm that changed this setting with others and gave the best one its values; empty without one."""
+    for probe in search.probes:
+        for role, arm in roles_of(probe).items():
+            changes = changes_between(probe.candidate, arm)
+            gain = arm_ratio(probe.rounds, "candidate", role)
+            is_source = all(getattr(best, one) == value for one, value in changes.items())
+            if len(changes) > 1 and name in changes and is_source and gain is not None and gain.low is not None:
+                values = " and ".join(map(str, changes.values()))
+                interval = f"[{gain.low:.2f}, {gain.high:.2f}]"
+                return f"{values} together {gain.value:.2f} x {interval} the speed of {probe.candidate.label}"
+    return ""
 
 
 def _timing_notes(search: AutotuneResult, name: str, planned: object) -> Iterator[tuple[Arm, str]]:

@@ -366,6 +366,9 @@ def test_a_graph_that_auto_cannot_record_costs_a_restart_and_no_run(run, with_gp
     assert "the host waits for the device while a graph is captured" in restart["cause"]
     assert found["execution"]["compile"] == "off"
     assert "no CUDA graph, because the step cannot be recorded" in found["execution"]["reasons"]["compile"]["reason"]
+    again = run("gpu", *long, "execution.compile=auto", **WAITING)
+    assert again["train"]["restarts"] == [], "it is known"
+    assert again["execution"]["compile"] == "off"
 
 
 @pytest.mark.slow

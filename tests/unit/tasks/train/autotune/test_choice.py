@@ -60,6 +60,17 @@ def test_a_faster_arm_is_taken_and_the_reason_is_its_measurement():
     assert plan.model_copy(update={"num_threads": 4, "reasons": PLAN.reasons}) == PLAN
 
 
+def test_settings_that_are_faster_together_quote_that_measurement():
+    both = changed(num_threads=2, loading="streaming")
+    arms = {"baseline": changed(num_threads=2), "both": both}
+    probe = probe_of(RULES, arms, {"candidate": 0.010, "baseline": 0.010, "both": 0.005})
+    plan = choose(PLAN, search_of(probe), RULES, STEPS)
+    assert (plan.num_threads, plan.loading) == (2, "streaming")
+    for name in ("num_threads", "loading"):
+        assert "2 and streaming together 2.00 x [" in plan.reasons[name].reason
+    assert "; 2 and streaming" in plan.reasons["num_threads"].reason, "after the figure of its own"
+
+
 @pytest.mark.parametrize(
     ("seconds", "noise"),
     [

@@ -13,7 +13,7 @@ from paceline.tasks.measure.probe import ArmRunner
 from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.train.autotune import search
-from paceline.tasks.train.autotune.choice import choose
+from paceline.tasks.train.autotune.choice import choose, without_failed_graph
 from paceline.tasks.train.autotune.search import _AutotuneSession, autotune, layer_arms
 from paceline.tasks.train.plan import arm_of, resolve, without_graph
 from tests.support.studies import HARDWARE
@@ -221,3 +221,10 @@ def test_after_a_failed_recording_no_graph_is_timed_and_the_reason_is_told(monke
     chosen = choose(plan, found, arm_of(plan), 100_000)
     assert chosen.compile == "off"
     assert "no CUDA graph, because the step cannot be recorded" in chosen.reasons["compile"].reason
+    again, _ = device("bf16 is faster", (9, 0))
+    assert again.compile == "graph"
+    assert without_failed_graph(again, None) is again
+    known = without_failed_graph(again, found)
+    assert (known.compile, known.failed_capture) == ("off", plan.failed_capture)
+    demanded = again.model_copy(update={"reasons": {}})
+    assert without_failed_graph(demanded, found) is demanded
