@@ -78,6 +78,8 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
         raise InputError(f"{fault}; a device needs a sample per step: use at most {batch} devices")
     ranks = PROFILE_RANKS if request.link == "measured" else 1
     overrides = [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"]
+    if request.config.execution.compile == "auto":  # as several devices run; one GPU alone would get a CUDA graph
+        overrides.append("execution.compile=off")
     config = make_config(request.config, overrides)
     try:
         return config, preflight.check(config, environment)

@@ -9,7 +9,7 @@ from paceline.conf.environment import Environment
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.train.autotune.cache import AutotuneCache
-from paceline.tasks.train.autotune.choice import LAYER_SETTINGS, choose
+from paceline.tasks.train.autotune.choice import LAYER_SETTINGS, choose, without_failed_graph
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.prefect_tasks import measure_layers
@@ -54,4 +54,5 @@ def measure_plan(
         of_home.keep(search)
     of_run.keep(search, even_contaminated=True)  # so that a resume executes the same plan
     layers = tuple(probe for probe in search.probes if probe.candidate.variant == "synthetic_input")
+    plan = without_failed_graph(plan, search)
     return replace(checked, plan=choose(plan, search.model_copy(update={"probes": layers}), arm_of(plan), 0))

@@ -43,7 +43,7 @@ def local_arguments(num_workers: int, security: Security | None) -> dict[str, An
         "security": security,
         "dashboard_address": None,
         "scheduler_kwargs": QUIET_HTTP,
-        "silence_logs": logging.CRITICAL,  # a heartbeat while the cluster ends is an error; what a run needs is raised
+        "silence_logs": logging.CRITICAL,  # Dask logs an error for each heartbeat that meets a cluster's end
     }
 
 

@@ -95,7 +95,7 @@ class EnergyMeter:
         )
 
     def _spent(self) -> dict[tuple[int, str], float]:
-        """Seconds of others on the processors; none where these are not measured: GPUs do not work for them."""
+        """Processor seconds of other processes; none where the figure does not contain the processors."""
         return _foreign_seconds(self._own()) if self.source and self._packages.readable else {}
 
 

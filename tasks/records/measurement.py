@@ -120,6 +120,7 @@ class AutotuneResult(Record):
     slower: tuple[SlowArm, ...] = ()  # arms that were left out after their first steps
     failed: dict[str, str] = Field(default_factory=dict)
     """Arms that were left out because compiling them failed or they did not fit into memory, by label, and why."""
+    failed_capture: str | None = None  # why no arm is a CUDA graph although the rules chose one
     compile_seconds: float = 0.0  # that compiling took in it
     budget_seconds: float  # that it might take
     seconds: float  # that it took, all included

@@ -59,8 +59,8 @@ def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[st
         "`execution.worker_load=measured`.",
         "update-bound": f"More samples per step make updates rarer: {larger_batch}; or use an optimizer with less "
         "state.",
-        "memory-bound": "Memory traffic is the limit: `execution.compile=step` may fuse operators, and "
-        "`execution.precision=bf16-mixed` moves fewer bytes.",
+        "memory-bound": "Memory traffic is the limit: `execution.precision=bf16-mixed` moves fewer bytes"
+        + (", and `execution.compile=step` may fuse operators." if plan.compile == "off" else "."),
         "too small": "Starting took longer than training: measure what pays on a longer one, such as "
         f"`recipe.num_epochs={config.recipe.num_epochs * 10}`, or run small ones like this as they are.",
         "compile not amortised": "Compiling cost more than it saved: `execution.compile=off` for trainings of this "

@@ -56,7 +56,8 @@ def limit_share(train: Trained) -> LimitShare:
     of_limit = flops / peak
     if train.limit.contaminated and of_limit > 1:
         why = "the machine was busy when the device's limit was measured, and the training was faster than that limit"
-        return share.model_copy(update={"why_no_share": why, "contaminated": True})
+        facts = {"mfu": None if sheet_peak is None else flops / sheet_peak, "contaminated": True}
+        return share.model_copy(update={"why_no_share": why} | facts)
     of_bandwidth = None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
     return share.model_copy(
         update={

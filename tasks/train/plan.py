@@ -172,8 +172,10 @@ def _micro_batch(config: Config) -> Choice:
 def _compile(config: Config, accelerator: Literal["cpu", "gpu"], precision: Precision) -> Choice:
     execution = config.execution
     is_free = precision != "16-mixed" and execution.activation_checkpointing != "on"  # see `can_capture`
-    # Several ranks: only where it is asked for, until GPUs have run it.
-    return GRAPH if accelerator == "gpu" and execution.world_size == 1 and is_free else EAGER
+    # Several ranks: only where it is asked for, until GPUs have run it. A network of a user's package might draw
+    # numbers or branch on the host, which a recorded step would repeat without a word.
+    is_known = execution.world_size == 1 and config.model.plugin is None
+    return GRAPH if accelerator == "gpu" and is_free and is_known else EAGER
 
 
 def _memory_format(accelerator: Literal["cpu", "gpu"], precision: Precision) -> Choice:

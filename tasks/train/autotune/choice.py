@@ -16,7 +16,7 @@ from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
-from paceline.tasks.train.plan import arm_of, with_changes, without_graph
+from paceline.tasks.train.plan import with_changes, without_graph
 
 COPY_SD = 0.02  # relative time that a copy of an arm has as its own: assumed, as in simulate_intervals.py (equal_arms)
 FALSE_DEPARTURES = 0.015  # of a probe: a search has several
@@ -50,8 +50,7 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
 
 def without_failed_graph(plan: Plan, search: AutotuneResult | None) -> Plan:
     """The plan without the CUDA graph that an earlier search could not record: trying costs a restart of the group."""
-    graph = arm_of(plan).model_copy(update={"compile": "graph"})
-    reason = search.failed.get(graph.label) if search is not None else None
+    reason = search.failed_capture if search is not None else None
     if reason is None or "compile" not in plan.reasons or plan.compile not in CAPTURED:
         return plan
     return without_graph(plan, reason)

@@ -69,7 +69,7 @@ def other_precisions(plan: Plan) -> tuple[Precision, ...]:
 def alternatives(plan: Plan) -> dict[str, Arm]:
     """Arms that could be faster than the rules' arm, each by one setting that differs."""
     changes: dict[str, object] = {}
-    if can_capture(plan) and plan.world_size == 1:  # several ranks: only where it is asked for, until GPUs have run it
+    if can_capture(plan) and plan.compile not in CAPTURED and plan.world_size == 1:  # see `_compile` of plan.py
         changes["compile"] = "graph"
     if plan.loading == "resident":
         changes["loading"] = "streaming"
@@ -102,9 +102,8 @@ def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneR
     is_open = bool(alternatives(plan)) or "compile" in plan.reasons
     if plan.strategy == "fsdp" or not is_open or (earlier is not None and num_affordable < 1):
         return None
-    session, watch = _AutotuneSession(bench, num_steps), bench.watch()
-    if plan.failed_capture is not None:
-        session.failed[arm_of(plan).model_copy(update={"compile": "graph"}).label] = plan.failed_capture
+    session = _AutotuneSession(bench, num_steps, failed_capture=plan.failed_capture)
+    watch = bench.watch()
     if earlier is not None and session.budget_for_settings(arm_of(plan)) < AGAIN_FACTOR * earlier.budget_seconds:
         return None
     session.time_layers(plan)
@@ -115,7 +114,7 @@ def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneR
 
 def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
     """Time the layers alone; the same on every rank."""
-    session, watch = _AutotuneSession(bench, 0), bench.watch()
+    session, watch = _AutotuneSession(bench, 0, failed_capture=plan.failed_capture), bench.watch()
     session.time_layers(plan)
     return session.result(watch.stop())
 
@@ -133,6 +132,7 @@ class _AutotuneSession:
     probes: list[ProbeResult] = field(default_factory=list)
     slower: list[SlowArm] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    failed_capture: str | None = None  # why an earlier attempt could record no CUDA graph
     compile_seconds: float = 0.0
     uncounted: float = 0.0  # seconds of starts of layers on a GPU
 
@@ -201,8 +201,7 @@ class _AutotuneSession:
         if "compile" in plan.reasons and not plan.activation_checkpointing:
             all_have_compilers = min(group.all_gather(float(has_compiler()))) > 0
             if all_have_compilers and self._seconds_left() > COLD_COMPILE_SECONDS:
-                compiled = "step_graph" if best.compile in CAPTURED else "step"
-                self.again(best, {"compile": best.model_copy(update={"compile": compiled})}, compiles=True)
+                self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
         """Do `against` with a new runner for the best arm."""
@@ -283,6 +282,7 @@ class _AutotuneSession:
             probes=tuple(self.probes),
             slower=tuple(self.slower),
             failed=self.failed,
+            failed_capture=self.failed_capture,
             compile_seconds=self.compile_seconds,
             budget_seconds=self.budget,
             seconds=group.broadcast(time.monotonic() - self.started),

@@ -60,7 +60,16 @@ class LoopProcess:
             with suppress(psutil.Error):
                 worker.kill()
         self._process.wait()
-        psutil.wait_procs(workers, timeout=END_SECONDS)
+        end = time.monotonic() + END_SECONDS
+        while any(map(_is_alive, workers)) and time.monotonic() < end:
+            time.sleep(POLL_SECONDS / 10)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:  # a zombie has ended, and waits for its parent
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 _ready: list[LoopProcess] = []

@@ -312,7 +312,8 @@ class _Attempts:
         reason, job = error.failed_capture, self._job
         if reason is None:
             return False
-        is_demanded = job.measurement is not None and not job.measurement.can_leave_out
+        asked = job.measurement  # without arms it times the layers, as before a training
+        is_demanded = asked is not None and bool(asked.arms) and not asked.can_leave_out
         if is_demanded or job.config.execution.compile in CAPTURED:
             raise out_of_memory.with_advice(error, "use execution.compile=auto, step or off") from error
         self._job = job.model_copy(update={"plan": without_graph(job.plan, reason), "search": None})

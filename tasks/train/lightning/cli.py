@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import yaml
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -71,9 +72,9 @@ class ModuleCLI(LightningCLI):
         self.trainer_defaults["callbacks"] = callbacks
         # Where `int | float` was first imported as `float | int`, jsonargparse makes 1 batch 1.0: all batches.
         numbers = {name: value for name, value in self._given.items() if type(value) is int}
-        return super().instantiate_trainer(
-            **numbers | {name: value for name, value in self._options.items() if name != "callbacks"}
-        )
+        options = {name: value for name, value in self._options.items() if name != "callbacks"}
+        alone = {"plugins": [LightningEnvironment()]}  # else Lightning starts MPI: see `lightning_environment`
+        return super().instantiate_trainer(**alone | numbers | options)
 
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""

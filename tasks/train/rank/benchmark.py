@@ -108,7 +108,7 @@ class ArmBenchmark:
         return found
 
     def has_room_for_graphs(self) -> bool:
-        """Whether no earlier attempt lacked the memory for an arm with a CUDA graph, which keeps what it needs."""
+        """False after an earlier attempt lacked memory for an arm with a CUDA graph, which keeps what it needs."""
         return not any(COMPILE_LABELS["graph"] in label for label in self._context.spec.left_out)
 
     def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from paceline.conf.execution import Precision
+from paceline.conf.execution import COMPILED, Precision
 from paceline.conf.recipe import Recipe
 from paceline.tasks.errors import one_line
 from paceline.tasks.measure.device_limit import COPY_BYTES, limit_cache, measure_limit
@@ -67,7 +67,7 @@ def bytes_per_sample(cost: Cost, plan: Plan, recipe: Recipe, num_samples: int) -
     Returns None for a step so small that its tensors may stay in a cache, and where the stored values or the place of
     the state are not known: compiled networks and sharded ones.
     """
-    if plan.compile == "step" or plan.strategy == "fsdp":
+    if plan.compile in COMPILED or plan.strategy == "fsdp":
         return None
     num_state = 0 if recipe.optimizer == "sgd" and not recipe.momentum else STATE_VALUES[recipe.optimizer]
     weight_bytes = 8 if plan.precision == "64-true" else 4

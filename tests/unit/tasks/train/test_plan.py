@@ -95,6 +95,14 @@ def test_one_gpu_takes_its_step_as_a_graph_where_it_can_be_recorded(overrides, c
     assert plan.compile == compile == plan.reasons["compile"].value
 
 
+def test_the_step_of_a_user_s_own_network_is_not_recorded_unasked(monkeypatch):
+    """It may draw numbers on the host, which a graph would repeat."""
+    config = load("digits")
+    assert resolve(config, host(gpus=1), 1000).compile == "graph"
+    monkeypatch.setattr(type(config.model), "plugin", property(lambda model: object()))
+    assert resolve(config, host(gpus=1), 1000).compile == "off"
+
+
 @pytest.mark.parametrize("value", ["graph", "step_graph"])
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_graphs_are_for_gpus_one_or_several(value, num_devices):

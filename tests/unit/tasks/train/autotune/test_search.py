@@ -14,7 +14,7 @@ from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.train.autotune import search
 from paceline.tasks.train.autotune.choice import choose, without_failed_graph
-from paceline.tasks.train.autotune.search import _AutotuneSession, autotune, layer_arms
+from paceline.tasks.train.autotune.search import _AutotuneSession, alternatives, autotune, layer_arms
 from paceline.tasks.train.plan import arm_of, resolve, without_graph
 from tests.support.studies import HARDWARE
 
@@ -201,6 +201,13 @@ def test_what_cudnn_takes_to_choose_its_algorithms_leaves_the_layers_their_time(
     assert (chosen.precision, chosen.memory_format) == ("32-true", "contiguous"), chosen.reasons
 
 
+@pytest.mark.parametrize("capability", [(9, 0), (7, 0)])
+def test_no_arm_is_timed_against_itself(capability):
+    plan, _ = device("bf16 is faster", capability)
+    assert arm_of(plan) not in alternatives(plan).values()
+    assert len({arm.label for arm in layer_arms(plan)}) == len(layer_arms(plan))
+
+
 def test_layers_are_timed_as_the_training_runs_them_where_there_is_room_for_graphs():
     plan, speeds = device("bf16 is faster", (9, 0))
     for has_room, mode in ((True, "graph"), (False, "off")):
@@ -215,7 +222,7 @@ def test_after_a_failed_recording_no_graph_is_timed_and_the_reason_is_told(monke
     plan, speeds = device("bf16 is faster", (9, 0))
     plan = without_graph(plan, "the step cannot be recorded as a CUDA graph: it waits")
     found = autotune(bench_of(speeds, 0.0), plan, 100_000, None)
-    assert found.failed == {arm_of(plan).model_copy(update={"compile": "graph"}).label: plan.failed_capture}
+    assert (found.failed, found.failed_capture) == ({}, plan.failed_capture)
     timed = [arm for probe in found.probes for arm in (probe.baseline, *probe.others.values())]
     assert {arm.compile for arm in timed} == {"off"}
     chosen = choose(plan, found, arm_of(plan), 100_000)
