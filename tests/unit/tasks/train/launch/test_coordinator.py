@@ -84,6 +84,16 @@ def test_after_a_failed_recording_nothing_that_was_timed_before_counts(tmp_path)
     assert attempts._first == attempts._number, "it may search, and reads nothing of the attempt before"
 
 
+def test_the_layers_of_a_study_are_timed_without_the_graph_and_arms_that_were_asked_for_are_not(tmp_path):
+    error = RankError("rank 0 failed: CaptureError", 0, failed_capture=RECORDING)
+    layers = attempts_of(tmp_path, measurement=Measurement(arms={}))
+    assert layers.adapt(error)
+    assert layers._job.plan.compile == "off"
+    demanded = attempts_of(tmp_path, measurement=Measurement(arms={"baseline": BASELINE, "candidate": BASELINE}))
+    with pytest.raises(RankError):
+        demanded.adapt(error)
+
+
 def test_a_graph_that_was_asked_for_ends_the_run(tmp_path):
     attempts = attempts_of(tmp_path, "execution.compile=graph")
     with pytest.raises(RankError, match=r"\bexecution\.compile=auto\b") as found:
