@@ -240,8 +240,8 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         num_bytes = max(num_bytes, LARGE_BYTES)
     parts = list(cut(images, checked.out, checked.key, chunks_of(images.samples, images.origin, num_bytes)))
     demand = demand_of([config.execution], checked.plan.accelerator)
-    plan = checked.plan  # a CUDA graph is of training steps alone
-    executed = plan.model_copy(update={"compile": "off"}) if plan.compile == "graph" else plan
+    compiles = checked.plan.compile == "step"  # a CUDA graph is of training steps alone
+    executed = checked.plan if compiles else checked.plan.model_copy(update={"compile": "off"})
     with open_cluster(config.cluster, demand, environment) as address:
         require_packages(address, config.packages)
         with new_run(config, environment, checked.experiment_id, "predict") as handle:

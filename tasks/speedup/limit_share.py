@@ -54,20 +54,23 @@ def limit_share(train: Trained) -> LimitShare:
     peak, sheet = train.limit.flops_per_second[precision], sheet_of(train.limit.device_name)
     sheet_peak = sheet.peaks.get(precision) if sheet else None
     of_limit = flops / peak
+    share = share.model_copy(
+        update={
+            "mfu": None if sheet_peak is None else flops / sheet_peak,
+            "contaminated": train.limit.contaminated,
+        }
+    )
     if train.limit.contaminated and of_limit > 1:
         why = "the machine was busy when the device's limit was measured, and the training was faster than that limit"
-        facts = {"mfu": None if sheet_peak is None else flops / sheet_peak, "contaminated": True}
-        return share.model_copy(update={"why_no_share": why} | facts)
+        return share.model_copy(update={"why_no_share": why})
     of_bandwidth = None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
     return share.model_copy(
         update={
             "of_limit": of_limit,
             "of_bandwidth": of_bandwidth,
             "bound": "memory" if (of_bandwidth or 0.0) > of_limit else None,
-            "mfu": None if sheet_peak is None else flops / sheet_peak,
             "limit_flops_per_second": peak,
             "limit_bytes_per_second": train.limit.bytes_per_second,
-            "contaminated": train.limit.contaminated,
         }
     )
 

@@ -21,10 +21,8 @@ EAGER = Choice(
     value="off",
     reason="compiling takes 10 s or more, which a short training never wins back; a longer one times it first",
 )
-GRAPH = Choice(
-    value="graph",
-    reason="recording takes milliseconds, and the device then does not wait for the host to launch each kernel",
-)
+RECORDED = "recording takes milliseconds, and the device then does not wait for the host to launch each kernel"
+OWN_NETWORK = "a network of a user's package may draw numbers on the host, which a graph would repeat"
 BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 and TF32 tensor cores
 
 
@@ -59,7 +57,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         world_size=execution.world_size,
         num_threads=pick("num_threads", lambda: threads),
         precision=precision,
-        compile=pick("compile", lambda: _compile(config, accelerator, precision)),
+        compile=pick("compile", lambda: EAGER),
         memory_format=pick("memory_format", lambda: _memory_format(accelerator, precision)),
         loading=pick("loading", lambda: _loading(config, hardware, accelerator, num_train)),
         strategy=_strategy(config, precision),
@@ -68,6 +66,11 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         activation_checkpointing=execution.activation_checkpointing == "on",
         reasons=reasons,
     )
+    if "compile" in reasons and accelerator == "gpu" and config.model.plugin is not None:
+        plan = without_graph(plan, OWN_NETWORK)
+    # On several GPUs, which have not run graphs yet, only where one is asked for.
+    if "compile" in reasons and can_capture(plan) and plan.world_size == 1:
+        plan = with_changes(plan, {"compile": "graph"}, RECORDED)
     if plan.compile in CAPTURED and not can_capture(plan):
         gloo = " whose gradients gloo exchanges outside of any CUDA graph," if plan.accelerator == "cpu" else ""
         raise InputError(
@@ -167,15 +170,6 @@ def _micro_batch(config: Config) -> Choice:
     sharded = config.execution.strategy == "fsdp"
     reason = "sharded weights are gathered for each pass" if sharded else "as long as the device's memory suffices"
     return Choice(value="off", reason=f"a rank's share of a batch in one pass: {reason}")
-
-
-def _compile(config: Config, accelerator: Literal["cpu", "gpu"], precision: Precision) -> Choice:
-    execution = config.execution
-    is_free = precision != "16-mixed" and execution.activation_checkpointing != "on"  # see `can_capture`
-    # Several ranks: only where it is asked for, until GPUs have run it. A network of a user's package might draw
-    # numbers or branch on the host, which a recorded step would repeat without a word.
-    is_known = execution.world_size == 1 and config.model.plugin is None
-    return GRAPH if accelerator == "gpu" and is_free and is_known else EAGER
 
 
 def _memory_format(accelerator: Literal["cpu", "gpu"], precision: Precision) -> Choice:

@@ -87,7 +87,7 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
         # used only if the baseline is faster with the same arithmetic.
         changes = {name: value for name, value in changes.items() if name != "loading"} or changes
         if changes and changes.keys() <= plan.reasons.keys():
-            speed = f"{gain.value:.2f} x [{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[planned].label}"
+            speed = _speed(gain, arms[planned].label)
             reason = f"switched before the first step: the probe timed {arms[role].label} at {speed}"
             return with_changes(plan, changes, reason)
     return None
@@ -149,6 +149,10 @@ def step_seconds(probe: ProbeResult, role: str) -> float:
     return probe.seconds_per_sample(role) * probe.samples_per_step[role]
 
 
+def _speed(gain: Interval, other: object) -> str:
+    return f"{gain.value:.2f} x [{gain.low:.2f}, {gain.high:.2f}] the speed of {other}"
+
+
 def _combined_note(search: AutotuneResult, name: str, best: Arm) -> str:
     """The speed of an arm that changed this setting with others and gave the best one its values; empty without one."""
     for probe in search.probes:
@@ -157,9 +161,7 @@ def _combined_note(search: AutotuneResult, name: str, best: Arm) -> str:
             gain = arm_ratio(probe.rounds, "candidate", role)
             is_source = all(getattr(best, one) == value for one, value in changes.items())
             if len(changes) > 1 and name in changes and is_source and gain is not None and gain.low is not None:
-                values = " and ".join(map(str, changes.values()))
-                interval = f"[{gain.low:.2f}, {gain.high:.2f}]"
-                return f"{values} together {gain.value:.2f} x {interval} the speed of {probe.candidate.label}"
+                return f"{' and '.join(map(str, changes.values()))} together {_speed(gain, probe.candidate.label)}"
     return ""
 
 
@@ -177,8 +179,7 @@ def _timing_notes(search: AutotuneResult, name: str, planned: object) -> Iterato
             gain = arm_ratio(probe.rounds, "candidate", role) if alone else None
             if gain is not None and gain.low is not None:
                 cost = f", compiled in {search.compile_seconds:.0f} s" if name == "compile" else ""
-                interval = f"[{gain.low:.2f}, {gain.high:.2f}]"
-                times = f"{value} {gain.value:.2f} x {interval} the speed of {before or planned}{cost}"
+                times = f"{value} {_speed(gain, before or planned)}{cost}"
                 if gain.low > 1 and not _beats_chance(gain, len(roles_of(probe))):
                     times += ", no more than copies of one arm differ by"
                 yield probe.candidate, times

@@ -69,7 +69,7 @@ def other_precisions(plan: Plan) -> tuple[Precision, ...]:
 def alternatives(plan: Plan) -> dict[str, Arm]:
     """Arms that could be faster than the rules' arm, each by one setting that differs."""
     changes: dict[str, object] = {}
-    if can_capture(plan) and plan.compile not in CAPTURED and plan.world_size == 1:  # see `_compile` of plan.py
+    if can_capture(plan) and plan.compile not in CAPTURED and plan.world_size == 1:  # as in `resolve`
         changes["compile"] = "graph"
     if plan.loading == "resident":
         changes["loading"] = "streaming"

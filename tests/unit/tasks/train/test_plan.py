@@ -2,7 +2,7 @@ import pytest
 
 from paceline.conf.load import load
 from paceline.tasks.records.hardware import Gpu, Hardware
-from paceline.tasks.train.plan import resolve
+from paceline.tasks.train.plan import can_capture, resolve
 from tests.support.refusals import refused
 
 GIB = 2**30
@@ -100,7 +100,13 @@ def test_the_step_of_a_user_s_own_network_is_not_recorded_unasked(monkeypatch):
     config = load("digits")
     assert resolve(config, host(gpus=1), 1000).compile == "graph"
     monkeypatch.setattr(type(config.model), "plugin", property(lambda model: object()))
-    assert resolve(config, host(gpus=1), 1000).compile == "off"
+    plan = resolve(config, host(gpus=1), 1000)
+    assert plan.compile == "off"
+    assert not can_capture(plan), "a search does not try it either"
+    old = resolve(config, host(gpus=1, capability=(7, 0)), 1000)
+    assert not can_capture(old.model_copy(update={"precision": "32-true"}))
+    asked = load("digits", ["execution.compile=graph"])
+    assert resolve(asked, host(gpus=1), 1000).compile == "graph"
 
 
 @pytest.mark.parametrize("value", ["graph", "step_graph"])
