@@ -38,7 +38,7 @@ class Plan(Record):
     micro_batch: int | None = None  # samples that a rank computes on at once; None for its whole share of a batch
     activation_checkpointing: bool = False  # the backward pass computes activations again
     failed_capture: str | None = None
-    """Why the step is not to be recorded as a CUDA graph, such as the failure of an earlier attempt; None: it may be."""
+    """Why the step may not be recorded as a CUDA graph, such as a failure of an earlier attempt; None: it may be."""
     reasons: dict[str, Choice]  # for each field that was `auto`: what was chosen and why
 
     @property
