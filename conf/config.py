@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from paceline.conf import plugins
 from paceline.conf.cluster import Cluster
 from paceline.conf.data import SIGNAL_SOURCES, Data
-from paceline.conf.execution import Execution
+from paceline.conf.execution import CAPTURED, Execution
 from paceline.conf.hints import typed
 from paceline.conf.lightning import FIXED, Lightning
 from paceline.conf.model import Model
@@ -273,10 +273,14 @@ def _check_lightning(config: Config) -> None:
         fault = "track.on_regression=confirm cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use track.on_regression=mark")
     execution = config.execution
-    precisions = ("32-true", "64-true", "bf16-mixed") + (("16-mixed",) if execution.accelerator != "cpu" else ())
+    precisions = ("auto", "32-true", "64-true", "bf16-mixed")
+    precisions += ("16-mixed",) if execution.accelerator != "cpu" else ()
     if execution.precision not in precisions:
         fault = f"execution.precision={execution.precision} cannot be used with your own Lightning code on this device"
         raise ValueError(f"{fault}; use {', '.join(precisions)}")
+    if execution.compile in CAPTURED:
+        fault = f"execution.compile={execution.compile} cannot be used with your own Lightning code"
+        raise ValueError(f"{fault}; use execution.compile=step, auto or off")
     if execution.strategy == "fsdp":
         fault = "execution.strategy=fsdp cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use execution.strategy=ddp")

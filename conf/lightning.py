@@ -10,7 +10,7 @@ SECTIONS = ("model", "data", "trainer", "optimizer", "lr_scheduler", "seed_every
 """Of LightningCLI."""
 FIXED: dict[str, dict[str, object]] = {
     "execution": {
-        **{"compile": "off", "memory_format": "contiguous", "loading": "foreground", "micro_batch": "off"},
+        **{"memory_format": "contiguous", "loading": "foreground", "micro_batch": "off"},
         **{"activation_checkpointing": "off", "gradient_compression": "off", "worker_load": "equal"},
     },
     "speedup": {"starts": 0, "competent_loop": False},
@@ -18,6 +18,8 @@ FIXED: dict[str, dict[str, object]] = {
     "track": {"min_accuracy": None},
 }
 """The only values of these settings with which own Lightning code runs so far."""
+EXECUTION = FIXED["execution"] | {"precision": "32-true", "compile": "off"}
+"""The execution of own Lightning code where nothing else is set: what Lightning does by itself."""
 
 
 class Lightning(Section):

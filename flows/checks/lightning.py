@@ -9,7 +9,7 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.execution import Precision
 from paceline.conf.hints import did_you_mean, suggest, typed
-from paceline.conf.lightning import FIXED, SECTIONS, Lightning
+from paceline.conf.lightning import EXECUTION, FIXED, SECTIONS, Lightning
 from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, validate
 from paceline.conf.plugins import MISSING, code_of
 from paceline.flows.checks.origin import check_code
@@ -63,7 +63,7 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem
     seed = settings.get("seed_everything")
     tree = {"name": name, "seed": seed if type(seed) is int else Config().seed} | tree
-    tree["execution"] = FIXED["execution"] | _take_execution(parsed, tree.get("execution", {}))
+    tree["execution"] = EXECUTION | _take_execution(parsed, tree.get("execution", {}))
     tree["speedup"] = FIXED["speedup"] | tree.get("speedup", {})
     start = {CHECKPOINT: str(Path(found).absolute()), "ckpt_sha256": sha256_of(Path(found))} if found else {}
     tree["lightning"] = parsed | {"code": code} | start
@@ -152,7 +152,7 @@ def load_prediction(trained: Lightning, precision: Precision, overrides: Sequenc
     request = child.Request(task="predict", code=trained.code, settings=settings, variants=(tuple(of_cli),))
     (parsed,) = child.ask(request)["variants"]
     tree = apply({}, *(override for override in overrides if override not in of_cli))
-    execution = FIXED["execution"] | {"precision": precision, "num_devices": 1} | tree.get("execution", {})
+    execution = EXECUTION | {"precision": precision, "num_devices": 1} | tree.get("execution", {})
     for name in ("num_devices", "num_nodes"):
         if execution.get(name, 1) != 1:
             fault = f"execution.{name}={execution[name]} cannot be used to predict with your own code so far"
@@ -173,7 +173,7 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
 
     Raises InputError: both say something else.
     """
-    execution = {"precision": "32-true"} | given
+    execution = {"precision": EXECUTION["precision"]} | given
     for key, name in (("devices", "num_devices"), ("num_nodes",) * 2, ("precision",) * 2, ("accelerator",) * 2):
         value = trainer.pop(key, None)
         if value in (None, "auto", -1, "-1"):

@@ -1,5 +1,6 @@
 """Predicts with own Lightning code: its `predict_step` on the batches of its `predict_dataloader`, into Parquet."""
 
+import json
 import re
 import time
 from dataclasses import dataclass
@@ -73,7 +74,11 @@ def trained_in(run_id: str, environment: Environment) -> TrainedModule | None:
         return None
     if lightning.code is not None:
         lightning = lightning.model_copy(update={"code": str(directory / code.FOLDER)})
-    return TrainedModule(lightning, tree["execution"]["precision"], checkpoint)
+    precision = tree["execution"]["precision"]
+    if precision == "auto":  # what it was is recorded with the result
+        summary = json.loads(read_artifact(environment.tracking_uri, run_id, Artifact.SUMMARY) or b"{}")
+        precision = summary.get("execution", {}).get("precision", "32-true")
+    return TrainedModule(lightning, precision, checkpoint)
 
 
 def of_model(directory: Path, facts: ModuleFacts) -> TrainedModule:

@@ -38,6 +38,7 @@ from paceline.tasks.track.environment import describe_environment
 from paceline.tasks.track.queries import get_runs
 from paceline.tasks.track.registry import log_model
 from paceline.tasks.track.run import RunHandle
+from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module, prepare_module_data
@@ -75,11 +76,14 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         open_run("run", config, environment, checked.experiment_id, workload, resume) as handle,
     ):
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
-        job = train_job(config, checked, None, handle.run_id, environment, resume=resume is not None)
+        cache = AutotuneCache(environment.root, config, checked.hardware)
+        options = {"resume": resume is not None, "search": cache.find(), "may_search": True}
+        job = train_job(config, checked, None, handle.run_id, environment, **options)
         log_plan(handle, config)
         prepare_own(job, cluster.address)
         trained = fit_module(job, cluster.address)
         cluster.release()
+        cache.keep(trained.search)
         plan, hardware = trained.plan or checked.plan, checked.hardware
         outcome = ModuleOutcome(config=config, plan=plan, trained=trained, workload=workload, hardware=hardware)
         if config.speedup.baseline in SELF_CONTAINED_BASELINES:
@@ -96,7 +100,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         outcome = replace(outcome, judgement=history.judge_run(outcome, handle))
         if trained.weights is not None:
             weights, settings = Path(trained.weights), redact_tree(module.settings)
-            precision, digest = checked.plan.precision, sha256_of(weights)
+            precision, digest = plan.precision, sha256_of(weights)
             facts = ModuleFacts(settings=settings, packages=module.packages, precision=precision, weights_sha256=digest)
             log_model(handle, facts, weights)
         registered = registry.register_module(outcome, handle)
@@ -115,7 +119,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             "registered": registered,
             "view": view,
             "time_budget": trained.time_budget,
-            "execution": checked.plan.model_dump(mode="json"),
+            "execution": plan.model_dump(mode="json"),
             "not_measured": NOT_MEASURED,
             "seconds": time.monotonic() - started,
         }

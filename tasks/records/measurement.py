@@ -119,7 +119,9 @@ class AutotuneResult(Record):
     `baseline` and the others are what could be better."""
     slower: tuple[SlowArm, ...] = ()  # arms that were left out after their first steps
     failed: dict[str, str] = Field(default_factory=dict)
-    """Arms that were left out because compiling them failed or they did not fit into memory, by label, and why."""
+    """Arms that were left out because compiling them failed or they did not fit into memory, by label, and why. Of own
+    Lightning code also the rules' arm, where the module does not run in its precision."""
+    num_steps: int = 0  # of the training for which it was made
     failed_capture: str | None = None  # why no arm is a CUDA graph although the rules chose one
     compile_seconds: float = 0.0  # that compiling took in it
     budget_seconds: float  # that it might take

@@ -23,6 +23,7 @@ EAGER = Choice(
 )
 RECORDED = "recording takes milliseconds, and the device then does not wait for the host to launch each kernel"
 OWN_NETWORK = "a network of a user's package may draw numbers on the host, which a graph would repeat"
+OWN_STEPS = "Lightning's Trainer takes the steps of your module, and not as one graph"
 BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 and TF32 tensor cores
 
 
@@ -66,8 +67,8 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         activation_checkpointing=execution.activation_checkpointing == "on",
         reasons=reasons,
     )
-    if "compile" in reasons and accelerator == "gpu" and config.model.plugin is not None:
-        plan = without_graph(plan, OWN_NETWORK)
+    if "compile" in reasons and accelerator == "gpu" and (config.model.plugin or config.lightning.settings):
+        plan = without_graph(plan, OWN_STEPS if config.lightning.settings else OWN_NETWORK)
     # On several GPUs, which have not run graphs yet, only where one is asked for.
     if "compile" in reasons and can_capture(plan) and plan.world_size == 1:
         plan = with_changes(plan, {"compile": "graph"}, RECORDED)

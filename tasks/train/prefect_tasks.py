@@ -164,8 +164,11 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
             last_epoch = facts["epoch"]
             logger.info("Epoch %d: %s", last_epoch + 1, note)
 
+    _log_choices(logger, job.plan.reasons, {})
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:
         result = train_module(job, address, on_progress)
+    if result.plan is not None:
+        _log_choices(logger, result.plan.reasons, job.plan.reasons)
     save_result(job.result_path, result, [result.weights] if result.weights else [])
     trained = f"{result.num_batches} batches on {result.world_size} ranks in {result.seconds:.1f} s"
     rate = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else "samples not counted"

@@ -107,6 +107,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     ),
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
+    "paceline run config.yaml --code . execution.precision=auto execution.compile=auto": AS_LIGHTNING,
     "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt": AS_LIGHTNING,
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2 trainer.max_epochs=1 "
     "speedup.max_seconds=10 --diagnose": AS_LIGHTNING,

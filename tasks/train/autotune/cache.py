@@ -20,20 +20,16 @@ COST_FREE_SETTINGS = {
 class AutotuneCache(MeasurementCache[AutotuneResult]):
     """The autotuning result for one kind of work, on one kind of hardware, with these versions."""
 
-    def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet) -> None:
+    def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet | None = None) -> None:
+        """`prepared` is None for own Lightning code, whose settings name its data."""
         facts = {
-            "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
-            "recipe": config.recipe.model_dump(mode="json", exclude=COST_FREE_SETTINGS),
+            **(_preset_facts(config, prepared) if prepared is not None else {"lightning": config.lightning.settings}),
             "execution": config.execution.model_dump(mode="json", exclude={"checkpoint_steps", "max_restarts"}),
-            "image_shape": prepared.image_shape,
-            "num_classes": len(prepared.class_names),
-            "num_targets": len(prepared.target_names),
-            "num_train": prepared.num_train,
             "hardware": hardware.model_dump(
                 mode="json", exclude={"host": True, "gpus": {"__all__": {"uuid", "free_bytes", "board"}}}
             ),
             "versions": {name: version(name) for name in ("torch", "lightning", "numpy")},
-            "code": [code_fingerprint(), *(package.identity for package in config.packages)],
+            "code": [code_fingerprint(), *(package.identity for package in config.packages), *config.lightning.packages],
         }
         super().__init__(home, facts, AutotuneResult)
 
@@ -42,3 +38,14 @@ class AutotuneCache(MeasurementCache[AutotuneResult]):
         if result is None or (result.validity.contaminated and not even_contaminated) or result == self.find():
             return
         super().keep(result)
+
+
+def _preset_facts(config: Config, prepared: PreparedSet) -> dict[str, object]:
+    return {
+        "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
+        "recipe": config.recipe.model_dump(mode="json", exclude=COST_FREE_SETTINGS),
+        "image_shape": prepared.image_shape,
+        "num_classes": len(prepared.class_names),
+        "num_targets": len(prepared.target_names),
+        "num_train": prepared.num_train,
+    }

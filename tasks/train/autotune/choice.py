@@ -5,7 +5,7 @@ would otherwise prefer the luckiest. Chance is the noise of the rounds and what 
 as they live, with Bonferroni's correction for the arms of a probe. A compiled one must win back its compile time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
 from paceline.tasks.records.record import Choice
-from paceline.tasks.train.plan import with_changes, without_graph
+from paceline.tasks.train.plan import arm_of, with_changes, without_graph
 
 COPY_SD = 0.02  # relative time that a copy of an arm has as its own: assumed, as in simulate_intervals.py (equal_arms)
 FALSE_DEPARTURES = 0.015  # of a probe: a search has several
@@ -54,6 +54,20 @@ def without_failed_graph(plan: Plan, search: AutotuneResult | None) -> Plan:
     if reason is None or "compile" not in plan.reasons or plan.compile not in CAPTURED:
         return plan
     return without_graph(plan, reason)
+
+
+def choose_for_module(plan: Plan, search: AutotuneResult) -> Plan:
+    """The plan of a user's module with the fastest execution of a search, see `choose`."""
+    plan = without_failed_precision(plan, search.failed)
+    return choose(plan, search, arm_of(plan), search.num_steps)
+
+
+def without_failed_precision(plan: Plan, failed: Mapping[str, str]) -> Plan:
+    """The plan in 32-true where the precision is open and the module does not run in that of the rules."""
+    reason = failed.get(arm_of(plan).label)
+    if reason is None or "precision" not in plan.reasons:
+        return plan
+    return with_changes(plan, {"precision": "32-true"}, f"the module does not run in {plan.precision}: {reason}")
 
 
 def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compile_seconds: float) -> Arm:

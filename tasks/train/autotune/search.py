@@ -17,9 +17,10 @@ a graph. Of the layers it counts for no limit but `MAX_LAYER_SECONDS` over all a
 import itertools
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import distributed
 
@@ -27,7 +28,8 @@ from paceline.conf.config import Speedup
 from paceline.conf.execution import CAPTURED, Precision
 from paceline.tasks.errors import one_line
 from paceline.tasks.host import has_compiler
-from paceline.tasks.measure.probe import ArmRunner, run_probe
+from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
+from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, SlowArm, Validity
@@ -54,6 +56,22 @@ AGAIN_FACTOR = 4.0  # a search with this many times the budget of the earlier on
 MAX_ROUNDS = 24
 MAX_REASON = 300  # characters of a compiler's error
 HALF_WIDTH = 0.01  # relative half-width of an interval at which a probe of a search stops
+
+
+MODULE_SETTINGS = ("precision", "compile")  # that a search can choose for a user's module
+
+
+class Benchmark(Protocol):
+    """Builds the arms of a search; of a preset's network or of a user's module."""
+
+    def runner(self, stack: ExitStack, arm: Arm) -> ArmRunner:
+        """An arm that can be measured."""
+
+    def left_out(self, arms: Mapping[str, Arm]) -> dict[str, str]:
+        """Arms that cannot be executed, as an earlier attempt has found, by role, and why."""
+
+    def watch(self) -> ValidityWatch:
+        """Watch this host for contamination from now on."""
 
 
 def other_precisions(plan: Plan) -> tuple[Precision, ...]:
@@ -106,7 +124,7 @@ def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneR
     watch = bench.watch()
     if earlier is not None and session.budget_for_settings(arm_of(plan)) < AGAIN_FACTOR * earlier.budget_seconds:
         return None
-    session.time_layers(plan)
+    session.time_layers(bench, plan)
     if num_affordable >= 1:
         session.time_settings(plan, num_affordable)
     return session.result(watch.stop())
@@ -115,7 +133,22 @@ def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneR
 def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
     """Time the layers alone; the same on every rank."""
     session, watch = _AutotuneSession(bench, 0, failed_capture=plan.failed_capture), bench.watch()
-    session.time_layers(plan)
+    session.time_layers(bench, plan)
+    return session.result(watch.stop())
+
+
+def autotune_module(bench: Benchmark, plan: Plan, planned_steps: Callable[[], int]) -> AutotuneResult | None:
+    """Time the precisions that are open, and the compiled step, in the steps of a user's module; the same on every rank.
+
+    `planned_steps` is the length of the training, known once an arm has read the loader. Returns None if the module does
+    not run at all: its training says why.
+    """
+    session, watch = _AutotuneSession(bench, 0), bench.watch()
+    try:
+        session.time_module(plan, planned_steps)
+    except ArmLostError:
+        watch.stop()
+        return None
     return session.result(watch.stop())
 
 
@@ -123,7 +156,7 @@ def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
 class _AutotuneSession:
     """The state of a search; rank 0 makes every decision."""
 
-    bench: ArmBenchmark
+    bench: Benchmark
     num_steps: int
     started: float = field(default_factory=time.monotonic)
     step: float = 0.0  # seconds per step of the arm with which the others are compared
@@ -136,14 +169,14 @@ class _AutotuneSession:
     compile_seconds: float = 0.0
     uncounted: float = 0.0  # seconds of starts of layers on a GPU
 
-    def time_layers(self, plan: Plan) -> None:
+    def time_layers(self, bench: ArmBenchmark, plan: Plan) -> None:
         """Compare the arms of the layers with each other, then the best of them with half its threads."""
         arms = layer_arms(plan)
         threads = alternatives(plan).get("num_threads")
         if len(arms) == 1 and threads is None:
             return
-        arms = self._on_affordable_batch(arms)
-        if not self.bench.has_room_for_graphs():
+        arms = self._on_affordable_batch(bench, arms)
+        if not bench.has_room_for_graphs():
             arms = [arm.model_copy(update={"compile": "off"}) for arm in arms]
         with ExitStack() as stack:
             rules, _ = self._start(stack, arms[0])
@@ -153,12 +186,12 @@ class _AutotuneSession:
         if threads is not None:
             self.again(best, {"num_threads": best.model_copy(update={"num_threads": threads.num_threads})})
 
-    def _on_affordable_batch(self, arms: list[Arm]) -> list[Arm]:
+    def _on_affordable_batch(self, bench: ArmBenchmark, arms: list[Arm]) -> list[Arm]:
         """Start the part of the layers; return the arms with the largest batch that its time allows."""
-        full_size = self.bench.samples_per_device
+        full_size = bench.samples_per_device
         size = min(full_size, max(MIN_LAYER_BATCH, full_size // FIRST_PART))
         with ExitStack() as stack:
-            first = self.bench.runner(stack, arms[0].model_copy(update={"batch_size": size}))
+            first = bench.runner(stack, arms[0].model_copy(update={"batch_size": size}))
             first.run(1)
             per_sample = group.broadcast(min(first.run(2))) / size
         planned = per_sample * full_size * self.num_steps
@@ -171,11 +204,14 @@ class _AutotuneSession:
 
     def budget_for_settings(self, best: Arm) -> float:
         """Seconds for the settings, by the step time of the best arm so far."""
+        self._time_step(best)
+        return min(MAX_SECONDS, SHARE * self.num_steps * self.step)
+
+    def _time_step(self, arm: Arm) -> None:
         with ExitStack() as stack:
-            runner = self.bench.runner(stack, best)
+            runner = self.bench.runner(stack, arm)
             runner.run(NUM_WARM_UP)
             self.step = group.broadcast(statistics.median(runner.run(NUM_WARM_UP)))
-        return min(MAX_SECONDS, SHARE * self.num_steps * self.step)
 
     def time_settings(self, plan: Plan, num_affordable: int) -> None:
         """Compare the best arm so far with each open setting, then with all winners, then with the compiled step."""
@@ -198,10 +234,35 @@ class _AutotuneSession:
             ]
             eager = {arm.label: arm for arm in layers_again if arm != best}
             best = self.again(best, dict(list(eager.items())[:num_affordable]))
-        if "compile" in plan.reasons and not plan.activation_checkpointing:
-            all_have_compilers = min(group.all_gather(float(has_compiler()))) > 0
-            if all_have_compilers and self._seconds_left() > COLD_COMPILE_SECONDS:
-                self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
+        self._time_compiled(plan, best)
+
+    def time_module(self, plan: Plan, planned_steps: Callable[[], int]) -> None:
+        """Compare the arm of the rules with the other precisions, then the best of them with the compiled step.
+
+        Raises ArmLostError: the module runs neither in the precision of the rules nor in 32-true.
+        """
+        best = arm_of(plan)
+        try:
+            self._time_step(best)
+        except ArmLostError as error:
+            self.failed[best.label] = str(error)[:MAX_REASON]
+            plan = choice.without_failed_precision(plan, self.failed)
+            best = arm_of(plan)
+            self._time_step(best)
+        self.num_steps = int(group.broadcast(planned_steps()))
+        planned = SHARE * self.num_steps * self.step
+        self.budget, self.part_started = min(MAX_SECONDS, max(LAYER_SECONDS, planned)), time.monotonic()
+        others = [value for value in other_precisions(plan) if value != "tf32"]  # a switch that the module may set
+        best = self.again(best, {value: best.model_copy(update={"precision": value}) for value in others})
+        self._time_compiled(plan, best)
+
+    def _time_compiled(self, plan: Plan, best: Arm) -> None:
+        """Compare the best arm so far with its compiled step, where there is time to compile."""
+        if "compile" not in plan.reasons or plan.activation_checkpointing:
+            return
+        all_have_compilers = min(group.all_gather(float(has_compiler()))) > 0
+        if all_have_compilers and self._seconds_left() > COLD_COMPILE_SECONDS:
+            self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
         """Do `against` with a new runner for the best arm."""
@@ -245,6 +306,7 @@ class _AutotuneSession:
             # group must restart without the arm.
             is_alone = not distributed.is_initialized() and arm.compile not in CAPTURED
             may_go_on = is_alone if is_out_of_memory(error) else arm.compile != "off"
+            may_go_on |= isinstance(error, ArmLostError)  # on all ranks
             if capture_error(error) is not None or not may_go_on:
                 raise
             reason = one_line(error)[:MAX_REASON]
@@ -279,6 +341,7 @@ class _AutotuneSession:
         """The result; contaminated on all ranks if it is on rank 0's host."""
         contaminated = bool(group.broadcast(float(validity.contaminated or False)))
         return AutotuneResult(
+            num_steps=self.num_steps,
             probes=tuple(self.probes),
             slower=tuple(self.slower),
             failed=self.failed,

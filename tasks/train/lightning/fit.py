@@ -22,8 +22,12 @@ from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
 from paceline.tasks.model_bundle import WEIGHTS
+from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.training import ModuleResult
+from paceline.tasks.train.autotune.choice import choose_for_module
+from paceline.tasks.train.autotune.search import MODULE_SETTINGS, autotune_module
 from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
@@ -31,11 +35,13 @@ from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FeedState, 
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
+from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.context import bind, own_processes
 from paceline.tasks.train.rank.device_limit import known_limit
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
+from paceline.tasks.train.step.compile import CompileWatch, compile_parts
 from paceline.tasks.train.step.precision import lightning_precision
 
 
@@ -62,11 +68,16 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
         }
         strategy_of = partial(_strategy, spec, device, trainer_settings.get("strategy"))
-        probe, no_probe = spec.probe, None
+        probe, no_probe, compile_watch = spec.probe, None, CompileWatch()
         facts: dict[str, Any] = {"uncounted": "operations are counted with a new probe only"}
+        bench = ModuleProbe(spec, device, shared, strategy_of)
+        search = _search(spec, bench, stopwatch)
+        if search is not None:
+            plan = choose_for_module(plan, search)
+            spec = spec.model_copy(update={"plan": plan})
+            bench.execute(plan)
         if probe is None and spec.config.speedup.baseline == "probe":
             with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace():
-                bench = ModuleProbe(spec, device, shared, strategy_of)
                 probe, no_probe = bench.measure()
                 facts["cost"], facts["uncounted"] = bench.cost
         state = FeedState(stopwatch)
@@ -85,6 +96,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         }
         cli = ModuleCLI(module.settings, options, spec.partitions)
         trainer = cli.trainer
+        if plan.compile != "off":
+            compile_parts(cli.model)
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
         if device.type == "cuda":
@@ -128,6 +141,9 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         samples_per_epoch=round(samples / num_done * per_epoch) if samples and math.isfinite(per_epoch) else None,
         probe=probe,
         no_probe=no_probe,
+        search=search,
+        plan=plan,
+        compile=compile_watch.stats(trainer.fit_loop.total_batch_idx + 1) if plan.compile != "off" else None,
         validity=validity,
         partitions=spec.partitions,
         **facts,
@@ -140,6 +156,17 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         hosts=(socket.gethostname(),),
         devices=(" ".join([plan.device_name, *spec.devices[spec.local_rank :][:1]]),),
     )
+
+
+def _search(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> AutotuneResult | None:
+    """An earlier search of these settings, or a new one where a setting is open; None without one."""
+    if spec.search is not None or not spec.may_search or spec.plan.reasons.keys().isdisjoint(MODULE_SETTINGS):
+        return spec.search
+    with stopwatch.during("search"), name_oom("search", "search"), group.wait_for_rank_0(), leave_no_trace():
+        search = autotune_module(bench, spec.plan, bench.planned_steps)
+    if search is not None and spec.rank == 0:
+        write_atomically(Path(spec.directory) / SEARCH_FILE, search.model_dump_json())
+    return search
 
 
 def _save_weights(spec: RankSpec, model: LightningModule) -> str | None:

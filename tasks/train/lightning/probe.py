@@ -8,8 +8,9 @@ import copy
 import ctypes
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MethodType
@@ -24,7 +25,7 @@ from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.cost import Cost
-from paceline.tasks.records.execution import BASELINE, Arm, ladder_arms
+from paceline.tasks.records.execution import BASELINE, Arm, Plan, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
 from paceline.tasks.train.lightning.cli import ModuleCLI
@@ -38,6 +39,7 @@ from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import own_processes
 from paceline.tasks.train.rank_spec import RankSpec
+from paceline.tasks.train.step.compile import compile_parts
 from paceline.tasks.train.step.precision import lightning_precision
 
 M_ARENA_MAX = -8  # of glibc's mallopt
@@ -49,6 +51,8 @@ KEPT = (
 
 ENDS = frozenset({"max_steps", "max_time", "limit_train_batches"})
 """Those that end a training on a loader without length."""
+DEFAULT_EPOCHS = 1000
+"""Of Lightning's trainer, where no setting ends a training."""
 StrategyOf = Callable[[Wrap, bool], dict[str, Any]]
 """Strategy and plugins of a trainer that wraps its loaders: of this device alone, or of the group."""
 
@@ -63,6 +67,8 @@ class ModuleProbe:
         self._settings = settings | {"trainer": {key: value for key, value in given.items() if key in KEPT}}
         self._has_end = not ENDS.isdisjoint(given) or "Timer" in str(given.get("callbacks"))
         self._num_batches = self._settings["trainer"].get("accumulate_grad_batches") or 1
+        self._length: int | None = None
+        """Batches of an epoch; None until the first arm has read the loader, and for one without length."""
         self._data: Any = None
         """The DataModule of the first arm, after its `setup`."""
         self.cost: tuple[Cost | None, str] = None, "the module cannot be counted"
@@ -91,7 +97,7 @@ class ModuleProbe:
                     runners[role] = self._runner(stack, other)
                 except ArmLostError as error:
                     left_out[role] = str(error)
-            probe = run_probe(runners, settings, group.broadcast, self._watch, steps=steps)
+            probe = run_probe(runners, settings, group.broadcast, self.watch, steps=steps)
         digest = steps.write(Path(spec.directory) / STEPS_FILE) if spec.rank == 0 else None
         probe = probe.model_copy(update={"left_out": left_out | probe.left_out, "steps": digest})
         if spec.rank == 0:
@@ -111,7 +117,37 @@ class ModuleProbe:
             others |= {role: one for role, one in ladder_arms(BASELINE, arm).items() if one not in there}
         return others
 
-    def _watch(self) -> ValidityWatch:
+    def execute(self, plan: Plan) -> None:
+        """Use another execution from now on, on the same devices."""
+        self._spec = self._spec.model_copy(update={"plan": plan})
+
+    def runner(self, stack: ExitStack, arm: Arm) -> ArmRunner:
+        """An arm of a search, after its first step. Raises ArmLostError, on all ranks: the module cannot run it."""
+        return replace(self._runner(stack, arm, is_candidate=True), arm=arm)
+
+    def left_out(self, arms: Mapping[str, Arm]) -> dict[str, str]:
+        """Arms for which an earlier attempt had no memory, by role, and why."""
+        known = self._spec.left_out
+        return {role: known[arm.label] for role, arm in arms.items() if arm.label in known}
+
+    def planned_steps(self) -> int:
+        """Steps of the training, known after the first arm; 0 where it ends by a time limit alone."""
+        trainer = self._spec.config.lightning.settings.get("trainer", {})
+        num_batches: float = math.inf if self._length is None else self._length
+        limit = trainer.get("limit_train_batches")
+        if isinstance(limit, float):
+            num_batches *= limit
+        elif isinstance(limit, int):
+            num_batches = min(num_batches, limit)
+        limits = trainer.get("max_epochs"), trainer.get("max_steps", -1), trainer.get("max_time")
+        num_epochs, num_steps, seconds = limits
+        num_epochs = DEFAULT_EPOCHS if num_epochs is None and num_steps < 0 and seconds is None else num_epochs
+        planned = math.inf if num_epochs in (None, -1) else num_epochs * num_batches / self._num_batches
+        planned = min(planned, num_steps if num_steps >= 0 else math.inf)
+        return int(planned) if math.isfinite(planned) else 0
+
+    def watch(self) -> ValidityWatch:
+        """Watch this host for contamination from now on."""
         return ValidityWatch(own_processes(self._spec), gpu_uuids=self._spec.devices)
 
     def _runner(self, stack: ExitStack, arm: Arm, *, is_candidate: bool = False, counts: bool = False) -> ArmRunner:
@@ -125,7 +161,8 @@ class ModuleProbe:
         steps.counts = counts and self._spec.rank == 0
         run(1)
         steps.counts, self.cost = False, steps.cost if counts else self.cost
-        if not steps.has_length:
+        self._length = steps.length
+        if steps.length is None:
             require_end(has_end=self._has_end)  # before the time of a probe is spent
         if is_candidate and steps.num_workers:
             arm = arm.model_copy(update={"loading": "streaming"})
@@ -172,6 +209,8 @@ class ModuleProbe:
             cli = ModuleCLI(self._settings, options, self._spec.partitions)
             if self._spec.world_size > 1 and not is_group:  # all ranks would meet around an overridden one
                 cli.model.prepare_data = MethodType(LightningModule.prepare_data, cli.model)
+            if arm.compile != "off":
+                compile_parts(cli.model)
             if arm.variant == "no_update":
                 _leave_out_update(cli.model)
             cli.trainer.fit(cli.model, datamodule=self._share(cli.datamodule))

@@ -50,8 +50,10 @@ class TrainerSteps(Callback):
         """Whether all steps get the first batch, which is there already."""
         self.batch_size = math.nan
         """Samples of the first batch; NaN where it has no tensor."""
-        self.num_workers, self.has_length = 0, True
+        self.num_workers = 0
         """Of the loader."""
+        self.length: int | None = None
+        """Batches of an epoch of the loader; None where it has no length."""
         self.loss: torch.Tensor | None = None
         """Of the last step."""
         self.counts = False
@@ -89,7 +91,7 @@ class TrainerSteps(Callback):
         between = self._wait_between if is_first else iter
         endless = _EndlessLoader(self.change_loader(loader), between, splits=self.splits)
         if is_first:
-            self.num_workers, self.has_length = getattr(loader, "num_workers", 0), endless.length is not None
+            self.num_workers, self.length = getattr(loader, "num_workers", 0), endless.length
         return endless
 
     def on_train_batch_end(

@@ -1,6 +1,9 @@
 """torch.compile: one graph for batches of any size, and statistics of its compilation."""
 
+from collections.abc import Iterator
+
 import torch
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch._dynamo import utils
 from torch.fx.experimental import _config as fx_config
@@ -17,6 +20,24 @@ def compile_network(network: nn.Module) -> None:
     is_on_cpu = all(parameter.device.type == "cpu" for parameter in network.parameters())
     # The inner module, not Lightning's: `self.log` in a compiled LightningModule crashes.
     network.compile(options={"cpp_wrapper": True} if is_on_cpu else None)
+
+
+def compile_parts(module: nn.Module) -> None:
+    """Compile in place what the steps of a user's LightningModule call: its `forward` and the networks in it."""
+    # Not its steps: `self.log` in a compiled LightningModule crashes.
+    if type(module).forward is not LightningModule.forward:
+        module.forward = torch.compile(module.forward)
+    for network in _networks(module):
+        network.compile()
+
+
+def _networks(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules with weights directly in a module; of lists and dictionaries of modules, which nobody calls, each."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from _networks(child)
+        elif any(True for _ in child.parameters()):
+            yield child
 
 
 def any_batch_size(images_NCHW: torch.Tensor) -> None:

@@ -105,6 +105,22 @@ def test_a_diagnosis_names_the_precision_and_leaves_the_losses_as_they_are(run, 
 
 
 @pytest.mark.slow
+def test_a_compiled_module_in_the_faster_precision_learns_as_the_script(run, paceline, code, tmp_path):
+    plain = train_plainly(code, tmp_path)
+    summary = summary_of(run("execution.precision=auto", "execution.compile=step"))
+    own = curves(summary["run_id"])["train_loss"]
+    assert own.keys() == plain["train_loss"].keys()
+    assert [*own.values()] == pytest.approx([*plain["train_loss"].values()], rel=0.05)
+    assert summary["train"]["compile"]["num_graphs"] > 0
+    assert summary["time_budget"]["search"] > 0
+    precision = summary["execution"]["precision"]
+    assert precision in ("32-true", "bf16-mixed")
+    assert summary["execution"]["reasons"]["precision"]["value"] == precision
+    told = summary_of(paceline("predict", summary["run_id"], "trainer.limit_predict_batches=1", "--json"))
+    assert told["execution"]["precision"] == precision
+
+
+@pytest.mark.slow
 def test_two_ranks_are_compared_with_one_and_have_the_losses_of_ddp(run, code, tmp_path):
     plain = train_plainly(code, tmp_path, *DDP)
     summary = summary_of(run("execution.num_devices=2", *PROBE))

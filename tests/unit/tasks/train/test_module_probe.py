@@ -14,20 +14,24 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.conf.lightning import FIXED
+from paceline.conf.lightning import EXECUTION, FIXED
 from paceline.conf.load import validate
 from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.measurement import AutotuneResult
+from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.launch.supervisor import free_port
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.code import identities
 from paceline.tasks.train.lightning.fit import fit_module
+from paceline.tasks.train.lightning.probe import DEFAULT_EPOCHS, ModuleProbe
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from tests.conftest import RANK_MODULE
@@ -69,9 +73,10 @@ def settings(tmp_path):
 def make_spec(settings, tmp_path):
     """Specifies a rank."""
 
-    def make(precision="32-true", attempt=0, settings=settings, ranks=(0, 1, 0), **speedup):
+    def make(precision="32-true", attempt=0, settings=settings, ranks=(0, 1, 0), execution=None, **speedup):
         rank, world_size, port = ranks
-        execution = FIXED["execution"] | {"precision": precision, "accelerator": "cpu"}
+        execution = EXECUTION | {"precision": precision, "accelerator": "cpu"} | (execution or {})
+        is_open = [name for name in ("precision", "compile") if execution[name] == "auto"]
         execution["num_devices"] = world_size
         trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
         short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
@@ -87,11 +92,11 @@ def make_spec(settings, tmp_path):
             world_size=world_size,
             num_threads=1,
             precision=precision,
-            compile="off",
+            compile=execution["compile"] if "compile" not in is_open else "off",
             memory_format="contiguous",
             loading="foreground",
             strategy="ddp" if world_size > 1 else "single",
-            reasons={},
+            reasons={name: Choice(value=precision, reason="the rule") for name in is_open},
         )
         run = tmp_path / f"run-{attempt}"
         directory = run / "attempt-0" / f"rank-{rank}"
@@ -99,6 +104,7 @@ def make_spec(settings, tmp_path):
         return RankSpec(
             config=validate(tree),
             plan=plan,
+            may_search=True,
             run_id="0" * 32,
             home=str(tmp_path),
             directory=str(directory),
@@ -138,6 +144,80 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
     assert result.probe.baseline == result.probe.candidate
     assert result.time_budget["probe"] > 0
     assert speedup_result(result.probe, result).cause == "identical arms"
+
+
+AUTO = {"precision": "auto"}
+
+
+@pytest.mark.parametrize("chosen", ["32-true", "bf16-mixed"])
+def test_auto_takes_the_precision_that_was_timed_as_faster(make_spec, monkeypatch, chosen):
+    change_step(monkeypatch, lambda batch: wait_if(torch.is_autocast_enabled("cpu") == (chosen == "32-true")))
+    spec = make_spec("bf16-mixed", execution=AUTO, baseline="none")
+    result = train(spec)
+    choice = result.plan.reasons["precision"]
+    assert result.plan.precision == choice.value == chosen
+    assert choice.reason.startswith("timed before training" if chosen == "32-true" else "the rule; timed")
+    assert "x the speed of bf16-mixed" in choice.reason
+    assert result.search.num_steps == len(result.losses) == 9
+    assert result.time_budget["search"] > 0
+    recorded = AutotuneResult.model_validate_json((Path(spec.directory) / SEARCH_FILE).read_text())
+    assert recorded == result.search
+    again = train(make_spec("bf16-mixed", 1, execution=AUTO, baseline="none").model_copy(update={"search": recorded}))
+    assert (again.plan, again.losses) == (result.plan, result.losses)
+    assert not list(Path(spec.home).glob(f"run-1/**/{SEARCH_FILE}")), "it is not timed again"
+
+
+def test_auto_leaves_a_precision_in_which_the_module_does_not_run(make_spec, monkeypatch):
+    change_step(monkeypatch, lambda batch: torch.is_autocast_enabled("cpu"))
+    plain = train(make_spec(baseline="none"))
+    result = train(make_spec("bf16-mixed", 1, execution=AUTO, baseline="none"))
+    assert result.plan.precision == "32-true"
+    assert "does not run in bf16-mixed: NotImplementedError: no such kernel" in result.plan.reasons["precision"].reason
+    assert result.losses == plain.losses
+
+
+def test_a_module_that_does_not_run_at_all_says_so_in_its_training(make_spec, monkeypatch):
+    change_step(monkeypatch, lambda batch: True)
+    with pytest.raises(NotImplementedError, match="no such kernel"):
+        train(make_spec("bf16-mixed", execution=AUTO))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "length", "steps"),
+    [
+        ({"max_epochs": 3}, 10, 30),
+        ({"max_epochs": 3, "accumulate_grad_batches": 5}, 10, 6),
+        ({"max_epochs": 3, "limit_train_batches": 4}, 10, 12),
+        ({"max_epochs": 3, "limit_train_batches": 0.5}, 10, 15),
+        ({"max_epochs": 3, "max_steps": 7}, 10, 7),
+        ({"max_steps": 7}, None, 7),
+        ({"max_epochs": -1, "max_time": "00:00:01:00"}, 10, 0),
+        ({"max_time": "00:00:01:00"}, 10, 0),
+        ({}, 10, 10 * DEFAULT_EPOCHS),
+    ],
+)
+def test_the_planned_steps_follow_from_the_trainer(make_spec, settings, trainer, length, steps):
+    spec = make_spec(settings=settings | {"trainer": trainer})
+    probe = ModuleProbe(spec, torch.device("cpu"), {}, lambda wrap, is_group: {})
+    probe._length = length
+    assert probe.planned_steps() == steps
+
+
+@pytest.mark.slow
+def test_a_compiled_module_trains_as_an_eager_one(make_spec):
+    eager = train(make_spec(baseline="none"))
+    result = train(make_spec(attempt=1, execution={"compile": "step"}))
+    assert result.losses == pytest.approx(eager.losses, rel=1e-4)
+    assert result.losses != [0.0] * len(eager.losses)
+    assert result.compile.num_graphs > 0
+    assert result.probe.candidate.compile == "step"
+    assert result.cost.training_flops == pytest.approx(3 * result.cost.forward_flops, rel=0.1)
+    keys = torch.load(result.checkpoint, weights_only=True)["state_dict"].keys()
+    assert keys == torch.load(eager.checkpoint, weights_only=True)["state_dict"].keys()
+
+
+def wait_if(condition):
+    time.sleep(0.03 if condition else 0)
 
 
 def train_in_two_processes(make_spec, **options):
