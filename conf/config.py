@@ -272,9 +272,18 @@ def _check_lightning(config: Config) -> None:
     if config.track.on_regression == "confirm":
         fault = "track.on_regression=confirm cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use track.on_regression=mark")
-    execution = config.execution
-    precisions = ("auto", "32-true", "64-true", "bf16-mixed")
-    precisions += ("16-mixed",) if execution.accelerator != "cpu" else ()
+    _check_own_execution(config.execution)
+    config.cluster.check_execution(config.execution)
+
+
+def _check_own_execution(execution: Execution) -> None:
+    precisions = (
+        "auto",
+        "32-true",
+        "64-true",
+        "bf16-mixed",
+        *(("16-mixed",) if execution.accelerator != "cpu" else ()),
+    )
     if execution.precision not in precisions:
         fault = f"execution.precision={execution.precision} cannot be used with your own Lightning code on this device"
         raise ValueError(f"{fault}; use {', '.join(precisions)}")
@@ -284,7 +293,6 @@ def _check_lightning(config: Config) -> None:
     if execution.strategy == "fsdp":
         fault = "execution.strategy=fsdp cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use execution.strategy=ddp")
-    config.cluster.check_execution(execution)
 
 
 def _check_task(data: Data, model: Model, recipe: Recipe) -> None:

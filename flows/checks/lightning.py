@@ -153,10 +153,10 @@ def load_prediction(trained: Lightning, precision: Precision, overrides: Sequenc
     (parsed,) = child.ask(request)["variants"]
     tree = apply({}, *(override for override in overrides if override not in of_cli))
     execution = EXECUTION | {"precision": precision, "num_devices": 1} | tree.get("execution", {})
-    for name in ("num_devices", "num_nodes"):
-        if execution.get(name, 1) != 1:
+    for name, value in (("num_devices", 1), ("num_nodes", 1), ("compile", "off")):
+        if execution.get(name, value) != value:
             fault = f"execution.{name}={execution[name]} cannot be used to predict with your own code so far"
-            raise InputError(fault, hint=f"use execution.{name}=1", setting=f"execution.{name}")
+            raise InputError(fault, hint=f"use execution.{name}={value}", setting=f"execution.{name}")
     return validate(
         tree
         | {

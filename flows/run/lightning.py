@@ -27,6 +27,7 @@ from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import ModuleFacts
+from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.redact import redact_tree
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.baselines.ratios import add_ratios
@@ -40,6 +41,7 @@ from paceline.tasks.track.registry import log_model
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module, prepare_module_data
 
@@ -77,8 +79,8 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
     ):
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
         cache = AutotuneCache(environment.root, config, checked.hardware)
-        options = {"resume": resume is not None, "search": cache.find(), "may_search": True}
-        job = train_job(config, checked, None, handle.run_id, environment, **options)
+        job = train_job(config, checked, None, handle.run_id, environment, resume=resume is not None, may_search=True)
+        job = job.model_copy(update={"search": _interrupted_search(job.directory) or cache.find()})
         log_plan(handle, config)
         prepare_own(job, cluster.address)
         trained = fit_module(job, cluster.address)
@@ -136,6 +138,13 @@ def prepare_own(job: TrainJob, address: str) -> None:
     code.copy_own(job.config.lightning, job.directory)
     if job.config.lightning.prepares_data:
         prepare_module_data(job, address)
+
+
+def _interrupted_search(directory: Path) -> AutotuneResult | None:
+    """What the newest attempt of a run that is resumed has timed, so that it goes on as it began; None for nothing."""
+    found = directory.glob(f"attempt-*/rank-0/{SEARCH_FILE}")
+    newest = max(found, key=lambda path: int(path.parts[-3].rpartition("-")[2]), default=None)
+    return AutotuneResult.model_validate_json(newest.read_bytes()) if newest else None
 
 
 def _record(handle: RunHandle, outcome: ModuleOutcome, summary: dict[str, Any], job: TrainJob) -> None:

@@ -101,7 +101,8 @@ def run_probe(
     as "single" for parallel efficiency. `watch` begins to watch the machine before each attempt, and is given on every
     rank or on none. `steps` takes the time of each measured step.
 
-    Raises ValueError: "baseline" or "candidate" is missing; RunError: a step's time is not a positive finite number.
+    Raises ValueError: "baseline" or "candidate" is missing; ArmLostError: one of them cannot be executed; RunError: a
+    step's time is not a positive finite number.
     """
     link = _Link(agree, clock, steps or StepTimes())
     started = clock()
@@ -111,6 +112,9 @@ def run_probe(
     # The same order on every rank, whatever the mapping's, since blocks are collective.
     runners = {role: runners[role] for role in [*required, *sorted(set(runners) - set(required))]}
     num_steps = _steps_per_block([_warm_up(role, runner, link) for role, runner in runners.items()], settings)
+    for role in required:
+        if role in link.lost:
+            raise ArmLostError(f"{runners[role].arm.label}: {link.lost[role]}")
     runners = {role: runner for role, runner in runners.items() if role not in link.lost}
     attempt, validity, num_repeats = _attempts(runners, num_steps, settings, link, watch)
     baseline = runners["baseline"]

@@ -29,7 +29,7 @@ class AutotuneCache(MeasurementCache[AutotuneResult]):
                 mode="json", exclude={"host": True, "gpus": {"__all__": {"uuid", "free_bytes", "board"}}}
             ),
             "versions": {name: version(name) for name in ("torch", "lightning", "numpy")},
-            "code": [code_fingerprint(), *(package.identity for package in config.packages), *config.lightning.packages],
+            "code": [code_fingerprint(), *(each.identity for each in config.packages), *config.lightning.packages],
         }
         super().__init__(home, facts, AutotuneResult)
 

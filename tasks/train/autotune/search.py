@@ -138,10 +138,10 @@ def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
 
 
 def autotune_module(bench: Benchmark, plan: Plan, planned_steps: Callable[[], int]) -> AutotuneResult | None:
-    """Time the precisions that are open, and the compiled step, in the steps of a user's module; the same on every rank.
+    """Time the open precisions, and the compiled step, in the steps of a user's module; the same on every rank.
 
-    `planned_steps` is the length of the training, known once an arm has read the loader. Returns None if the module does
-    not run at all: its training says why.
+    `planned_steps` is the length of the training, known once an arm has read the loader. Returns None if the module
+    does not run at all: its training says why.
     """
     session, watch = _AutotuneSession(bench, 0), bench.watch()
     try:
@@ -168,6 +168,7 @@ class _AutotuneSession:
     failed_capture: str | None = None  # why an earlier attempt could record no CUDA graph
     compile_seconds: float = 0.0
     uncounted: float = 0.0  # seconds of starts of layers on a GPU
+    counts_starts: bool = True  # whether the budget counts the starts of arms; of a user's module it does not
 
     def time_layers(self, bench: ArmBenchmark, plan: Plan) -> None:
         """Compare the arms of the layers with each other, then the best of them with half its threads."""
@@ -242,6 +243,9 @@ class _AutotuneSession:
         Raises ArmLostError: the module runs neither in the precision of the rules nor in 32-true.
         """
         best = arm_of(plan)
+        if self.bench.left_out({"": best}):  # it had no memory next to another arm: only that is known
+            return
+        self.counts_starts = False
         try:
             self._time_step(best)
         except ArmLostError as error:
@@ -266,8 +270,14 @@ class _AutotuneSession:
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
         """Do `against` with a new runner for the best arm."""
+        if not others:
+            return best
         with ExitStack() as stack:
-            return self.against(self.bench.runner(stack, best), others, compiles=compiles)
+            started = time.monotonic()
+            runner = self.bench.runner(stack, best)
+            if not self.counts_starts:
+                self.part_started += time.monotonic() - started
+            return self.against(runner, others, compiles=compiles)
 
     def against(self, best: ArmRunner, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
         """Measure arms against the best one so far, and return the best of all."""
@@ -281,7 +291,11 @@ class _AutotuneSession:
                 return best.arm
             seconds = PROBE_SHARE * self._seconds_left()
             settings = Speedup(max_seconds=seconds, num_blocks=MAX_ROUNDS, target_half_width=HALF_WIDTH)
-            probe = run_probe({"candidate": best} | ready, settings, group.broadcast)
+            try:
+                probe = run_probe({"candidate": best} | ready, settings, group.broadcast)
+            except ArmLostError as error:
+                self.failed |= {runner.arm.label: str(error)[:MAX_REASON] for runner in ready.values()}
+                return best.arm
         self.probes.append(probe)
         winner = choice.best_role(probe, self.compile_seconds, self.num_steps)
         if winner is None:
@@ -317,7 +331,14 @@ class _AutotuneSession:
         seconds = group.broadcast(seconds)
         if compiles:
             self.compile_seconds = seconds
-        times = group.broadcast(min(runner.run(2), default=0.0)) / self.step
+        elif not self.counts_starts:
+            self.part_started += seconds
+        try:
+            steps = runner.run(2)
+        except ArmLostError as error:
+            self.failed[arm.label] = str(error)[:MAX_REASON]
+            return None
+        times = group.broadcast(min(steps, default=0.0)) / self.step
         if times <= MAX_STEP_RATIO:
             return runner
         self.slower.append(SlowArm(arm=arm, candidate=candidate, times=times))

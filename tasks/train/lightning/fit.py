@@ -41,7 +41,7 @@ from paceline.tasks.train.rank.context import bind, own_processes
 from paceline.tasks.train.rank.device_limit import known_limit
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
-from paceline.tasks.train.step.compile import CompileWatch, compile_parts
+from paceline.tasks.train.step.compile import CompileParts, CompileWatch
 from paceline.tasks.train.step.precision import lightning_precision
 
 
@@ -71,11 +71,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         probe, no_probe, compile_watch = spec.probe, None, CompileWatch()
         facts: dict[str, Any] = {"uncounted": "operations are counted with a new probe only"}
         bench = ModuleProbe(spec, device, shared, strategy_of)
-        search = _search(spec, bench, stopwatch)
-        if search is not None:
-            plan = choose_for_module(plan, search)
-            spec = spec.model_copy(update={"plan": plan})
-            bench.execute(plan)
+        spec, search = _autotune(spec, bench, stopwatch)
+        plan = spec.plan
         if probe is None and spec.config.speedup.baseline == "probe":
             with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace():
                 probe, no_probe = bench.measure()
@@ -90,21 +87,18 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             **placed,
             "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
-            "callbacks": [account, checkpoints],
+            "callbacks": [*([CompileParts()] if plan.compile != "off" else []), account, checkpoints],
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
         cli = ModuleCLI(module.settings, options, spec.partitions)
         trainer = cli.trainer
-        if plan.compile != "off":
-            compile_parts(cli.model)
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)  # without the arms of the probe
-        start = spec.resume_from
-        if start is None and module.ckpt_path is not None:
-            start = str(Path(spec.home) / "runs" / spec.run_id / code.START_CHECKPOINT)
+        given = Path(spec.home) / "runs" / spec.run_id / code.START_CHECKPOINT
+        start = spec.resume_from or (str(given) if module.ckpt_path is not None else None)
         trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=start, weights_only=True)
         validity = watch.stop() if watch else None
     if facts.get("cost"):
@@ -112,7 +106,6 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             facts |= known_limit(spec, device, lambda: ValidityWatch(own_processes(spec), gpu_uuids=spec.devices))
     budget = stopwatch.budget()
     seconds = sum(duration for _, _, duration in account.windows)
-    num_done = sum(number for _, number, _ in account.windows)
     samples = sum(account.window_samples) if all(account.window_samples) else 0
     per_epoch = trainer.num_training_batches
     on_gpu = device.type == "cuda"
@@ -138,7 +131,9 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         window_samples=tuple(account.window_samples),
         units_per_second={unit: number / seconds for unit, number in account.num_units.items() if seconds},
         steps_per_epoch=int(per_epoch) if math.isfinite(per_epoch) else None,
-        samples_per_epoch=round(samples / num_done * per_epoch) if samples and math.isfinite(per_epoch) else None,
+        samples_per_epoch=round(samples / sum(number for _, number, _ in account.windows) * per_epoch)
+        if samples and math.isfinite(per_epoch)
+        else None,
         probe=probe,
         no_probe=no_probe,
         search=search,
@@ -158,15 +153,19 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
     )
 
 
-def _search(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> AutotuneResult | None:
-    """An earlier search of these settings, or a new one where a setting is open; None without one."""
-    if spec.search is not None or not spec.may_search or spec.plan.reasons.keys().isdisjoint(MODULE_SETTINGS):
-        return spec.search
-    with stopwatch.during("search"), name_oom("search", "search"), group.wait_for_rank_0(), leave_no_trace():
-        search = autotune_module(bench, spec.plan, bench.planned_steps)
-    if search is not None and spec.rank == 0:
-        write_atomically(Path(spec.directory) / SEARCH_FILE, search.model_dump_json())
-    return search
+def _autotune(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> tuple[RankSpec, AutotuneResult | None]:
+    """The specification with the fastest execution of a search, and the search: an earlier one, or one made now."""
+    search = spec.search
+    if search is None and spec.may_search and not spec.plan.reasons.keys().isdisjoint(MODULE_SETTINGS):
+        with stopwatch.during("search"), name_oom("search", "search"), group.wait_for_rank_0(), leave_no_trace():
+            search = autotune_module(bench, spec.plan, bench.planned_steps)
+        if search is not None and spec.rank == 0:
+            write_atomically(Path(spec.directory) / SEARCH_FILE, search.model_dump_json())
+    if search is None:
+        return spec, None
+    plan = choose_for_module(spec.plan, search)
+    bench.execute(plan)
+    return spec.model_copy(update={"plan": plan}), search
 
 
 def _save_weights(spec: RankSpec, model: LightningModule) -> str | None:

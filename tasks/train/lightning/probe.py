@@ -39,7 +39,7 @@ from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import own_processes
 from paceline.tasks.train.rank_spec import RankSpec
-from paceline.tasks.train.step.compile import compile_parts
+from paceline.tasks.train.step.compile import CompileParts
 from paceline.tasks.train.step.precision import lightning_precision
 
 M_ARENA_MAX = -8  # of glibc's mallopt
@@ -97,7 +97,10 @@ class ModuleProbe:
                     runners[role] = self._runner(stack, other)
                 except ArmLostError as error:
                     left_out[role] = str(error)
-            probe = run_probe(runners, settings, group.broadcast, self.watch, steps=steps)
+            try:
+                probe = run_probe(runners, settings, group.broadcast, self.watch, steps=steps)
+            except ArmLostError as error:
+                return None, f"the module does not run as {error}"
         digest = steps.write(Path(spec.directory) / STEPS_FILE) if spec.rank == 0 else None
         probe = probe.model_copy(update={"left_out": left_out | probe.left_out, "steps": digest})
         if spec.rank == 0:
@@ -131,19 +134,21 @@ class ModuleProbe:
         return {role: known[arm.label] for role, arm in arms.items() if arm.label in known}
 
     def planned_steps(self) -> int:
-        """Steps of the training, known after the first arm; 0 where it ends by a time limit alone."""
+        """Steps of the training, which rank 0 knows after the first arm; 0 where a time limit may end it."""
         trainer = self._spec.config.lightning.settings.get("trainer", {})
+        if trainer.get("max_time") is not None:
+            return 0
         num_batches: float = math.inf if self._length is None else self._length
         limit = trainer.get("limit_train_batches")
         if isinstance(limit, float):
             num_batches *= limit
         elif isinstance(limit, int):
             num_batches = min(num_batches, limit)
-        limits = trainer.get("max_epochs"), trainer.get("max_steps", -1), trainer.get("max_time")
-        num_epochs, num_steps, seconds = limits
-        num_epochs = DEFAULT_EPOCHS if num_epochs is None and num_steps < 0 and seconds is None else num_epochs
+        num_epochs, max_steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+        if num_epochs is None and max_steps < 0:
+            num_epochs = DEFAULT_EPOCHS
         planned = math.inf if num_epochs in (None, -1) else num_epochs * num_batches / self._num_batches
-        planned = min(planned, num_steps if num_steps >= 0 else math.inf)
+        planned = min(planned, max_steps if max_steps >= 0 else math.inf)
         return int(planned) if math.isfinite(planned) else 0
 
     def watch(self) -> ValidityWatch:
@@ -161,9 +166,10 @@ class ModuleProbe:
         steps.counts = counts and self._spec.rank == 0
         run(1)
         steps.counts, self.cost = False, steps.cost if counts else self.cost
-        self._length = steps.length
-        if steps.length is None:
-            require_end(has_end=self._has_end)  # before the time of a probe is spent
+        if arm.num_devices > 1 or self._spec.rank == 0:  # others have read nothing
+            self._length = steps.length
+            if steps.length is None:
+                require_end(has_end=self._has_end)  # before the time of a probe is spent
         if is_candidate and steps.num_workers:
             arm = arm.model_copy(update={"loading": "streaming"})
         size = group.broadcast(steps.batch_size)
@@ -199,7 +205,7 @@ class ModuleProbe:
                 **self._strategy_of(steps.wrap, is_group),
                 **({} if is_group else {"devices": 1, "num_nodes": 1}),
                 "precision": lightning_precision(arm.precision),
-                "callbacks": [steps],
+                "callbacks": [*([CompileParts()] if arm.compile != "off" else []), steps],
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,
@@ -209,8 +215,6 @@ class ModuleProbe:
             cli = ModuleCLI(self._settings, options, self._spec.partitions)
             if self._spec.world_size > 1 and not is_group:  # all ranks would meet around an overridden one
                 cli.model.prepare_data = MethodType(LightningModule.prepare_data, cli.model)
-            if arm.compile != "off":
-                compile_parts(cli.model)
             if arm.variant == "no_update":
                 _leave_out_update(cli.model)
             cli.trainer.fit(cli.model, datamodule=self._share(cli.datamodule))

@@ -1,9 +1,10 @@
 """torch.compile: one graph for batches of any size, and statistics of its compilation."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch._dynamo import utils
 from torch.fx.experimental import _config as fx_config
@@ -22,13 +23,32 @@ def compile_network(network: nn.Module) -> None:
     network.compile(options={"cpp_wrapper": True} if is_on_cpu else None)
 
 
-def compile_parts(module: nn.Module) -> None:
-    """Compile in place what the steps of a user's LightningModule call: its `forward` and the networks in it."""
-    # Not its steps: `self.log` in a compiled LightningModule crashes.
-    if type(module).forward is not LightningModule.forward:
-        module.forward = torch.compile(module.forward)
-    for network in _networks(module):
-        network.compile()
+class CompileParts(Callback):
+    """Compiles in place what the steps of a user's module call: its `forward`, and the networks in it.
+
+    Not its steps: `self.log` in a compiled LightningModule crashes. The hook comes after `configure_model`.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Compile the module of the trainer."""
+        has_forward = type(pl_module).forward is not LightningModule.forward
+        for network in (*([pl_module] if has_forward else []), *_networks(pl_module)):
+            network.forward = _CompiledForward(network)
+
+
+class _CompiledForward:
+    """The compiled `forward` of a module; copies of the module have its own again."""
+
+    def __init__(self, module: nn.Module) -> None:
+        # Without the option, equal networks would share one limit of recompilations. torch's types lack it (2.13).
+        compiled: Any = torch.compile(module.forward, isolate_recompiles=True)  # type: ignore[call-overload]
+        self._module, self._compiled = module, compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, "forward")
 
 
 def _networks(module: nn.Module) -> Iterator[nn.Module]:

@@ -1,6 +1,9 @@
 """The probe of a user's module in a rank: its arms, and a training that it does not change."""
 
+import copy
+import itertools
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -34,6 +37,7 @@ from paceline.tasks.train.lightning.fit import fit_module
 from paceline.tasks.train.lightning.probe import DEFAULT_EPOCHS, ModuleProbe
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
+from paceline.tasks.train.step.compile import CompileParts
 from tests.conftest import RANK_MODULE
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
@@ -157,7 +161,7 @@ def test_auto_takes_the_precision_that_was_timed_as_faster(make_spec, monkeypatc
     choice = result.plan.reasons["precision"]
     assert result.plan.precision == choice.value == chosen
     assert choice.reason.startswith("timed before training" if chosen == "32-true" else "the rule; timed")
-    assert "x the speed of bf16-mixed" in choice.reason
+    assert "the speed of bf16-mixed" in choice.reason
     assert result.search.num_steps == len(result.losses) == 9
     assert result.time_budget["search"] > 0
     recorded = AutotuneResult.model_validate_json((Path(spec.directory) / SEARCH_FILE).read_text())
@@ -191,8 +195,9 @@ def test_a_module_that_does_not_run_at_all_says_so_in_its_training(make_spec, mo
         ({"max_epochs": 3, "limit_train_batches": 0.5}, 10, 15),
         ({"max_epochs": 3, "max_steps": 7}, 10, 7),
         ({"max_steps": 7}, None, 7),
-        ({"max_epochs": -1, "max_time": "00:00:01:00"}, 10, 0),
+        ({"max_epochs": 1000, "max_time": "00:00:01:00"}, 10, 0),
         ({"max_time": "00:00:01:00"}, 10, 0),
+        ({"max_epochs": -1}, 10, 0),
         ({}, 10, 10 * DEFAULT_EPOCHS),
     ],
 )
@@ -203,21 +208,42 @@ def test_the_planned_steps_follow_from_the_trainer(make_spec, settings, trainer,
     assert probe.planned_steps() == steps
 
 
+def test_a_copy_of_a_compiled_module_has_a_forward_of_its_own(settings):
+    module = ModuleCLI(settings, QUIET).model
+    CompileParts().on_fit_start(None, module)
+    for copied in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert copied.forward.__self__ is copied
+    assert module.state_dict().keys() == copied.state_dict().keys()
+
+
+def test_an_arm_that_fails_later_is_left_out_of_the_search(make_spec, monkeypatch):
+    steps = itertools.count()
+    change_step(monkeypatch, lambda batch: not torch.is_autocast_enabled("cpu") and next(steps) > 1)
+    result = train(make_spec("bf16-mixed", execution=AUTO, baseline="none"))
+    assert result.plan.precision == "bf16-mixed"
+    (reason,) = result.search.failed.values()
+    assert "no such kernel" in reason
+
+
 @pytest.mark.slow
-def test_a_compiled_module_trains_as_an_eager_one(make_spec):
-    eager = train(make_spec(baseline="none"))
-    result = train(make_spec(attempt=1, execution={"compile": "step"}))
-    assert result.losses == pytest.approx(eager.losses, rel=1e-4)
-    assert result.losses != [0.0] * len(eager.losses)
+@pytest.mark.parametrize("name", ["GPT", "GAN", "Configured"])
+def test_a_compiled_module_trains_as_an_eager_one(make_spec, settings, name):
+    if name != "GPT":
+        trainer = {"max_epochs": 2, "accelerator": "cpu", "devices": 1}
+        own = {"model": {"class_path": f"shapes.{name}"}, "data": {"class_path": "shapes.Noise"}}
+        settings = {"seed_everything": 5, "trainer": trainer, **own}
+    eager = train(make_spec(settings=settings, baseline="none"))
+    result = train(make_spec(attempt=1, settings=settings, execution={"compile": "step"}))
+    weights, plain = (torch.load(each.checkpoint, weights_only=True)["state_dict"] for each in (result, eager))
+    assert weights.keys() == plain.keys()
+    assert all(torch.allclose(weights[name], plain[name], rtol=1e-2, atol=1e-3) for name in plain)
     assert result.compile.num_graphs > 0
     assert result.probe.candidate.compile == "step"
-    assert result.cost.training_flops == pytest.approx(3 * result.cost.forward_flops, rel=0.1)
-    keys = torch.load(result.checkpoint, weights_only=True)["state_dict"].keys()
-    assert keys == torch.load(eager.checkpoint, weights_only=True)["state_dict"].keys()
+    assert result.cost.training_flops > 0
 
 
 def wait_if(condition):
-    time.sleep(0.03 if condition else 0)
+    time.sleep(0.2 if condition else 0)  # longer than a step in emulated bf16
 
 
 def train_in_two_processes(make_spec, **options):
