@@ -41,7 +41,8 @@ class _CompiledForward:
 
     def __init__(self, module: nn.Module) -> None:
         # Without the option, equal networks would share one limit of recompilations. torch's types lack it (2.13).
-        compiled: Any = torch.compile(module.forward, isolate_recompiles=True)  # type: ignore[call-overload]
+        options = {"fallback_random": True}  # the random numbers of an eager module
+        compiled: Any = torch.compile(module.forward, isolate_recompiles=True, options=options)  # type: ignore[call-overload]
         self._module, self._compiled = module, compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
