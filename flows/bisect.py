@@ -1,14 +1,24 @@
-"""A search for the commit that made a program slower: worktrees, series of rounds, a run in MLflow."""
+"""A search for the commit or the packages that made a program slower: series of rounds, and a run in MLflow."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from paceline.conf.environment import Environment
 from paceline.flows.judge import FOLDER, RUN, record_judgement
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.judge.bisection import Bisection, Search
-from paceline.tasks.judge.records import Question
-from paceline.tasks.judge.worktrees import list_commits, open_worktrees
+from paceline.tasks.judge.lock_files import (
+    START,
+    Group,
+    change_of,
+    find_minimal_set,
+    install_versions,
+    list_packages,
+    side_with,
+)
+from paceline.tasks.judge.records import Question, Side, SideName
+from paceline.tasks.judge.worktrees import list_commits, open_worktrees, scratch_directory
 from paceline.tasks.names import JUDGEMENT_EXPERIMENT, Tag
 from paceline.tasks.track.store import check_store
 
@@ -27,5 +37,43 @@ def bisect_commits(
     with open_worktrees(question.old.command, place, site.root / FOLDER, defer_signals) as add:
         sides = {"old": add("good", revisions[0]), "new": add("bad", revisions[1])}
         found = Search(question.model_copy(update=sides), commits, add, recorded, note, RUN).search()
+        with defer_signals():
+            yield record_judgement(site, experiment_id, {Tag.ROLE: "bisect"}, found)
+
+
+@contextmanager
+def bisect_packages(
+    site: Environment, question: Question, recorded: tuple[float, float] | None, note: Callable[[str], None]
+) -> Iterator[Bisection]:
+    """Search the packages that differ between the lock files that are the revisions of both sides, as `bisect_commits`.
+
+    The time for the search includes that of all searches for a minimal set, and not the installation.
+    """
+    side, files = question.old, (Path(str(question.old.revision)), Path(str(question.new.revision)))
+    packages = list_packages(*files)
+    experiment_id = check_store(site.tracking_uri, JUDGEMENT_EXPERIMENT, site.artifact_root)
+    with scratch_directory(site.root / FOLDER, defer_signals) as place:
+        note(f"installing both versions of {len(packages)} packages")
+        install_versions(packages, side.command, place)
+        left = question.budget_seconds
+
+        def search(chain: Sequence[Group], level: float) -> Bisection:
+            nonlocal left
+            commits = [START, *map(change_of, chain)]
+
+            def open_side(name: SideName, change: str) -> Side:
+                number = [commit.name for commit in commits].index(change)
+                changed = {package for group in chain[:number] for package in group}
+                return side_with(name, side, packages, changed, place)
+
+            sides = {"old": open_side("good", START.name), "new": open_side("bad", commits[-1].name)}
+            asked = question.model_copy(update=sides | {"budget_seconds": left})
+            found = Search(asked, commits, open_side, recorded, note, RUN, level=level, what="package").search()
+            left -= found.seconds
+            return found
+
+        found = find_minimal_set(packages, search)
+        old, new = (f"{file}: {side.command}" for file in files)
+        found = found.model_copy(update={"old": old, "new": new})
         with defer_signals():
             yield record_judgement(site, experiment_id, {Tag.ROLE: "bisect"}, found)

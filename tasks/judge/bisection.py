@@ -110,12 +110,14 @@ class Search:
     watch: Callable[[list[int]], ValidityWatch] = ValidityWatch
     draw: random.Random = field(default_factory=random.SystemRandom)
     clock: Callable[[], float] = time.monotonic
+    level: float = LEVEL
+    what: str = "commit"  # that is searched
 
     def __post_init__(self) -> None:
         """Divide the level, and start the time."""
         between = len(self.commits) - 2
         self._num_steps, self._series = between.bit_length(), list[Series]()
-        self._plan = plan_looks(LEVEL / (2 + self._num_steps if between else 1), MAX_ROUNDS)
+        self._plan = plan_looks(self.level / (2 + self._num_steps if between else 1), MAX_ROUNDS)
         self._started, self._known, self._margin = self.clock(), self.recorded, MARGIN
         if self.recorded:
             self._margin = math.log(self.recorded[1] / self.recorded[0]) / 2
@@ -213,7 +215,7 @@ class Search:
         number = (4 + 4 * bool(self._num_steps) + 6 * self._num_steps) * self._plan.looks[0]
         seconds = sum(each.seconds for each in rounds) / sum(len(each.runs) for each in rounds)
         if self.question.budget_seconds < number * seconds:
-            fault = f"--budget {self.question.budget_seconds:g} is too short for {len(self.commits) - 1} commits:"
+            fault = f"--budget {self.question.budget_seconds:g} is too short for {len(self.commits) - 1} {self.what}s:"
             fault += f" they take {number} processes of {seconds:.3g} seconds or more"
             raise InputError(fault, hint=f"--budget {math.ceil(2 * number * seconds)}")
 
@@ -251,15 +253,15 @@ class Search:
                 f"the bad version is less than {math.expm1(self._margin):.1%} slower, if at all",
             )
         elif last.verdict == "slower" and len(commits) == 1:
-            outcome, reason = "FOUND", f"{commits[0].label} is slower than the commit before it"
+            outcome, reason = "FOUND", f"{commits[0].label} is slower than the {self.what} before it"
         elif last.verdict == "equal":
-            reason = f"{last.commit} has a small part of the slowdown at most: it came by several commits"
+            reason = f"{last.commit} has a small part of the slowdown at most: it came by several {self.what}s"
         elif last.verdict == "undecided":
             reason = f"{last.commit} is undecided after {len(last.rounds)} rounds"
             if signs := [each.contaminated for each in last.rounds if each.contaminated]:
                 reason += f", {len(signs)} of them contaminated ({'; '.join(signs[-1])})"
         else:
-            reason = f"the command fails at all commits between {len(commits)} that remain"
+            reason = f"the command fails at all {self.what}s between {len(commits)} that remain"
         good_seconds, bad_seconds = _typical(_valid(first.rounds))
         return Bisection(
             outcome=outcome,
@@ -272,6 +274,7 @@ class Search:
             good_seconds=good_seconds,
             bad_seconds=bad_seconds,
             series=tuple(self._series),
+            level=self.level,
             seconds=self.clock() - self._started,
         )
 

@@ -1,5 +1,6 @@
 """Records of a judgement: the question, what each process took and printed, the outcome."""
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Literal
@@ -8,6 +9,7 @@ from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.study.records import Parity
 
+NAME = re.compile("[0-9a-f]{40,64}")  # of a commit
 SideName = Literal["old", "new", "good", "middle", "bad"]  # the last three in a search
 Outcome = Literal["KEEP", "DISCARD", "RETEST"]
 JudgedParity = Parity | Literal["not worse"]  # surely no loss above the margin; a gain above it is possible
@@ -32,7 +34,7 @@ class Side(Record):
 
 
 class Commit(Record):
-    """A commit of git."""
+    """A commit of git, or the change of a package between two lock files: its name, and its versions."""
 
     name: str
     subject: str
@@ -40,7 +42,7 @@ class Commit(Record):
     @property
     def label(self) -> str:
         """The commit for people."""
-        return f"{self.name[:12]} {self.subject}"
+        return f"{self.name[:12] if NAME.fullmatch(self.name) else self.name} {self.subject}"
 
 
 class Question(Record):

@@ -46,17 +46,12 @@ def open_worktrees(
     function raises InputError: the revision does not exist, or does not have the directory.
     """
     root, inside = _locate(directory, "--old")
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{PREFIX}*"):
-        with suppress(OSError), exclusive(left / LOCK):  # refused as long as its process lives
-            _remove_worktrees(left)
-            shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True) as place:
+    with scratch_directory(folder, defer) as place:
 
         def add(name: SideName, revision: str) -> Side:
             commit = resolve_revision(name, revision, directory)
             with defer():
-                _remove_worktrees(Path(place), name)
+                _remove_worktrees(place, name)
                 _git(directory, "worktree", "add", "--quiet", "--force", "--detach", f"{place}/{name}", commit)
             at = Path(place, name, inside)
             if not at.is_dir():
@@ -64,13 +59,29 @@ def open_worktrees(
             label = commit[:LETTERS] if revision == commit else f"{revision} ({commit[:LETTERS]})"
             return Side(name=name, command=command, directory=str(at), revision=label)
 
-        Path(place, LOCK).touch()
-        with exclusive(Path(place, LOCK)):
+        yield add
+
+
+@contextmanager
+def scratch_directory(folder: Path, defer: Defer = nullcontext) -> Iterator[Path]:
+    """A directory below a folder, which is removed afterwards with all worktrees in it, as are those of killed processes.
+
+    `defer` delays a signal until git is done.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError), exclusive(left / LOCK):  # refused as long as its process lives
+            _remove_worktrees(left)
+            shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True) as made:
+        place = Path(made)
+        (place / LOCK).touch()
+        with exclusive(place / LOCK):
             try:
-                yield add
+                yield place
             finally:
                 with defer():
-                    _remove_worktrees(Path(place))
+                    _remove_worktrees(place)
 
 
 def resolve_revision(name: str, revision: str, directory: str) -> str:

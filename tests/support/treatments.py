@@ -102,6 +102,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     "infra/judge-ci --state judgements --out judge.md --old main --new HEAD -- python train.py 32": Checked(
         "tests/integration/run/test_judge_ci.py runs it on a repository of its own"
     ),
+    "paceline bisect --good fast.txt --bad slow.txt -- python train.py 32": Checked(
+        "tests/integration/run/test_bisect.py searches wheels with planted work"
+    ),
     "paceline bisect --good v1.0 --bad HEAD -- python train.py 32": Checked(
         "tests/integration/run/test_bisect.py searches a repository with planted work"
     ),

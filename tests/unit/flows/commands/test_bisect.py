@@ -54,6 +54,15 @@ def test_wrong_input_is_refused_before_anything_starts(arguments, setting, home,
     assert not home.exists()
 
 
+def test_wrong_lock_files_are_refused_before_anything_starts(tmp_path, home, capsys):
+    for name, text in (("good.txt", "tool==1.0"), ("same.txt", "tool==1.0"), ("open.txt", "tool>=1.0")):
+        (tmp_path / "repository" / name).write_text(text)
+    for bad, setting in (("HEAD", "--bad"), ("same.txt", "--bad"), ("open.txt", "--bad")):
+        assert cli.main(["bisect", "--json", "--good", "good.txt", "--bad", bad, "--", "true"]) == cli.WRONG_INPUT
+        assert json.loads(capsys.readouterr().out)["setting"] == setting
+    assert not home.exists()
+
+
 def test_a_directory_without_a_repository_is_refused(tmp_path, monkeypatch, home, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bisect", *ENDS, "--json", "--", "true"]) == cli.WRONG_INPUT

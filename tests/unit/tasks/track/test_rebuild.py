@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -14,6 +13,7 @@ from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.rebuild import UNAVAILABLE, package_commits, rebuild
 from tests.support.own_package import on_path
+from tests.support.wheels import write_wheel
 
 MODEL = "def build(**shape):\n    return {version}\n"
 PROJECT = """
@@ -32,13 +32,7 @@ py-modules = ["acme"]
 
 def wheel(folder, version):
     """Write a wheel of the package."""
-    facts = f"acme-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"acme-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr("acme.py", MODEL.format(version=version))
-        archive.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: acme\nVersion: {version}\n")
-        archive.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{facts}/entry_points.txt", "[paceline.models]\ntiny = acme:build\n")
-        archive.writestr(f"{facts}/RECORD", "")
+    write_wheel(folder, "acme", version, MODEL.format(version=version), "[paceline.models]\ntiny = acme:build\n")
 
 
 def pip(site, *arguments):

@@ -1,0 +1,161 @@
+"""Lock files as the ends of a search: how they are read, their versions side by side, and minimal sets of packages."""
+
+import os
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.judge import lock_files
+from paceline.tasks.judge.bisection import LEVEL, Search
+from paceline.tasks.judge.lock_files import Package, find_minimal_set, install_versions, list_packages, side_with
+from paceline.tasks.judge.records import ProcessRun, Question, Side
+from paceline.tasks.records.measurement import Validity
+from tests.support.refusals import refused
+from tests.support.wheels import write_wheel
+
+LOCK = """
+# a comment
+--index-url https://example.org/simple
+Steady_Package==1.0 \\
+    --hash=sha256:00 \\
+    --hash=sha256:01
+{changed}
+elsewhere==3.0 ; sys_platform == "nowhere"
+"""
+
+
+def write(path, changed=""):
+    path.write_text(LOCK.format(changed=changed))
+    return path
+
+
+def test_what_differs_between_two_files_is_listed(tmp_path):
+    good = write(tmp_path / "good.txt", "tool==1.0  # via x\nold==2.0\nextra[fast]==1.5")
+    bad = write(tmp_path / "bad.txt", "Tool==1.1\nnew==0.1\nextra==1.5")
+    assert [package.commit.label for package in list_packages(good, bad)] == [
+        "new absent -> 0.1",
+        "old 2.0 -> absent",
+        "tool 1.0 -> 1.1",
+    ]
+
+
+@pytest.mark.parametrize("line", ["tool", "tool>=1.0", "tool==1.*", "-e .", "tool @ file:///tool", "tool==1.0,<2"])
+def test_a_line_without_one_version_is_refused(tmp_path, line):
+    with refused("--good", line):
+        list_packages(write(tmp_path / "good.txt", line), write(tmp_path / "bad.txt"))
+
+
+def test_equal_files_and_files_that_are_no_text_are_refused(tmp_path):
+    with refused("--bad", "same versions"):
+        list_packages(write(tmp_path / "good.txt"), write(tmp_path / "bad.txt"))
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
+    with refused("--bad", "bad.txt"):
+        list_packages(write(tmp_path / "good.txt"), tmp_path / "bad.txt")
+
+
+PACKAGES = [Package(name=f"p{number}", good="1", bad="2") for number in range(12)]
+
+
+def search_on_machine(needed, searches, budget=1e9, noise=0.02):
+    """Searches chains on a machine on which the program is slower with all packages of a set."""
+    generator, now = np.random.default_rng(sum(needed)), 0.0
+    quiet = SimpleNamespace(stop=lambda: Validity())
+
+    def run(side, question):
+        nonlocal now
+        changed = {int(word) for word in side.command.split()}
+        seconds = float(np.exp(noise * generator.normal())) * (1.3 if set(needed) <= changed else 1.0)
+        now += seconds
+        return ProcessRun(seconds=seconds)
+
+    def search(chain, level):
+        commits = [lock_files.START, *map(lock_files.change_of, chain)]
+
+        def open_side(name, change):
+            number = [commit.name for commit in commits].index(change)
+            changed = " ".join(package.name[1:] for group in chain[:number] for package in group)
+            return Side(name=name, command=changed, directory="/", revision=change)
+
+        sides = {"old": open_side("good", commits[0].name), "new": open_side("bad", commits[-1].name)}
+        question = Question(**sides, budget_seconds=budget - now, limit_seconds=60.0)
+        options = {"run": run, "watch": lambda pids: quiet, "draw": random.Random(1), "clock": lambda: now}
+        found = Search(question, commits, open_side, level=level, what="package", **options).search()
+        searches.append((level, found))
+        return found
+
+    return search
+
+
+@pytest.mark.parametrize("needed", [[0], [5], [11], [2, 9], [0, 1], [10, 11], [0, 5, 11]])
+def test_a_minimal_set_is_found(needed):
+    searches = []
+    found = find_minimal_set(PACKAGES, search_on_machine(needed, searches))
+    assert found.outcome == "FOUND"
+    assert sorted(int(commit.name[1:]) for commit in found.commits) == needed
+    assert ("none of them can be left out" in found.reason) == (len(needed) > 1)
+    assert all(f"p{number} 1 -> 2" in found.reason for number in needed)
+    assert [level for level, _ in searches] == [LEVEL / 2**number for number in range(1, len(searches) + 1)]
+    assert len(searches) <= len(needed) + 1
+    assert len(found.series) == sum(len(each.series) for _, each in searches)
+    assert found.num_commits == len(PACKAGES)
+    assert found.ratio.high < 1
+
+
+def test_equal_files_of_speed_have_no_slowdown():
+    found = find_minimal_set(PACKAGES, search_on_machine([99], []))
+    assert found.outcome == "NO SLOWDOWN"
+    assert len(found.commits) == len(PACKAGES)
+
+
+def test_without_time_for_a_minimal_set_those_that_may_be_in_it_remain():
+    searches = []
+    find_minimal_set(PACKAGES, search_on_machine([2, 9], searches))
+    found = find_minimal_set(PACKAGES, search_on_machine([2, 9], [], budget=searches[0][1].seconds + 1))
+    assert found.outcome == "UNDECIDED"
+    assert {commit.name for commit in found.commits} == {f"p{number}" for number in range(10)}
+    assert "before the set was minimal" in found.reason
+
+
+MODULE = """
+version = "{version}"
+
+
+def main():
+    print(version)
+"""
+
+
+def test_a_side_has_the_versions_of_its_part_of_the_changes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for name in ("alpha", "beta"):
+        for version in ("1.0", "2.0"):
+            scripts = f"[console_scripts]\ntell-{name} = {name}:main\n"
+            write_wheel(tmp_path, name, version, MODULE.format(version=version), scripts)
+    packages = [
+        Package(name="alpha", good="1.0", bad="2.0"),
+        Package(name="beta", good="1.0", bad="2.0"),
+    ]
+    command = f"{sys.executable} -c 'import alpha, beta; print(alpha.version, beta.version)' && tell-beta"
+    install_versions(packages, command, tmp_path / "versions")
+    side = Side(name="good", command=command, directory=str(tmp_path))
+    told = {}
+    for changed in ((), packages[:1], packages[1:], packages):
+        tried = side_with("middle", side, packages, changed, tmp_path / "versions")
+        done = subprocess.run(["/bin/sh", "-c", tried.command], capture_output=True, text=True, check=True)
+        told[tried.revision] = done.stdout.split()
+        assert tried.label.endswith(side.command)
+    assert told == {
+        "the good versions": ["1.0", "1.0", "1.0"],
+        "alpha 1.0 -> 2.0": ["2.0", "1.0", "1.0"],
+        "beta 1.0 -> 2.0": ["1.0", "2.0", "2.0"],
+        "2 of 2 changes": ["2.0", "2.0", "2.0"],
+    }
+    with pytest.raises(InputError, match=r"--bad: alpha==3\.0 cannot be installed from a wheel"):
+        install_versions([Package(name="alpha", good=None, bad="3.0")], command, tmp_path / "versions")
