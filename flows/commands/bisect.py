@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BUDGET = 900.0
 EXAMPLE = "paceline bisect --good v1.0 --bad HEAD -- python train.py"
+
+
 class Words(NamedTuple):
     """How the ends of a search, and what is between them, are named."""
 
@@ -53,11 +55,7 @@ STATUSES = {"FOUND": 0, "MACHINE": 3, "NO SLOWDOWN": 3, "UNDECIDED": 4}
 
 
 @command(
-    (
-        EXAMPLE,
-        "paceline bisect --good HEAD~16 --bad HEAD --good-seconds 61 --bad-seconds 66 -- python train.py",
-        "paceline bisect --good fast.txt --bad slow.txt -- python train.py",
-    ),
+    (EXAMPLE, "paceline bisect --good fast.txt --bad slow.txt -- python train.py"),
     argument("program PROGRAM ...", "the program, behind --"),
     argument("--good REV", "a revision of git at which it was fast, or a lock file of its packages then"),
     argument("--bad REV", "a later revision at which it is slow, or the lock file of its packages now"),

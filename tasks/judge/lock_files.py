@@ -24,11 +24,21 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from paceline.tasks.errors import InputError
+from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.judge.bisection import LEVEL, Bisection
 from paceline.tasks.judge.records import Commit, Side, SideName
 from paceline.tasks.records.record import Record
 
+SOURCES = (
+    "--index-url",
+    "--extra-index-url",
+    "--find-links",
+    "--trusted-host",
+    "--only-binary",
+    "--no-binary",
+    "--pre",
+)
+"""Options of a lock file that name no package."""
 MAX_LETTERS = 200  # of pip's message
 START = Commit(name="the good", subject="versions")
 
@@ -70,10 +80,10 @@ def read_lock(path: Path, setting: str) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         fault = f"{setting} {path} cannot be read as text"
         raise InputError(fault, hint=f"pip freeze > {path}", setting=setting) from error
-    versions = {}
+    versions = dict[str, str]()
     for line in lines:
         text = line.split(" #")[0].split(" --")[0].strip()
-        if not text or text.startswith(("#", "--")):
+        if not text or text.startswith("#") or text.split("=")[0].split()[0] in SOURCES:
             continue
         requirement = _pinned(text)
         if requirement is None:
@@ -108,8 +118,17 @@ def list_packages(good: Path, bad: Path) -> list[Package]:
 
 
 def install_versions(packages: Sequence[Package], command: str, folder: Path) -> None:
-    """Install both versions of each package below a folder, as wheels. Raises InputError: one cannot be installed."""
-    pip = [sys.executable, "-m", "pip", "--python", _interpreter(command), "install", "--quiet", "--no-input"]
+    """Install both versions of each package below a folder, as wheels.
+
+    Raises InputError: one cannot be installed, or is absent in a file and cannot be hidden from its side.
+    """
+    interpreter = _interpreter(command)
+    for package in packages:
+        if None in (package.good, package.bad) and _is_installed(package.name, interpreter):
+            setting = "--good" if package.good is None else "--bad"
+            fault = f"{setting}: {package.name} is absent in this file, and {interpreter} has it installed"
+            raise InputError(fault, hint=f"{interpreter} -m pip uninstall {package.name}", setting=setting)
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--no-input"]
     pip += ["--no-deps", "--only-binary", ":all:"]
     for package in packages:
         for setting, requirement in (
@@ -127,9 +146,14 @@ def install_versions(packages: Sequence[Package], command: str, folder: Path) ->
                 raise InputError(fault, hint=f"pip download --no-deps {requirement}", setting=setting)
 
 
+def _is_installed(name: str, interpreter: str) -> bool:
+    program = "import importlib.metadata, sys; importlib.metadata.distribution(sys.argv[1])"
+    return subprocess.run([interpreter, "-c", program, name], capture_output=True, check=False).returncode == 0
+
+
 def _interpreter(command: str) -> str:
     """The Python that a command starts, or else the first one of the path."""
-    word = command.split()[0].strip("'\"")
+    word = command.split(maxsplit=1)[0].strip("'\"")
     return shutil.which(word if Path(word).name.startswith("python") else "python") or sys.executable
 
 
@@ -141,8 +165,8 @@ def side_with(
     folders = [str(folder / requirement) for requirement in requirements if requirement is not None]
     exports = ""
     for variable, paths in (("PYTHONPATH", folders), ("PATH", [f"{path}/bin" for path in folders])):
-        value = shlex.quote(os.pathsep.join(paths))
-        exports += f"export {variable}={value}${{{variable}:+:${variable}}}; "
+        if paths:  # an empty entry would be the current directory
+            exports += f'export {variable}={shlex.quote(os.pathsep.join(paths))}"${{{variable}:+:${variable}}}"; '
     changes = [package.commit.label for package in packages if package in changed]
     label = f"{len(changes)} of {len(packages)} changes" if len(changes) > 1 else "".join(changes) or START.label
     update = {"name": name, "command": exports + side.command, "shown": side.command, "revision": label}
@@ -157,10 +181,10 @@ def find_minimal_set(packages: Sequence[Package], search: SearchChain) -> Bisect
     while True:
         try:
             found = search(chain, LEVEL / 2 ** (len(searches) + 1))
-        except InputError:
+        except InputError as error:
             if not searches:
                 raise
-            return _conclude(searches, needed, chain, "the time ended before the set was minimal")
+            return _conclude(searches, needed, chain, f"the set may not be minimal: {one_line(error)}")
         searches.append(found)
         names = [change_of(group).name for group in chain]
         positions = [names.index(commit.name) for commit in found.commits]

@@ -64,7 +64,7 @@ def open_worktrees(
 
 @contextmanager
 def scratch_directory(folder: Path, defer: Defer = nullcontext) -> Iterator[Path]:
-    """A directory below a folder, which is removed afterwards with all worktrees in it, as are those of killed processes.
+    """A directory below a folder; afterwards it is removed with all worktrees in it, as are those of killed processes.
 
     `defer` delays a signal until git is done.
     """

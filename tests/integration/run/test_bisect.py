@@ -18,10 +18,9 @@ BISECT = (sys.executable, "-m", "paceline.flows.cli", "bisect", "--json")
 
 @pytest.fixture
 def bisect(tmp_path):
-    environment = os.environ | {"PACELINE_HOME": str(tmp_path / "home")}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-
     def call(*arguments):
+        environment = os.environ | {"PACELINE_HOME": str(tmp_path / "home")}
+        environment.pop("MLFLOW_TRACKING_URI", None)
         words = [*BISECT, *arguments, "--", sys.executable, "-S", "work.py"]
         place = tmp_path / "repository"
         done = subprocess.run(words, env=environment, cwd=place, capture_output=True, text=True, check=False)
@@ -77,6 +76,7 @@ def test_a_planted_package_is_found(bisect, tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     done, told = bisect("--good", "fast.txt", "--bad", "slow.txt", "--budget", "250")
+    assert "outcome" in told, told
     if any(each["contaminated"] for each in told["series"][-1]["rounds"]) and told["outcome"] != "FOUND":
         pytest.skip(f"the machine is busy: {told['reason']}")
     assert (told["outcome"], done.returncode) == ("FOUND", 0), done.stderr

@@ -44,14 +44,16 @@ def test_what_differs_between_two_files_is_listed(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("line", ["tool", "tool>=1.0", "tool==1.*", "-e .", "tool @ file:///tool", "tool==1.0,<2"])
+@pytest.mark.parametrize(
+    "line", ["tool", "--requirement more.txt", "tool>=1.0", "tool==1.*", "-e .", "tool @ file:///tool", "tool==1.0,<2"]
+)
 def test_a_line_without_one_version_is_refused(tmp_path, line):
-    with refused("--good", line):
+    with refused("--good", *line.split()):
         list_packages(write(tmp_path / "good.txt", line), write(tmp_path / "bad.txt"))
 
 
 def test_equal_files_and_files_that_are_no_text_are_refused(tmp_path):
-    with refused("--bad", "same versions"):
+    with refused("--bad", tmp_path / "good.txt"):
         list_packages(write(tmp_path / "good.txt"), write(tmp_path / "bad.txt"))
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     with refused("--bad", "bad.txt"):
@@ -64,7 +66,7 @@ PACKAGES = [Package(name=f"p{number}", good="1", bad="2") for number in range(12
 def search_on_machine(needed, searches, budget=1e9, noise=0.02):
     """Searches chains on a machine on which the program is slower with all packages of a set."""
     generator, now = np.random.default_rng(sum(needed)), 0.0
-    quiet = SimpleNamespace(stop=lambda: Validity())
+    quiet = SimpleNamespace(stop=Validity)
 
     def run(side, question):
         nonlocal now
@@ -118,7 +120,7 @@ def test_without_time_for_a_minimal_set_those_that_may_be_in_it_remain():
     found = find_minimal_set(PACKAGES, search_on_machine([2, 9], [], budget=searches[0][1].seconds + 1))
     assert found.outcome == "UNDECIDED"
     assert {commit.name for commit in found.commits} == {f"p{number}" for number in range(10)}
-    assert "before the set was minimal" in found.reason
+    assert "the set may not be minimal: --budget" in found.reason
 
 
 MODULE = """
@@ -157,5 +159,7 @@ def test_a_side_has_the_versions_of_its_part_of_the_changes(tmp_path, monkeypatc
         "beta 1.0 -> 2.0": ["1.0", "2.0", "2.0"],
         "2 of 2 changes": ["2.0", "2.0", "2.0"],
     }
+    with pytest.raises(InputError, match=r"--good: numpy is absent in this file, and .* has it installed"):
+        install_versions([Package(name="numpy", good=None, bad="3.0")], command, tmp_path / "versions")
     with pytest.raises(InputError, match=r"--bad: alpha==3\.0 cannot be installed from a wheel"):
         install_versions([Package(name="alpha", good=None, bad="3.0")], command, tmp_path / "versions")
