@@ -21,6 +21,7 @@ TINY = [
     "recipe.warmup_epochs=0.5",
     "recipe.batch_scaling=strong",
     "speedup.max_seconds=3",
+    "speedup.competent_loop=false",
 ]
 AXIS = ["--axis", "execution.precision=32-true,bf16-mixed"]
 
