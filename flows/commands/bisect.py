@@ -46,7 +46,7 @@ GIT_WORDS = Words(
 )
 LOCK_WORDS = Words(
     unit="packages",
-    found="with these versions as without them",
+    found="with this change as without it",
     all="with the bad versions as with the good ones",
     good="with the good versions",
     bad="with the bad ones",
@@ -120,7 +120,7 @@ def _rows(found: "Bisection", words: Words) -> Iterator[tuple[str, str]]:
 
     yield "outcome", f"{found.outcome}: {found.reason}"
     if (ratio := found.ratio) is not None and ratio.low is not None and ratio.high is not None:
-        what = words.found if found.outcome == "FOUND" else words.all
+        what = words.found if found.outcome == "FOUND" and len(found.commits) == 1 else words.all
         ends = format_ends(ratio.low, ratio.high, ratio.value)
         yield "speed", f"{format_ratio(ratio.value)} times as fast {what} (95 % interval {ends})"
     times = f"{seconds_text(found.good_seconds)} {words.good}, {seconds_text(found.bad_seconds)} {words.bad}"

@@ -4,13 +4,13 @@ Each differing version is installed once, without its dependencies, into a folde
 its versions at the start of the Python path, so that they hide what is installed. What the files have in common must
 be installed already.
 
-A minimal set of the differences is found by delta debugging: no package of it can be left out. The packages are put
-into a chain, and a search over the chain finds the first one with whose change the program is slower. It is in the set,
-and those behind it are not needed. If those before it are needed too, a search over these, with the found one in front,
-finds the next, and so on. One package alone takes at most two searches, each of about log2(packages) steps. Source:
-Junker 2004, "QuickXplain: preferred explanations and relaxations for over-constrained problems", which halves in
-another order. The j-th search spends a 2^-j-th part of the level, so that all of them together err with at most the
-level.
+A minimal set of packages is found by repeated binary search, a variant of QuickXplain (Junker 2004, "QuickXplain:
+preferred explanations and relaxations for over-constrained problems"). The packages are put in a fixed order. A
+bisection finds the smallest k for which the program is slower with the first k packages changed. Package k belongs to
+the set, because without it the program is not slower; the packages after it do not. If package k alone does not make
+the program slower, the next bisection is over package k and then those before it, and so on. If one package is the
+cause, at most two bisections are needed. The j-th bisection spends a 2^-j-th part of the level, so that all of them
+together err with at most the level.
 """
 
 import os
@@ -29,7 +29,7 @@ from paceline.tasks.judge.bisection import LEVEL, Bisection
 from paceline.tasks.judge.records import Commit, Side, SideName
 from paceline.tasks.records.record import Record
 
-SOURCES = (
+IGNORED_OPTIONS = (
     "--index-url",
     "--extra-index-url",
     "--find-links",
@@ -38,7 +38,7 @@ SOURCES = (
     "--no-binary",
     "--pre",
 )
-"""Options of a lock file that name no package."""
+"""Lines of a lock file that start with these are ignored; they are not passed to pip."""
 MAX_LETTERS = 200  # of pip's message
 START = Commit(name="the good", subject="versions")
 
@@ -83,7 +83,7 @@ def read_lock(path: Path, setting: str) -> dict[str, str]:
     versions = dict[str, str]()
     for line in lines:
         text = line.split(" #")[0].split(" --")[0].strip()
-        if not text or text.startswith("#") or text.split("=")[0].split()[0] in SOURCES:
+        if not text or text.startswith("#") or text.split("=")[0].split()[0] in IGNORED_OPTIONS:
             continue
         requirement = _pinned(text)
         if requirement is None:
@@ -212,7 +212,7 @@ def _conclude(
         reason = f"{names} {how}"
     elif last.outcome == "FOUND" or len(searches) > 1:
         outcome = "UNDECIDED"
-    whole = first if outcome != "FOUND" else last
+    whole = last if outcome == "FOUND" and not needed[1:] else first
     facts = {
         "outcome": outcome,
         "reason": reason,

@@ -10,6 +10,9 @@ Runs on copies of the training's network, in two parts:
    then precisions again in a CUDA graph, then compiling, in the training's own steps. At most a twentieth of the
    planned training time.
 
+Of a user's module only precision and compilation are timed, in trainers made for this, for 5 % of the training, at
+least 2 s and at most 120 s; starting an arm does not count, except compiling.
+
 On GPUs the start of an arm holds the runs in which cuDNN's benchmark mode chooses its algorithms, and the recording of
 a graph. Of the layers it counts for no limit but `MAX_LAYER_SECONDS` over all arms.
 """
@@ -243,7 +246,7 @@ class _AutotuneSession:
         Raises ArmLostError: the module runs neither in the precision of the rules nor in 32-true.
         """
         best = arm_of(plan)
-        if self.bench.left_out({"": best}):  # it had no memory next to another arm: only that is known
+        if self.bench.left_out({"": best}):  # out of memory next to another arm; alone it may fit
             return
         self.counts_starts = False
         try:
@@ -256,7 +259,7 @@ class _AutotuneSession:
         self.num_steps = int(group.broadcast(planned_steps()))
         planned = SHARE * self.num_steps * self.step
         self.budget, self.part_started = min(MAX_SECONDS, max(LAYER_SECONDS, planned)), time.monotonic()
-        others = [value for value in other_precisions(plan) if value != "tf32"]  # a switch that the module may set
+        others = [value for value in other_precisions(plan) if value != "tf32"]  # a global flag that the module may set
         best = self.again(best, {value: best.model_copy(update={"precision": value}) for value in others})
         self._time_compiled(plan, best)
 

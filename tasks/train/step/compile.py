@@ -24,9 +24,9 @@ def compile_network(network: nn.Module) -> None:
 
 
 class CompileParts(Callback):
-    """Compiles in place what the steps of a user's module call: its `forward`, and the networks in it.
+    """Compiles in place what the steps of a user's module call: its `forward`, and its direct submodules.
 
-    Not its steps: `self.log` in a compiled LightningModule crashes. The hook comes after `configure_model`.
+    Not the steps themselves, where each call of Lightning would end a graph. The hook comes after `configure_model`.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -37,10 +37,10 @@ class CompileParts(Callback):
 
 
 class _CompiledForward:
-    """The compiled `forward` of a module; copies of the module have its own again."""
+    """`forward`, compiled. A copy of the module, also by pickle, has the one that is not compiled."""
 
     def __init__(self, module: nn.Module) -> None:
-        # Without the option, equal networks would share one limit of recompilations. torch's types lack it (2.13).
+        # `isolate_recompiles`: otherwise equal networks share one recompile limit. torch's type stubs lack it (2.13).
         options = {"fallback_random": True}  # the random numbers of an eager module
         compiled: Any = torch.compile(module.forward, isolate_recompiles=True, options=options)  # type: ignore[call-overload]
         self._module, self._compiled = module, compiled
@@ -53,7 +53,7 @@ class _CompiledForward:
 
 
 def _networks(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules with weights directly in a module; of lists and dictionaries of modules, which nobody calls, each."""
+    """The direct submodules with parameters. Lists and dictionaries have no `forward`: their elements instead."""
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from _networks(child)

@@ -281,6 +281,18 @@ def test_two_ranks_are_compared_with_one_and_train_as_without_a_probe(make_spec)
 
 
 @pytest.mark.slow
+def test_two_ranks_take_the_same_precision_and_train_compiled(make_spec):
+    plain = train_in_two_processes(make_spec, baseline="none")
+    execution = {"precision": "auto", "compile": "step"}
+    result = train_in_two_processes(make_spec, attempt=1, precision="bf16-mixed", execution=execution)
+    assert result.search.probes or result.search.slower
+    assert result.plan.precision in ("32-true", "bf16-mixed")
+    assert result.compile.num_graphs > 0
+    assert result.losses == pytest.approx(plain.losses, rel=0.05)
+    assert {result.probe.candidate.compile, result.probe.others["single"].compile} == {"step"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GAN", "Autoencoder", "Configured"])
 def test_modules_of_other_shapes_are_probed_and_train_as_by_lightning_alone(name, make_spec):
     trainer = {"max_epochs": 2, "accelerator": "cpu", "devices": 1}
