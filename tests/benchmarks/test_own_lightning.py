@@ -1,4 +1,4 @@
-"""Goal 17: a user's own module in Paceline against `python main.py fit` with the same file, and the time to its first step.
+"""Goal 17: own Lightning code in Paceline against `python main.py fit`: batches per second, and time to the first one.
 
 infra/bench 17          about 6 minutes on two quiet cores
 
