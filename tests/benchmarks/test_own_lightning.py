@@ -33,7 +33,7 @@ def timed(side, code, directory):
     times = directory / "times.json"
     callback = ["trainer.callbacks+=batch_times.BatchTimes", f"trainer.callbacks.path={times}"]
     settings = [*SETTINGS, f"data.init_args.directory={code / 'data'}", *callback]
-    environment = os.environ | {"PACELINE_HOME": str(code / "home"), "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {"PACELINE_HOME": str(code.with_name("home")), "PYTHONWARNINGS": "ignore"}
     if side == "script":
         options = [f"--{setting}" for setting in (*settings, f"trainer.default_root_dir={directory}")]
         command = [sys.executable, "main.py", "fit", "--config", "config.yaml", *options]
