@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(3600)
 NUM_BLOCKS = 3
 WARM_UP = 100
 """Batches that do not count."""
-SETTINGS = ["trainer.max_epochs=6", "trainer.limit_val_batches=0", "trainer.log_every_n_steps=50"]
+SETTINGS = ["trainer.max_epochs=4", "trainer.limit_val_batches=0", "trainer.log_every_n_steps=50"]
 
 
 def timed(side, code, directory):
