@@ -183,7 +183,10 @@ def variances(ratio: Any, starts: list[float], num_rounds: list[int], of_steps: 
 
 
 def warm_up(slowness: Any) -> int:
-    """Number of rounds before the last change point; the likelihood-ratio test of one fall, again on what is left."""
+    """Number of rounds before the last change point; the likelihood-ratio test of one fall, again on what is left.
+
+    The standard error is that of autoregressive noise, by the autocorrelation around both means.
+    """
     dropped = 0
     while True:
         values = slowness[dropped:]
@@ -195,7 +198,10 @@ def warm_up(slowness: Any) -> int:
         split, square = min(zip(splits, squares, strict=True), key=lambda one: one[1])
         fall = values[:split].mean() - values[split:].mean()
         line = np.polyval(np.polyfit(np.arange(count), values, 1), np.arange(count))
-        error = math.sqrt(square / (count - 2) * (1 / split + 1 / (count - split)))
+        around_means = np.concatenate([values[:split] - values[:split].mean(), values[split:] - values[split:].mean()])
+        share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(around_means) or 0.0))
+        inflation = (1 + share) / (1 - share)
+        error = math.sqrt(inflation * square / (count - 2) * (1 / split + 1 / (count - split)))
         p_value = len(splits) * t_tails(fall / max(error, 1e-12), count - 2) / 2
         if fall < MIN_FALL or square > np.sum((values - line) ** 2) or p_value > WARM_UP_LEVEL:
             return dropped

@@ -12,7 +12,9 @@ import pytest
 from scipy import stats
 
 from paceline.tasks.measure.probe import MIN_STEPS_TO_DROP_FIRST
+from paceline.tasks.measure.warm_up import num_warm_up
 from paceline.tasks.records.execution import BASELINE, ladder_arms
+from paceline.tasks.records.measurement import Block
 from paceline.tasks.speedup.evidence import recompute
 from tests.support.evidence import BUSY, QUIET, SimulatedProbe, evidence_of
 from tests.support.reports import CANDIDATE, limited
@@ -149,6 +151,22 @@ def test_kinds_of_results_are_all_there():
         "speedup.num_warm_up",
     }
     assert [name for name, values in known.items() if values == {False}] == []
+
+
+def test_the_warm_up_of_any_series_is_that_of_the_probe():
+    """Falls of all sizes, in noise of which neighbouring rounds are alike."""
+    generator, found = np.random.default_rng(3), set()
+    for number in range(400):
+        noise = generator.normal(size=(count := int(generator.integers(6, 25))))
+        for at in range(1, count):
+            noise[at] += (number % 8) / 10 * noise[at - 1]
+        fall = generator.uniform(0, 5) * (np.arange(count) < generator.integers(2, count))
+        slowness = 0.02 * (noise + fall)
+        block = Block(arm="candidate", num_steps=1, seconds_per_sample=1.0)
+        rounds = [[block.model_copy(update={"seconds_per_sample": float(np.exp(value))})] for value in slowness]
+        assert recompute.warm_up(slowness) == num_warm_up(rounds)
+        found.add(num_warm_up(rounds))
+    assert len(found) > 5
 
 
 def test_warm_up_and_carry_over_are_recomputed_where_they_occur():
