@@ -68,6 +68,8 @@ def _why_no_loop(speedup: SpeedupResult, config: Config, probe: ProbeResult | No
         return speedup.verdict.removeprefix("not measured: ")
     if not config.speedup.competent_loop:
         return "speedup.competent_loop is false"
+    if any(block.arm == COMPETENT for blocks in probe.warm_up for block in blocks):
+        return "the rounds of the loop were warm-up and do not count"
     return probe.left_out.get(COMPETENT, f"speedup.max_seconds={config.speedup.max_seconds:g} has no time for the loop")
 
 

@@ -84,7 +84,7 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     samples, devices = facts["samples_per_step"], facts["num_devices"]
     processes = [counted_blocks(steps, number, samples) for number in np.unique(steps["process"])]
     num_warm_up, total, typical, places, spread = processes[0]  # seconds of a step
-    rates = {arm: samples[arm] / float(np.median(seconds)) for arm, seconds in total.items()}
+    rates = {arm: samples[arm] / float(np.median(total[arm])) for arm in ("baseline", "candidate")}
     per_sample = {arm: np.log(seconds / samples[arm]) for arm, seconds in total.items()}
     ratio = per_sample["baseline"] - per_sample["candidate"]
     is_last = places["baseline"] > places["candidate"]

@@ -114,6 +114,14 @@ def test_without_the_loop_the_naive_baseline_takes_the_headline_with_its_name(pr
     assert result.headline == ("naive" if probe else None)
 
 
+def test_a_loop_whose_rounds_were_warm_up_has_no_ratio_and_the_reason():
+    probe = probed()
+    rounds = tuple(blocks[:-1] for blocks in probe.rounds)
+    result = judged(probe.model_copy(update={"warm_up": probe.rounds[:2], "rounds": rounds}))
+    assert result.ratios["competent"].value is None
+    assert "the rounds of the loop were warm-up" in result.ratios["competent"].meaning
+
+
 @pytest.mark.parametrize("headline", ["naive", "competent", "end_to_end", "of_limit"])
 def test_the_four_sentences_are_in_summary_and_report(headline):
     report = make_report(probed())
