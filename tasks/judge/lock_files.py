@@ -28,6 +28,7 @@ from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.judge.bisection import LEVEL, Bisection
 from paceline.tasks.judge.records import Commit, Side, SideName
 from paceline.tasks.records.record import Record
+from paceline.tasks.track.rebuild import install_package
 
 IGNORED_OPTIONS = (
     "--index-url",
@@ -128,21 +129,13 @@ def install_versions(packages: Sequence[Package], command: str, folder: Path) ->
             setting = "--good" if package.good is None else "--bad"
             fault = f"{setting}: {package.name} is absent in this file, and {interpreter} has it installed"
             raise InputError(fault, hint=f"{interpreter} -m pip uninstall {package.name}", setting=setting)
-    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "--quiet", "--no-input"]
-    pip += ["--no-deps", "--only-binary", ":all:"]
     for package in packages:
         for setting, requirement in (
             ("--good", package.requirement(is_bad=False)),
             ("--bad", package.requirement(is_bad=True)),
         ):
-            if requirement is None:
-                continue
-            place = ["--target", str(folder / requirement), requirement]
-            done = subprocess.run([*pip, *place], capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-                reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])[:MAX_LETTERS]
-                fault = f"{setting}: {requirement} cannot be installed from a wheel ({reason})"
+            if requirement and (reason := install_package(requirement, folder / requirement, interpreter)):
+                fault = f"{setting}: {requirement} cannot be installed from a wheel ({reason[:MAX_LETTERS]})"
                 raise InputError(fault, hint=f"pip download --no-deps {requirement}", setting=setting)
 
 

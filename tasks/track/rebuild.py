@@ -46,7 +46,7 @@ def rebuild(record: Mapping[str, Any], packages: Sequence[Plugin], folder: Path)
         recorded = [f"{package.package} (unknown)" for package in packages]
     rebuilt, missing = [], []
     for label, requirement in _differences(record, packages, recorded):
-        if (fault := _install(requirement, folder) if requirement else UNAVAILABLE) is None:
+        if (fault := install_package(requirement, folder) if requirement else UNAVAILABLE) is None:
             rebuilt.append(label)
         else:
             missing.append(f"{label} ({fault})")
@@ -94,11 +94,11 @@ def _source(package: str) -> tuple[str, str | None]:
     return source, git(place, "rev-parse", "HEAD") if is_clean else None
 
 
-def _install(requirement: str, folder: Path) -> str | None:
+def install_package(requirement: str, folder: Path, interpreter: str = sys.executable) -> str | None:
     """Install one package without its dependencies; why that failed, or None. Versions come as wheels alone."""
     wheels = ["--only-binary", ":all:"] if "==" in requirement else []
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--no-input", "--quiet", *wheels]
-    command = [*pip, "--target", str(folder), requirement]
+    options = ["--no-deps", "--upgrade", "--no-input", "--quiet", *wheels, "--target", str(folder)]
+    command = [sys.executable, "-m", "pip", "--python", interpreter, "install", *options, requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline.seconds_left(), check=False)
     except subprocess.TimeoutExpired:
