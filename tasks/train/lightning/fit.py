@@ -41,7 +41,7 @@ from paceline.tasks.train.rank.context import bind, own_processes
 from paceline.tasks.train.rank.device_limit import known_limit
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
-from paceline.tasks.train.step.compile import CompileParts, CompileWatch
+from paceline.tasks.train.step.compile import CompileWatch, compile_callbacks
 from paceline.tasks.train.step.precision import lightning_precision
 
 
@@ -87,7 +87,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             **placed,
             "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
-            "callbacks": [*([CompileParts()] if plan.compile != "off" else []), account, checkpoints],
+            "callbacks": [*compile_callbacks(plan.compile), account, checkpoints],
             "logger": FileLogger(log, directory, spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }

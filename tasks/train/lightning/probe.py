@@ -39,7 +39,7 @@ from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import own_processes
 from paceline.tasks.train.rank_spec import RankSpec
-from paceline.tasks.train.step.compile import CompileParts
+from paceline.tasks.train.step.compile import compile_callbacks
 from paceline.tasks.train.step.precision import lightning_precision
 
 M_ARENA_MAX = -8  # of glibc's mallopt
@@ -205,7 +205,7 @@ class ModuleProbe:
                 **self._strategy_of(steps.wrap, is_group),
                 **({} if is_group else {"devices": 1, "num_nodes": 1}),
                 "precision": lightning_precision(arm.precision),
-                "callbacks": [*([CompileParts()] if arm.compile != "off" else []), steps],
+                "callbacks": [*compile_callbacks(arm.compile), steps],
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,

@@ -9,6 +9,7 @@ from torch import nn
 from torch._dynamo import utils
 from torch.fx.experimental import _config as fx_config
 
+from paceline.conf.execution import Compile
 from paceline.tasks.records.training import CompileStats
 
 
@@ -34,6 +35,11 @@ class CompileParts(Callback):
         has_forward = type(pl_module).forward is not LightningModule.forward
         for network in (*([pl_module] if has_forward else []), *_networks(pl_module)):
             network.forward = _CompiledForward(network)
+
+
+def compile_callbacks(setting: Compile) -> list[Callback]:
+    """The callback that a trainer needs for `execution.compile`; none where the module is eager."""
+    return [] if setting == "off" else [CompileParts()]
 
 
 class _CompiledForward:
