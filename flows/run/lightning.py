@@ -25,6 +25,7 @@ from paceline.flows.run.record import ModuleOutcome, judged_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint
+from paceline.tasks.metrics_file import attempt_number
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import ModuleFacts
 from paceline.tasks.records.measurement import AutotuneResult
@@ -141,9 +142,9 @@ def prepare_own(job: TrainJob, address: str) -> None:
 
 
 def _interrupted_search(directory: Path) -> AutotuneResult | None:
-    """What the newest attempt of a run that is resumed has timed, so that it goes on as it began; None for nothing."""
+    """The newest search in a run's attempts, so that a resumed run keeps its execution; None without one."""
     found = directory.glob(f"attempt-*/rank-0/{SEARCH_FILE}")
-    newest = max(found, key=lambda path: int(path.parts[-3].rpartition("-")[2]), default=None)
+    newest = max(found, key=lambda path: attempt_number(path.parents[1]), default=None)
     return AutotuneResult.model_validate_json(newest.read_bytes()) if newest else None
 
 
@@ -161,6 +162,6 @@ def _record(handle: RunHandle, outcome: ModuleOutcome, summary: dict[str, Any], 
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
     tracking.log_document(handle, Artifact.FACTS, outcome.facts)
     log_evidence(handle, (job.config, trained, speedup), summary, environment, earlier=outcome.earlier)
-    attempt = max(job.directory.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    attempt = max(job.directory.glob("attempt-*"), key=attempt_number)
     for rank in range(trained.world_size):
         tracking.log_document(handle, f"logs/rank-{rank}.txt", attempt / f"rank-{rank}" / "log.txt")
