@@ -34,7 +34,8 @@ Clock = Callable[[], float]
 MAX_ROLES_IN_PALINDROMES = 3
 """Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
 COMPETENT = "competent"
-COMPETENT_ROUNDS = 10  # in which the competent loop, its own process, takes part: it must not take the others' time
+COMPETENT_ROUNDS = 10
+"""Rounds after the warm-up with the competent loop, a process of its own; more would take the others' time."""
 BY_PRODUCTS = ("single", "all_cores", "uncompiled", COMPETENT)
 """Arms that get no time of their own: they measure the efficiency and what compiling saves, as time allows."""
 REPEAT_FACTOR = 2.0  # a contaminated measurement is repeated within so many times the time limit, in all
@@ -195,12 +196,13 @@ def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup
     exactly this rule. Rounds of the warm-up count for the limits and for nothing else.
     """
     rounds: list[tuple[Block, ...]] = []
-    looks = range(0)
+    looks, num_dropped = range(0), 0
     link.steps.start_attempt()
     started = link.clock()
     while True:
         link.steps.start_round()
-        is_over = len(rounds) >= COMPETENT_ROUNDS
+        num_with = sum(any(block.arm == COMPETENT for block in blocks) for blocks in rounds[num_dropped:])
+        is_over = num_with >= COMPETENT_ROUNDS
         roles = tuple(role for role in runners if role not in link.lost and not (role == COMPETENT and is_over))
         blocks = [_block(role, runners[role], num_steps, link) for role in order_of_round(roles, len(rounds))]
         rounds.append(tuple(block for block in blocks if block is not None))

@@ -83,7 +83,7 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     """The figures of the summary, by their paths in its JSON; None for what cannot be known from these data."""
     samples, devices = facts["samples_per_step"], facts["num_devices"]
     processes = [counted_blocks(steps, number, samples) for number in np.unique(steps["process"])]
-    num_warm_up, total, typical, places, spread = processes[0]  # seconds of a step
+    num_warm_up, total, typical, places, spread, numbers = processes[0]  # seconds of a step
     rates = {arm: samples[arm] / float(np.median(total[arm])) for arm in ("baseline", "candidate")}
     per_sample = {arm: np.log(seconds / samples[arm]) for arm, seconds in total.items()}
     ratio = per_sample["baseline"] - per_sample["candidate"]
@@ -120,8 +120,9 @@ def recompute(steps: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
         **_named("speedup.{}_samples_per_second", "baseline candidate", (rates["baseline"], rates["candidate"])),
     }
     for arm, name in (("competent", "ratios.competent"), ("all_cores", "equal_hardware")):
-        if count := per_sample.get(arm, ratio[:0]).size:  # the competent loop runs in the first rounds only
-            over_arm = estimate(per_sample[arm] - per_sample["candidate"][:count])
+        if per_sample.get(arm, ratio[:0]).size:
+            is_shared = np.isin(numbers["candidate"], numbers[arm])  # the competent loop is not in all rounds
+            over_arm = estimate(per_sample[arm] - per_sample["candidate"][is_shared])
             figures |= _named(f"speedup.{name}." + "{}", "value low high", over_arm)
     for pattern, terms in facts["factors"].items():
         gain = sum(weight * per_sample[arm] for arm, weight in terms.items())
@@ -152,10 +153,10 @@ def _named(pattern: str, names: str, values: tuple[Any, ...]) -> Figures:
 
 
 def counted_blocks(steps: Mapping[str, Any], process: int, samples: Mapping[str, int]) -> tuple[Any, ...]:
-    """Number of rounds of a process that are its warm-up, and four figures of each later block, by arm.
+    """Number of rounds of a process that are its warm-up, and five figures of each later block, by arm.
 
-    They are mean and median seconds of a step, place in the round, and variance of the steps over their squared mean
-    (nan where they were not timed one by one). Blocks are those of the last attempt. The first of three or more steps,
+    They are mean and median seconds of a step, place in the round, variance of the steps over their squared mean (nan
+    where they were not timed one by one), and number of the round, from 0 with the warm-up. Blocks are those of the last attempt. The first of three or more steps,
     in which caches are filled again, is left out of the mean and the variance.
     """
     rows = np.flatnonzero(steps["process"] == process)
@@ -166,12 +167,12 @@ def counted_blocks(steps: Mapping[str, Any], process: int, samples: Mapping[str,
         counted = seconds[seconds.size >= MIN_STEPS_TO_DROP_FIRST :]
         mean, is_timed = float(np.mean(counted)), len(set(counted)) > 1
         spread = float(np.var(counted, ddof=1)) / mean**2 if is_timed else math.nan
-        shown = (mean, np.median(seconds), steps["position"][block[0]], spread)
+        shown = (mean, np.median(seconds), steps["position"][block[0]], spread, steps["round"][block[0]])
         blocks.setdefault(str(steps["arms"][steps["arm"][block[0]]]), []).append(shown)
     columns = {arm: np.array(list(zip(*shown, strict=True))) for arm, shown in blocks.items()}
     to_the_end = {arm: one[0] for arm, one in columns.items() if one.shape == columns["candidate"].shape}
     count = warm_up(np.mean([np.log(seconds / samples[arm]) for arm, seconds in to_the_end.items()], axis=0))
-    return count, *({arm: one[at, count:] for arm, one in columns.items()} for at in range(4))
+    return count, *({arm: one[at, one[4] >= count] for arm, one in columns.items()} for at in range(5))
 
 
 def variances(ratio: Any, starts: list[float], num_rounds: list[int], of_steps: float) -> tuple[Any, Any]:

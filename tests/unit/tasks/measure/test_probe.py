@@ -11,6 +11,7 @@ from paceline.tasks.measure.paired_ratio import arm_ratio, joules_per_sample, sp
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, order_of_round, run_probe
 from paceline.tasks.records.measurement import Validity
 from tests.support.refusals import refused
+from tests.support.evidence import SimulatedProbe
 from tests.support.simulated_machine import ARM, Machine
 
 
@@ -340,7 +341,16 @@ def test_an_arm_that_is_lost_in_its_warm_up_takes_no_part():
     assert _order(result)[:2] == ["bc", "cb"]
 
 
-def test_the_competent_loop_takes_part_in_the_first_rounds_only():
+@pytest.mark.parametrize("slow_seconds", [0.0, 2.0, 12.0])
+def test_the_competent_loop_takes_part_in_ten_rounds_after_the_warm_up(slow_seconds):
+    arms = {"baseline": 0.1, "candidate": 0.1, "competent": 0.1}
+    result, _ = SimulatedProbe(arms, slow_seconds=slow_seconds, noise=0.002).measure(num_blocks=40)
+    assert bool(result.warm_up) == bool(slow_seconds)
+    assert sum(block.arm == "competent" for blocks in result.rounds for block in blocks) == 10
+    assert arm_ratio(result.rounds, "competent", "candidate").high is not None
+
+
+def test_the_competent_loop_leaves_after_ten_rounds():
     noise = np.random.default_rng(0)
     machine = Machine({"baseline": 0.1, "candidate": 0.1, "competent": 0.1}, lambda: noise.normal(0, 0.001))
     result = machine.probe(num_blocks=24, target_half_width=1e-6)
