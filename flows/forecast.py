@@ -151,7 +151,7 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
         half = points.pop(f"batch {max(1, batch // 2)}")
         return Measurement(arms=arms | {"candidate": half} | points)
     arms |= points
-    for size in sorted({min(sizes), batch}):
+    for size in sorted(sizes):
         several = single.model_copy(update={"num_devices": PROFILE_RANKS, "batch_size": size})
         for variant in ("no_sync", "token_sync", "full"):
             arms[f"{variant} {size}"] = several.model_copy(update={"variant": variant})

@@ -100,14 +100,14 @@ def compiling(job, address, probe):
 
 
 def profiled(job, address, precision):
-    """As `paceline advise` does, but for longer; two devices train at an eighth of the batch each and at all of it."""
+    """As `paceline advise` does, but for longer; two devices train at each size, too."""
     single = planned_arm(job, num_devices=1, precision=precision)
     arms = {
         "baseline": single.model_copy(update={"batch_size": BATCH}),
         "half": single.model_copy(update={"batch_size": BATCH // 2}),
         "eighth": single.model_copy(update={"batch_size": BATCH // 8}),
     }
-    for size in (BATCH, BATCH // 8):
+    for size in (BATCH, BATCH // 2, BATCH // 8):
         several = single.model_copy(update={"num_devices": 2, "batch_size": size})
         for variant in ("full", "token_sync", "no_sync"):
             arms[f"{variant} {size}"] = several.model_copy(update={"variant": variant})

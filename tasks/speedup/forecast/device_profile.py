@@ -24,8 +24,8 @@ def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
     return tuple(sorted(points, key=lambda point: point.batch_size))
 
 
-def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Interference, Interference]:
-    """Interference of two devices at the two batch sizes measured in all four ways, the smaller first.
+def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Interference, ...]:
+    """Interference of two devices at each batch size measured in all four ways, the smallest first.
 
     The arms of the probe are alike but for the number of devices and, on several, the variant: `no_sync`, `token_sync`
     and `full`. The smallest of the all-reduces stands for the exchange of a single number.
@@ -48,8 +48,7 @@ def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime
                 token_seconds=token,
             )
         )
-    small, large = sorted(interferences, key=lambda one: one.batch_size)
-    return small, large
+    return tuple(sorted(interferences, key=lambda one: one.batch_size))
 
 
 def _role(arms: dict[str, Arm], arm: Arm, **changes: object) -> str:

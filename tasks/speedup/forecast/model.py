@@ -2,7 +2,7 @@
 
 A step on N devices takes contention times the step of one device at its share of the batch, plus what waiting for the
 slowest costs, plus the all-reduce of the gradients. All three are measured on two devices in the training step itself,
-at a small batch and a large one; between them they change as a straight line does.
+at several batches; between neighbours they change as a straight line does.
 
 A part of the waiting is the engine's own work, which neither grows with the step nor with N; a part is the scatter of
 step times, which grows with the step and, as the expected largest of N normal values does, with N.
@@ -15,6 +15,8 @@ that nothing overlaps; of more, all but the last bucket may hide behind the rest
 two thirds of a step. How much really hides is not known beforehand: the prediction takes half of what could, and its
 interval reaches from nothing to all.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -75,19 +77,19 @@ class Forecast:
         self.company_sizes = [interference.batch_size for interference in company]
         self.contention_CD = [np.maximum(_possible(rng, interference.contention), 1e-9) for interference in company]
         expected_D = all_reduce_seconds(link, 2, profile.gradient_bytes) * self.link_D
-        free, lost, self.beyond_link_CD = list[Floats](), list[Floats](), list[Floats]()
+        self.free_CD, self.lost_CD, self.beyond_link_CD = list[Floats](), list[Floats](), list[Floats]()
         for interference, contention_D in zip(company, self.contention_CD, strict=True):
-            free.append(self.step(interference.batch_size) * contention_D)
-            waited_D = free[-1] * _possible(rng, interference.waiting)
+            free_D = self.step(interference.batch_size) * contention_D
+            waited_D = free_D * _possible(rng, interference.waiting)
             exchanged_D = waited_D * (_possible(rng, interference.exchange) - 1) + interference.token_seconds
-            lost.append(waited_D - free[-1] - interference.token_seconds)
+            self.free_CD.append(free_D)
+            self.lost_CD.append(waited_D - free_D - interference.token_seconds)  # by waiting
             self.beyond_link_CD.append(exchanged_D - expected_D)  # what an exchange takes longer than on the link
-        # Seconds per step of the engine, and scatter per second of a step, exact at both batches. A part that noise
-        # makes negative stays so, or the interval would be cut on one side.
-        self.engine_D = self.slack_D = self.zero_D
+        # Scatter per second of a step: what waiting grows by between the smallest and the largest batch. A part that
+        # noise makes negative stays so, or the interval would be cut on one side.
+        self.slack_D = self.zero_D
         if company:
-            self.slack_D = (lost[-1] - lost[0]) / (free[-1] - free[0])
-            self.engine_D = lost[-1] - self.slack_D * free[-1]
+            self.slack_D = (self.lost_CD[-1] - self.lost_CD[0]) / (self.free_CD[-1] - self.free_CD[0])
 
     def _line(self) -> tuple[Floats, Floats]:
         """Overhead and seconds per sample by least squares of the relative errors, neither below 0."""
@@ -103,9 +105,9 @@ class Forecast:
         """Step seconds of one device: between measured sizes on the line between neighbours, beyond them on the fit."""
         smallest, largest = self.sizes_P[0], self.sizes_P[-1]
         if smallest <= batch_size <= largest:
-            return self._between(batch_size)
+            return _between(self.sizes_P, self.seconds_DP.T, batch_size)
         edge = smallest if batch_size < smallest else largest
-        at_edge_D = self._between(edge)
+        at_edge_D = _between(self.sizes_P, self.seconds_DP.T, edge)
         line_D = self.overhead_D + self.slope_D * batch_size
         shifted_D = line_D * at_edge_D / (self.overhead_D + self.slope_D * edge)  # no jump at the edge
         doublings = abs(np.log2(batch_size / edge))
@@ -125,14 +127,14 @@ class Forecast:
         local = _local_batch(batch_size, num_devices, scaling)
         one_D, compute_D, exchange_D, waiting_D = self.step(batch_size), self.step(local), self.zero_D, self.zero_D
         if several:
-            contention_D = self._in_company(self.contention_CD, local) if self.company_sizes else self.zero_D + 1
-            growth = expected_largest(num_devices) / expected_largest(2)
-            waiting_D = np.maximum(self.engine_D + self.slack_D * growth * compute_D * contention_D, 0.0)
-            compute_D = compute_D * contention_D
             exchange_D = all_reduce_seconds(self.link, num_devices, profile.gradient_bytes) * self.link_D
-            if self.company_sizes:
-                beyond_link_D = self._in_company(self.beyond_link_CD, local)
-                exchange_D = np.maximum(exchange_D + beyond_link_D, MIN_EXCHANGE * exchange_D)
+        if several and self.company_sizes:
+            growth = expected_largest(num_devices) / expected_largest(2)
+            compute_D = compute_D * self._in_company(self.contention_CD, local)
+            scatter_D = self.slack_D * (growth * compute_D - self._in_company(self.free_CD, local))
+            waiting_D = np.maximum(self._in_company(self.lost_CD, local) + scatter_D, 0.0)
+            beyond_link_D = self._in_company(self.beyond_link_CD, local)
+            exchange_D = np.maximum(exchange_D + beyond_link_D, MIN_EXCHANGE * exchange_D)
         exposed_D = exchange_D
         if profile.gradient_bytes > BUCKET_BYTES:
             coverable_D = exchange_D * (1 - BUCKET_BYTES / profile.gradient_bytes)
@@ -200,16 +202,16 @@ class Forecast:
         return {number: self.predict(number, scaling, price=price) for number in _powers_of_two(most)}
 
     def _in_company(self, values_CD: list[Floats], batch_size: float) -> Floats:
-        """On the line between the two batch sizes of two devices, and beyond them as at the nearer one."""
-        small, large = self.company_sizes
-        share = float(np.clip((batch_size - small) / (large - small), 0, 1))
-        return np.asarray((1 - share) * values_CD[0] + share * values_CD[1])
+        """On the lines between the batch sizes of two devices, and beyond them as at the nearest one."""
+        sizes = self.company_sizes
+        return _between(sizes, values_CD, min(max(batch_size, sizes[0]), sizes[-1]))
 
-    def _between(self, batch_size: float) -> Floats:
-        upper = int(np.clip(np.searchsorted(self.sizes_P, batch_size), 1, len(self.sizes_P) - 1))
-        low, high = self.sizes_P[upper - 1], self.sizes_P[upper]
-        share = (batch_size - low) / (high - low)
-        return np.asarray((1 - share) * self.seconds_DP[:, upper - 1] + share * self.seconds_DP[:, upper])
+
+def _between(sizes: Sequence[float], values_XD: Sequence[Floats] | Floats, size: float) -> Floats:
+    """The value at a size on the line between its neighbours."""
+    upper = int(np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1))
+    share = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])
+    return np.asarray((1 - share) * values_XD[upper - 1] + share * values_XD[upper])
 
 
 def expected_largest(num: int) -> float:

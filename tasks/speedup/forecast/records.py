@@ -47,8 +47,8 @@ class DeviceProfile(Record):
     batch_size: int  # the recipe's, samples per device and step under weak scaling, per step under strong scaling
     num_train: int
     num_epochs: int
-    company: tuple[Interference, Interference] | None = None
-    """Two devices at a small and a large batch; None where only one was profiled."""
+    company: tuple[Interference, ...] | None = None
+    """Two devices at two or more batches, the smallest first; None where only one was profiled."""
     label: str  # the execution that was profiled, in words
     num_threads: int | None = None  # threads of a device on a CPU, which is a share of the cores; None on a GPU
 

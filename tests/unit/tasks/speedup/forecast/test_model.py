@@ -67,7 +67,7 @@ class Cluster:
             batch_size=BATCH,
             num_train=50_000,
             num_epochs=10,
-            company=tuple(self.company(rng, size, token) for size in (BATCH // 8, BATCH)),
+            company=tuple(self.company(rng, size, token) for size in (BATCH // 8, BATCH // 2, BATCH)),
             label="simulated",
         )
 
