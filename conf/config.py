@@ -86,13 +86,17 @@ with warnings.catch_warnings():
         min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
         """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; null: the score of
         the champion."""
-        on_regression: Literal["mark", "confirm", "fail", "off"] = "mark"
+        on_regression: Literal["mark", "confirm", "bisect", "fail", "off"] = "mark"
         """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
         artifact and an event report it. `confirm`: the last good run is first rebuilt and timed against the new run;
-        the alarm is sent in any case, with the result. `fail`: the flow and the command fail as well, after everything
+        the alarm is sent in any case, with the result. `bisect`: as `confirm`, and after a confirmed alarm the changes
+        since the last good run are searched for those that make it slower. `fail`: the flow and the command fail as well, after everything
         is recorded. `off`: runs are not compared."""
         confirm_seconds: Annotated[float, Field(gt=0)] = 600.0
         """Time limit of a confirmation, seconds: rebuilding the last good run, and up to twelve short probes."""
+        bisect_seconds: Annotated[float, Field(gt=0)] = 7200.0
+        """Time limit of the search for the changes that made a run slower, seconds. With two changes it takes at least
+        154 short probes, about half an hour."""
         max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
         """Loss of training throughput that is to be found within three runs, as a share, relative to the baseline that
         was timed in the same run; twice as much is to be found in a single run."""
@@ -106,6 +110,11 @@ with warnings.catch_warnings():
         """The same, larger is better."""
         max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05
         """Largest tolerated rise of the share of time spent waiting for data; twice as much for a single run."""
+
+        @property
+        def confirms(self) -> bool:
+            """Whether an alarm is confirmed before it is sent."""
+            return self.on_regression in ("confirm", "bisect")
 
         @model_validator(mode="after")
         def _one_goal(self) -> Self:
@@ -269,8 +278,8 @@ def _check_lightning(config: Config) -> None:
         fault = f"track.register={config.track.register} cannot be used with {what}"
         remedy = "install your code as a package, and leave out --code"
         raise ValueError(f"{fault}: a model is registered with the package of its code; {remedy}")
-    if config.track.on_regression == "confirm":
-        fault = "track.on_regression=confirm cannot be used with your own Lightning code so far"
+    if config.track.confirms:
+        fault = f"track.on_regression={config.track.on_regression} cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use track.on_regression=mark")
     _check_own_execution(config.execution)
     config.cluster.check_execution(config.execution)

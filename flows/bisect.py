@@ -1,22 +1,16 @@
 """A search for the commit or the packages that made a program slower: series of rounds, and a run in MLflow."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from paceline.conf.environment import Environment
 from paceline.flows.judge import FOLDER, RUN, record_judgement
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.judge.bisection import Bisection, Search
-from paceline.tasks.judge.lock_files import (
-    START,
-    Group,
-    change_of,
-    find_minimal_set,
-    install_versions,
-    list_packages,
-    side_with,
-)
+from paceline.tasks.judge.lock_files import install_versions, list_packages, side_with
+from paceline.tasks.judge.minimal_set import Change, find_minimal_set
 from paceline.tasks.judge.records import Question, Side, SideName
 from paceline.tasks.judge.worktrees import list_commits, open_worktrees, scratch_directory
 from paceline.tasks.names import JUDGEMENT_EXPERIMENT, Tag
@@ -55,24 +49,12 @@ def bisect_packages(
     with scratch_directory(site.root / FOLDER, defer_signals) as place:
         note(f"installing both versions of {len(packages)} packages")
         install_versions(packages, side.command, place)
-        left = question.budget_seconds
 
-        def search(chain: Sequence[Group], level: float) -> Bisection:
-            nonlocal left
-            commits = [START, *map(change_of, chain)]
+        def open_side(name: SideName, changed: Collection[Change]) -> Side:
+            return side_with(name, side, packages, changed, place)
 
-            def open_side(name: SideName, change: str) -> Side:
-                number = [commit.name for commit in commits].index(change)
-                changed = {package for group in chain[:number] for package in group}
-                return side_with(name, side, packages, changed, place)
-
-            sides = {"old": open_side("good", START.name), "new": open_side("bad", commits[-1].name)}
-            asked = question.model_copy(update=sides | {"budget_seconds": left})
-            found = Search(asked, commits, open_side, recorded, note, RUN, level=level, what="package").search()
-            left -= found.seconds
-            return found
-
-        found = find_minimal_set(packages, search)
+        start_search = partial(Search, recorded=recorded, note=note, run=RUN, what="package")
+        found = find_minimal_set(packages, question, open_side, start_search)
         old, new = (f"{file}: {side.command}" for file in files)
         found = found.model_copy(update={"old": old, "new": new})
         with defer_signals():

@@ -232,6 +232,7 @@ class Artifact:
     """Files of a run; the model's folder holds the files of `paceline.tasks.model_bundle`."""
 
     ADVICE = "advice.json"
+    BISECTION = "bisection.json"  # the search for the changes that made a run slower
     CONFIG = "config.yaml"
     DEVICES = "devices.json"
     ENVIRONMENT = "environment.json"

@@ -19,9 +19,10 @@ from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import publish, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.run import history, registry
+from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.evidence import log_plan
 from paceline.flows.run.record import Outcome, log_model, record, summarise
-from paceline.flows.run.starts import confirm_regression, measure_starts
+from paceline.flows.run.starts import measure_starts
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data import prefect_tasks as data_tasks
 from paceline.tasks.errors import InputError, RunError
@@ -161,7 +162,7 @@ def train(session: Session, prepared: PreparedSet) -> TrainResult:
     job = train_job(config, checked, prepared, session.handle.run_id, session.environment, **options)
     session.training, trained = job, train_tasks.train(job, address)
     session.starts = measure_starts(job, trained, address)
-    if config.track.on_regression != "confirm":
+    if not config.track.confirms:
         session.cluster.release()
     cache.keep(trained.search)
     require_space(config, session.environment, 0, has_run=True)

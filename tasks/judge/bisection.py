@@ -37,7 +37,7 @@ from paceline.tasks.formatting import format_interval
 from paceline.tasks.judge.decision import MAX_ROUNDS, log_ratios, plan_looks
 from paceline.tasks.judge.processes import run_process
 from paceline.tasks.judge.records import Commit, ProcessRun, Question, Round, Side, SideName
-from paceline.tasks.judge.rounds import Run, take_rounds
+from paceline.tasks.judge.rounds import Run, Watch, take_rounds
 from paceline.tasks.measure.paired_ratio import Interval, estimate_ratio, location_interval
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.record import Record
@@ -107,11 +107,12 @@ class Search:
     recorded: tuple[float, float] | None = None  # seconds of the good side and the bad one, measured earlier
     note: Callable[[str], None] = lambda _: None
     run: Run = run_process
-    watch: Callable[[list[int]], ValidityWatch] = ValidityWatch
+    watch: Callable[[list[int]], Watch] = ValidityWatch
     draw: random.Random = field(default_factory=random.SystemRandom)
     clock: Callable[[], float] = time.monotonic
     level: float = LEVEL
     what: str = "commit"  # that is searched
+    budget_name: str = "--budget "  # as messages begin the setting of the time
 
     def __post_init__(self) -> None:
         """Divide the level, and start the time."""
@@ -215,9 +216,9 @@ class Search:
         number = (4 + 4 * bool(self._num_steps) + 6 * self._num_steps) * self._plan.looks[0]
         seconds = sum(each.seconds for each in rounds) / sum(len(each.runs) for each in rounds)
         if self.question.budget_seconds < number * seconds:
-            fault = f"--budget {self.question.budget_seconds:g} is too short for {len(self.commits) - 1} {self.what}s:"
+            fault = f"{self.budget_name}{self.question.budget_seconds:g} is too short for {len(self.commits) - 1} {self.what}s:"
             fault += f" they take {number} processes of {seconds:.3g} seconds or more"
-            raise InputError(fault, hint=f"--budget {math.ceil(2 * number * seconds)}")
+            raise InputError(fault, hint=f"{self.budget_name}{math.ceil(2 * number * seconds)}")
 
     def _slowdown(self, rounds: Sequence[Round], fast: SideName, slow: SideName) -> tuple[float, float]:
         """Sure interval of the logarithm of a side's time over that of another one."""

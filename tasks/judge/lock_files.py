@@ -3,14 +3,6 @@
 Each differing version is installed once, without its dependencies, into a folder of its own. A side has the folders of
 its versions at the start of the Python path, so that they hide what is installed. What the files have in common must
 be installed already.
-
-A minimal set of packages is found by repeated binary search, a variant of QuickXplain (Junker 2004, "QuickXplain:
-preferred explanations and relaxations for over-constrained problems"). The packages are put in a fixed order. A
-bisection finds the smallest k for which the program is slower with the first k packages changed. Package k belongs to
-the set, because without it the program is not slower; the packages after it do not. If package k alone does not make
-the program slower, the next bisection is over package k and then those before it, and so on. If one package is the
-cause, at most two bisections are needed. The j-th bisection spends a 2^-j-th part of the level, so that all of them
-together err with at most the level.
 """
 
 import os
@@ -18,16 +10,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from paceline.tasks.errors import InputError, one_line
-from paceline.tasks.judge.bisection import LEVEL, Bisection
-from paceline.tasks.judge.records import Commit, Side, SideName
-from paceline.tasks.records.record import Record
+from paceline.tasks.errors import InputError
+from paceline.tasks.judge.minimal_set import START, Change
+from paceline.tasks.judge.records import Side, SideName
 from paceline.tasks.track.rebuild import install_package
 
 IGNORED_OPTIONS = (
@@ -41,37 +32,15 @@ IGNORED_OPTIONS = (
 )
 """Lines of a lock file that start with these are ignored; they are not passed to pip."""
 MAX_LETTERS = 200  # of pip's message
-START = Commit(name="the good", subject="versions")
 
 
-class Package(Record):
-    """A package that differs between two lock files."""
-
-    name: str
-    good: str | None  # its version in the good file; None where it is absent
-    bad: str | None
-
-    @property
-    def commit(self) -> Commit:
-        """Its change, in the form of a search."""
-        return Commit(name=self.name, subject=f"{self.good or 'absent'} -> {self.bad or 'absent'}")
+class Package(Change):
+    """A package that differs between two lock files, with its versions."""
 
     def requirement(self, *, is_bad: bool) -> str | None:
         """What pip installs for a side; None for nothing."""
         version = self.bad if is_bad else self.good
         return version and f"{self.name}=={version}"
-
-
-Group = tuple[Package, ...]
-SearchChain = Callable[[Sequence[Group], float], Bisection]
-"""Searches a chain, at a level, for the group with whose change the program becomes slower. Each group is changed with
-all those before it. The name of a found commit is that of `change_of`."""
-
-
-def change_of(group: Group) -> Commit:
-    """The changes of a group as one."""
-    commits = [package.commit for package in group]
-    return Commit(name=" and ".join(each.name for each in commits), subject=", ".join(each.subject for each in commits))
 
 
 def read_lock(path: Path, setting: str) -> dict[str, str]:
@@ -151,7 +120,7 @@ def _interpreter(command: str) -> str:
 
 
 def side_with(
-    name: SideName, side: Side, packages: Sequence[Package], changed: Collection[Package], folder: Path
+    name: SideName, side: Side, packages: Sequence[Package], changed: Collection[Change], folder: Path
 ) -> Side:
     """A side with the bad versions of the changed packages, and the good ones of the others."""
     requirements = [package.requirement(is_bad=package in changed) for package in packages]
@@ -164,55 +133,3 @@ def side_with(
     label = f"{len(changes)} of {len(packages)} changes" if len(changes) > 1 else "".join(changes) or START.label
     update = {"name": name, "command": exports + side.command, "shown": side.command, "revision": label}
     return side.model_copy(update=update)
-
-
-def find_minimal_set(packages: Sequence[Package], search: SearchChain) -> Bisection:
-    """Find packages whose changes together make a program slower, and of which none can be left out."""
-    searches = list[Bisection]()
-    needed: Group = ()
-    chain: list[Group] = [(package,) for package in packages]
-    while True:
-        try:
-            found = search(chain, LEVEL / 2 ** (len(searches) + 1))
-        except InputError as error:
-            if not searches:
-                raise
-            return _conclude(searches, needed, chain, f"the set may not be minimal: {one_line(error)}")
-        searches.append(found)
-        names = [change_of(group).name for group in chain]
-        positions = [names.index(commit.name) for commit in found.commits]
-        if found.outcome != "FOUND":
-            return _conclude(searches, needed, [chain[position] for position in positions], found.reason)
-        (position,) = positions
-        is_sufficient = bool(needed) and position == 0
-        before = chain[bool(needed) : position]
-        needed = needed if is_sufficient else (*needed, *chain[position])
-        if is_sufficient or not before:
-            return _conclude(searches, needed)
-        chain = [needed, *before]
-
-
-def _conclude(
-    searches: Sequence[Bisection], needed: Group, others: Sequence[Group] = (), fault: str | None = None
-) -> Bisection:
-    """The outcome of all searches: the needed packages, and without a minimal set the others that may be, and why."""
-    packages = dict.fromkeys([*needed, *(package for group in others for package in group)])
-    commits = tuple(package.commit for package in packages)
-    names, first, last = " and ".join(commit.label for commit in commits), searches[0], searches[-1]
-    outcome, reason = last.outcome, fault
-    if fault is None:
-        how = "make it slower together, and none of them can be left out" if needed[1:] else "makes it slower"
-        reason = f"{names} {how}"
-    elif last.outcome == "FOUND" or len(searches) > 1:
-        outcome = "UNDECIDED"
-    whole = last if outcome == "FOUND" and not needed[1:] else first
-    facts = {
-        "outcome": outcome,
-        "reason": reason,
-        "commits": commits,
-        "ratio": whole.ratio,
-        "series": tuple(series for search in searches for series in search.series),
-        "level": LEVEL,
-        "seconds": sum(search.seconds for search in searches),
-    }
-    return first.model_copy(update=facts)

@@ -5,6 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -13,8 +14,17 @@ from paceline.tasks.judge.decision import MARGIN_SHARE, Plan, decide, difference
 from paceline.tasks.judge.processes import run_process
 from paceline.tasks.judge.records import ORDERS, Decision, ProcessRun, Question, Round, Side, SideName
 from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.records.measurement import Validity
 
 Run = Callable[[Side, Question], ProcessRun]
+
+
+class Watch(Protocol):
+    """Watches the machine from its making to `stop`."""
+
+    def stop(self) -> Validity:
+        """What went on since then."""
+
 SPARE = 1.1  # of a proposed budget
 MIN_WATCHED_SECONDS = 1.0  # the times of processors count in ticks of 10 ms
 
@@ -24,7 +34,7 @@ def judge_sides(
     level: float,
     before_look: Callable[[], None],
     run: Run = run_process,
-    watch: Callable[[list[int]], ValidityWatch] = ValidityWatch,
+    watch: Callable[[list[int]], Watch] = ValidityWatch,
     flip: Callable[[], int] = lambda: secrets.randbelow(2),
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Decision, tuple[Round, ...]]:
@@ -88,7 +98,7 @@ def take_rounds(
     sides: dict[SideName, Side],
     question: Question,
     run: Run,
-    watch: Callable[[list[int]], ValidityWatch],
+    watch: Callable[[list[int]], Watch],
     draw: Callable[[], tuple[SideName, ...]],
     clock: Callable[[], float],
 ) -> list[Round]:

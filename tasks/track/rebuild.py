@@ -1,4 +1,4 @@
-"""Rebuilds the packages of an earlier run in a folder that precedes today's installation on a rank's Python path.
+"""Rebuilds the packages of an earlier run in folders that precede today's installation on a rank's Python path.
 
 Names and sources are those of today's installation, and only versions and commits are taken from the record: whoever
 can write to the store must not choose whose code is executed here. Only packages that a training step executes are
@@ -6,10 +6,12 @@ rebuilt. Their dependencies stay as they are today.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +27,37 @@ UNAVAILABLE = "no version or commit of it is recorded that could be installed"
 _VERSION, _COMMIT = re.compile(r"\d[\w.+!-]*"), re.compile(r"[0-9a-f]{40}")
 
 
-class Rebuilt(NamedTuple):
+class OldPackage(NamedTuple):
+    """A package as an earlier run had it."""
+
+    name: str
+    before: str  # its name and version then, and the digest of the user's own ones
+    now: str
+    folder: Path | None = None  # where it is rebuilt
+
+
+@dataclass(frozen=True)
+class Rebuilt:
     """Packages of an earlier run."""
 
-    path: str  # folder for the start of the Python path; empty without one
-    identities: tuple[str, ...]  # of the user's packages that are found there
-    rebuilt: tuple[str, ...]
-    missing: tuple[str, ...]  # differences that could not be rebuilt, and why
+    packages: tuple[OldPackage, ...]
+    current: tuple[str, ...]  # identities of the user's packages today
+    missing: tuple[str, ...] = ()  # differences that could not be rebuilt, and why
+
+    @property
+    def path(self) -> str:
+        """For the start of the Python path; empty without a rebuilt package."""
+        return os.pathsep.join(str(package.folder) for package in self.packages)
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """Of the user's packages, as they are found with this path. A rank checks them when it starts."""
+        before = {package.now: package.before for package in self.packages}
+        return tuple(before.get(identity, identity) for identity in self.current)
+
+    def without(self, names: Collection[str]) -> "Rebuilt":
+        """With some packages as they are today."""
+        return replace(self, packages=tuple(package for package in self.packages if package.name not in names))
 
 
 def package_commits(packages: Sequence[Plugin]) -> dict[str, str | None]:
@@ -45,35 +71,36 @@ def rebuild(record: Mapping[str, Any], packages: Sequence[Plugin], folder: Path)
     if len(recorded) != len(packages):
         recorded = [f"{package.package} (unknown)" for package in packages]
     rebuilt, missing = [], []
-    for label, requirement in _differences(record, packages, recorded):
-        if (fault := install_package(requirement, folder) if requirement else UNAVAILABLE) is None:
-            rebuilt.append(label)
+    for package, requirement in dict.fromkeys(_differences(record, packages, recorded)):
+        place = folder / package.name
+        if (fault := install_package(requirement, place) if requirement else UNAVAILABLE) is None:
+            rebuilt.append(package._replace(folder=place))
         else:
-            missing.append(f"{label} ({fault})")
-    pairs = zip(recorded, packages, strict=True)
-    # A rank checks the identities of the user's packages when it starts.
-    identities = tuple(before if before in rebuilt else package.identity for before, package in pairs)
-    return Rebuilt(str(folder) if rebuilt else "", identities, tuple(rebuilt), tuple(missing))
+            missing.append(f"{package.before} ({fault})")
+    return Rebuilt(tuple(rebuilt), tuple(package.identity for package in packages), tuple(missing))
 
 
 def _differences(
     record: Mapping[str, Any], packages: Sequence[Plugin], recorded: Sequence[str]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[OldPackage, str]]:
     """What differs from the record, and how pip can install it; empty where it cannot."""
     versions = package_versions()
     for name, version in (record.get("versions") or {}).items():
         if name in ("python", *EXECUTED) and version != versions.get(name):
             can_install = name in EXECUTED and _VERSION.fullmatch(str(version))
-            yield f"{name} {version}", f"{name}=={version}" if can_install else ""
-    if record.get("code") != code_fingerprint():
-        yield f"Paceline's own code {record.get('code')}", ""
-    for package, identity in zip(packages, recorded, strict=True):
-        (source, _), name = _source(package.package), package.package
+            package = OldPackage(name, f"{name} {version}", f"{name} {versions.get(name)}")
+            yield package, f"{name}=={version}" if can_install else ""
+    if record.get("code") != (code := code_fingerprint()):
+        before, now = (f"Paceline's own code {each}" for each in (record.get("code"), code))
+        yield OldPackage("paceline", before, now), ""
+    for plugin, identity in zip(packages, recorded, strict=True):
+        (source, _), name = _source(plugin.package), plugin.package
         commit, version = str((record.get("commits") or {}).get(name)), identity.removeprefix(f"{name} ").split(" ")[0]
         from_commit = source.replace("COMMIT", commit) if _COMMIT.fullmatch(commit) else ""
-        can_install = not source and version != package.version and _VERSION.fullmatch(version)
-        if identity != package.identity:
-            yield identity, f"{name}=={version}" if can_install else from_commit
+        can_install = not source and version != plugin.version and _VERSION.fullmatch(version)
+        if identity != plugin.identity:
+            package = OldPackage(name, identity, plugin.identity)
+            yield package, f"{name}=={version}" if can_install else from_commit
 
 
 def _source(package: str) -> tuple[str, str | None]:

@@ -30,6 +30,7 @@ class Confirmation(Record):
     machine: Interval | None = None  # throughput of the last good run now over what it reached then
     machine_share: float | None = None  # of the loss since then; None where nothing was lost
     num_pairs: int = 0
+    causes: tuple[str, ...] = ()  # changes since the last good run that make this one slower, if they were searched
     earlier_run_id: str | None = None
     text: str
 

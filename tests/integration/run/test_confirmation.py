@@ -3,15 +3,18 @@
 import json
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from paceline.flows.run import starts
+from paceline.flows.run import confirmation
 from paceline.flows.run.record import Outcome
 from paceline.tasks.cluster.hardware import describe
+from paceline.tasks.records.measurement import Validity
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
 from paceline.tasks.track.run import RunHandle
@@ -31,7 +34,7 @@ def _server(prefect_url):
 @flow(name="confirming")
 def confirm(outcome, job, address, handle, summary):
     """The end of a run whose alarm is to be confirmed."""
-    return starts.confirm_regression(outcome, job, address, handle, summary)
+    return confirmation.confirm_regression(outcome, job, address, handle, summary)
 
 
 class Night:
@@ -120,7 +123,7 @@ def test_an_interruption_sends_the_alarm_and_leaves_the_run_as_it_was(night, clu
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(starts, "_against", interrupt)
+    monkeypatch.setattr(confirmation, "_against", interrupt)
     with pytest.raises(KeyboardInterrupt):
         night.confirm(cluster_address, THROUGHPUT)
     night.tags()
@@ -156,5 +159,41 @@ def test_a_slower_execution_is_confirmed_against_the_last_good_one(make_job, clu
     assert found["verdict"] == "confirmed", judged
     assert found["num_pairs"] == 6
     assert found["ratio"]["high"] < 1
-    assert "rebuilt: execution (1 device, 32-true" in judged["text"]
-    assert "resident" in judged["text"]
+    assert "rebuilt: execution.loading resident" in judged["text"]
+
+
+def bisect(make_job, address, monkeypatch, *overrides):
+    """An alarm with a search over probes of simulated times, in which the loading matters and the layout does not.
+
+    Also returns the night, and the loading and layout of all probes.
+    """
+    noise, states = np.random.default_rng(0), set()
+
+    def simulated(job, _):
+        time.sleep(0.02)
+        states.add((job.plan.loading, job.plan.memory_format))
+        seconds = (2e-3 if job.plan.loading == "foreground" else 1e-3) * float(np.exp(noise.normal(0, 0.01)))
+        probe = SimpleNamespace(seconds_per_sample=lambda _: seconds, validity=Validity(contaminated=False))
+        return SimpleNamespace(host="a", probe=probe)
+
+    settings = ("execution.loading=foreground", "execution.memory_format=contiguous", *overrides)
+    night = Night(make_job, "track.on_regression=bisect", *settings, loading="resident", memory_format="channels_last")
+    monkeypatch.setattr(confirmation, "_measure", simulated)
+    return night.confirm(address, THROUGHPUT), night, states
+
+
+def test_the_change_that_made_it_slower_is_searched(make_job, cluster_address, monkeypatch):
+    judged, night, states = bisect(make_job, cluster_address, monkeypatch)
+    assert judged["confirmation"]["verdict"] == "confirmed"
+    assert judged["confirmation"]["causes"] == ["execution.loading resident -> foreground"]
+    assert judged["text"].endswith("; the cause: execution.loading resident -> foreground makes it slower")
+    assert ("resident", "contiguous") in states, "one change alone"
+    with open(night.handle.client.download_artifacts(night.job.run_id, "bisection.json")) as file:  # noqa: PTH123
+        assert json.load(file)["outcome"] == "FOUND"
+
+
+def test_a_search_without_enough_time_leaves_the_alarm_confirmed(make_job, cluster_address, monkeypatch):
+    judged, _, _ = bisect(make_job, cluster_address, monkeypatch, "track.bisect_seconds=2")
+    assert judged["confirmation"]["verdict"] == "confirmed"
+    assert judged["confirmation"]["causes"] == []
+    assert "; the cause was not found: track.bisect_seconds=2 is too short for 2 changes: " in judged["text"]

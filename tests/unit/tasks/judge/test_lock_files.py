@@ -1,20 +1,14 @@
-"""Lock files as the ends of a search: how they are read, their versions side by side, and minimal sets of packages."""
+"""Lock files as the ends of a search: how they are read, and their versions side by side."""
 
 import os
-import random
 import subprocess
 import sys
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.judge import lock_files
-from paceline.tasks.judge.bisection import LEVEL, Search
-from paceline.tasks.judge.lock_files import Package, find_minimal_set, install_versions, list_packages, side_with
-from paceline.tasks.judge.records import ProcessRun, Question, Side
-from paceline.tasks.records.measurement import Validity
+from paceline.tasks.judge.lock_files import Package, install_versions, list_packages, side_with
+from paceline.tasks.judge.records import Side
 from tests.support.refusals import refused
 from tests.support.wheels import write_wheel
 
@@ -58,69 +52,6 @@ def test_equal_files_and_files_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     with refused("--bad", "bad.txt"):
         list_packages(write(tmp_path / "good.txt"), tmp_path / "bad.txt")
-
-
-PACKAGES = [Package(name=f"p{number}", good="1", bad="2") for number in range(12)]
-
-
-def search_on_machine(needed, searches, budget=1e9, noise=0.02):
-    """Searches chains on a machine on which the program is slower with all packages of a set."""
-    generator, now = np.random.default_rng(sum(needed)), 0.0
-    quiet = SimpleNamespace(stop=Validity)
-
-    def run(side, question):
-        nonlocal now
-        changed = {int(word) for word in side.command.split()}
-        seconds = float(np.exp(noise * generator.normal())) * (1.3 if set(needed) <= changed else 1.0)
-        now += seconds
-        return ProcessRun(seconds=seconds)
-
-    def search(chain, level):
-        commits = [lock_files.START, *map(lock_files.change_of, chain)]
-
-        def open_side(name, change):
-            number = [commit.name for commit in commits].index(change)
-            changed = " ".join(package.name[1:] for group in chain[:number] for package in group)
-            return Side(name=name, command=changed, directory="/", revision=change)
-
-        sides = {"old": open_side("good", commits[0].name), "new": open_side("bad", commits[-1].name)}
-        question = Question(**sides, budget_seconds=budget - now, limit_seconds=60.0)
-        options = {"run": run, "watch": lambda pids: quiet, "draw": random.Random(1), "clock": lambda: now}
-        found = Search(question, commits, open_side, level=level, what="package", **options).search()
-        searches.append((level, found))
-        return found
-
-    return search
-
-
-@pytest.mark.parametrize("needed", [[0], [5], [11], [2, 9], [0, 1], [10, 11], [0, 5, 11]])
-def test_a_minimal_set_is_found(needed):
-    searches = []
-    found = find_minimal_set(PACKAGES, search_on_machine(needed, searches))
-    assert found.outcome == "FOUND"
-    assert sorted(int(commit.name[1:]) for commit in found.commits) == needed
-    assert ("none of them can be left out" in found.reason) == (len(needed) > 1)
-    assert all(f"p{number} 1 -> 2" in found.reason for number in needed)
-    assert [level for level, _ in searches] == [LEVEL / 2**number for number in range(1, len(searches) + 1)]
-    assert len(searches) <= len(needed) + 1
-    assert len(found.series) == sum(len(each.series) for _, each in searches)
-    assert found.num_commits == len(PACKAGES)
-    assert found.ratio.high < 1
-
-
-def test_equal_files_of_speed_have_no_slowdown():
-    found = find_minimal_set(PACKAGES, search_on_machine([99], []))
-    assert found.outcome == "NO SLOWDOWN"
-    assert len(found.commits) == len(PACKAGES)
-
-
-def test_without_time_for_a_minimal_set_those_that_may_be_in_it_remain():
-    searches = []
-    find_minimal_set(PACKAGES, search_on_machine([2, 9], searches))
-    found = find_minimal_set(PACKAGES, search_on_machine([2, 9], [], budget=searches[0][1].seconds + 1))
-    assert found.outcome == "UNDECIDED"
-    assert {commit.name for commit in found.commits} == {f"p{number}" for number in range(10)}
-    assert "the set may not be minimal: --budget" in found.reason
 
 
 MODULE = """

@@ -63,14 +63,15 @@ def record(*identities, **facts):
 
 
 def test_nothing_is_rebuilt_where_nothing_differs(tmp_path):
-    assert rebuild(record(), (), tmp_path / "old") == ("", (), (), ())
+    old = rebuild(record(), (), tmp_path / "old")
+    assert (old.path, old.packages, old.identities, old.missing) == ("", (), (), ())
     assert not (tmp_path / "old").exists()
 
 
 def test_what_cannot_be_installed_is_named(tmp_path):
     versions = package_versions() | {"torch": "0.0.1", "numpy": "evil @ https://example.org", "python": "3.1"}
     old = rebuild(record(versions=versions | {"mlflow": "1.0"}, code="0" * 12), (), tmp_path / "old")
-    assert (old.path, old.rebuilt) == ("", ())
+    assert old.path == ""
     python, torch, numpy, code = old.missing
     assert python == f"python 3.1 ({UNAVAILABLE})"
     assert torch.startswith("torch 0.0.1 (ERROR: Could not find a version that satisfies")
@@ -89,8 +90,12 @@ def test_an_earlier_version_is_rebuilt_from_its_wheel(tmp_path, offline):
         now = find("model", "tiny")
         old = rebuild(record(identities[0]), (now,), tmp_path / "old")
         assert old.missing == ()
-        assert old.rebuilt == old.identities == (identities[0],)
-        assert "return 1.0" in (tmp_path / "old" / "acme.py").read_text()
+        assert old.identities == (identities[0],)
+        assert [(each.name, each.before, each.now) for each in old.packages] == [("acme", *identities)]
+        assert old.path == str(tmp_path / "old" / "acme")
+        assert "return 1.0" in (tmp_path / "old" / "acme" / "acme.py").read_text()
+        today = old.without({"acme"})
+        assert (today.path, today.identities) == ("", (identities[1],))
 
 
 def test_an_earlier_commit_is_rebuilt_from_the_repository_of_today(tmp_path):
@@ -111,8 +116,8 @@ def test_an_earlier_commit_is_rebuilt_from_the_repository_of_today(tmp_path):
     assert commits == {"acme": git(source.parent, "rev-parse", "HEAD~1")}
     with on_path(tmp_path / "site"):
         old = rebuild(record(before, commits=commits), (now,), tmp_path / "old")
-        assert (old.rebuilt, old.missing) == ((before,), ())
-        assert "return 1" in (tmp_path / "old" / "acme.py").read_text()
+        assert (old.identities, old.missing) == ((before,), ())
+        assert "return 1" in (tmp_path / "old" / "acme" / "acme.py").read_text()
         (source / "acme.py").write_text(MODEL.format(version="3"))
         assert package_commits((now,)) == {"acme": None}, "changes that are not committed cannot be rebuilt"
         old = rebuild(record(before, commits={"acme": "--option"}), (now,), tmp_path / "none")
