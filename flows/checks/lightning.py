@@ -1,7 +1,7 @@
 """Reads a configuration of LightningCLI, a file or settings of the command line, into a `Config`."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,12 @@ EQUIVALENTS = {"recipe.num_epochs": "trainer.max_epochs", "seed": "seed_everythi
 """Settings of presets, and of LightningCLI."""
 
 
-def load_lightning(preset: str, overrides: Sequence[str], directory: str | None) -> Config:
+def load_lightning(
+    preset: str, overrides: Sequence[str], directory: str | None, meanwhile: Callable[[], None] | None = None
+) -> Config:
     """Read a file of LightningCLI, or settings alone, with code from a directory or from installed packages.
+
+    `meanwhile` is called while another process imports this code.
 
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
@@ -57,7 +61,8 @@ def load_lightning(preset: str, overrides: Sequence[str], directory: str | None)
         check_size(Path(code))
     file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
     checkpoint = given[-1].partition("=")[2] if given else None
-    answer = child.ask(child.Request(task="parse", code=code, file=file, ckpt_path=checkpoint, variants=(of_cli,)))
+    request = child.Request(task="parse", code=code, file=file, ckpt_path=checkpoint, variants=(of_cli,))
+    answer = child.ask(request, meanwhile)
     (parsed,), found = answer["variants"], answer[CHECKPOINT]
     settings = parsed["settings"]
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem

@@ -1,6 +1,7 @@
 """Options of the commands that also train the user's own Lightning code: `run`, `study` and `sweep`."""
 
 from argparse import Namespace
+from collections.abc import Callable
 
 from paceline.conf.config import Config
 from paceline.conf.lightning import Objective
@@ -15,12 +16,15 @@ GOALS = (
 )
 
 
-def load_config(options: Namespace) -> Config:
-    """Read a preset, or a file of LightningCLI with the directory of `--code`, with its overrides."""
+def load_config(options: Namespace, meanwhile: Callable[[], None] | None = None) -> Config:
+    """Read a preset, or a file of LightningCLI with the directory of `--code`, with its overrides.
+
+    `meanwhile` is called while another process imports this code.
+    """
     if is_lightning(options.preset):
         from paceline.flows.checks.lightning import load_lightning
 
-        return load_lightning(options.preset, options.overrides, options.code)
+        return load_lightning(options.preset, options.overrides, options.code, meanwhile)
     if options.code is not None:
         raise InputError(f"--code {options.code} has no meaning for a preset", hint="remove --code", setting="--code")
     return load(options.preset, options.overrides)

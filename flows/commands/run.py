@@ -39,7 +39,7 @@ def run(options: Namespace) -> None:
         console.require(options, "preset")
         if options.diagnose:
             options.overrides.append("speedup.diagnose=true")
-        config = load_config(options)
+        config = load_config(options, None if options.show else _prepare_own)
     else:
         config = _load_run(options)
     if options.show:
@@ -80,6 +80,14 @@ def start(config: Config, resume: str | None = None) -> dict[str, Any]:
             from paceline.flows.run.flow import run_pipeline
 
             return run_pipeline(config, resume)
+
+
+def _prepare_own() -> None:
+    """Start and import what a run of own Lightning code needs, while another process imports that code."""
+    from paceline.flows.lifecycle.prefect_api import prepare_api
+
+    prepare_api(Environment())  # it ends with this process
+    import paceline.flows.run.lightning  # noqa: F401
 
 
 def _load_run(options: Namespace) -> Config:

@@ -26,8 +26,8 @@ NUM_DESCRIPTORS = 3
 class Standby:
     """The worker's end of the socket to a standby process.
 
-    It imports the module `run`, and calls its `main` with the path of the spec it receives. Of modules to be imported
-    `before` it calls `start_early` first.
+    It imports the module `run`, and calls its `main` with the path of the spec it receives. Modules `before` are imported
+    first, and their `start_early` is called where they have one.
     """
 
     def __init__(self, environment: Mapping[str, str], run: str, *before: str) -> None:
@@ -90,9 +90,11 @@ def _receive_order() -> str:
 def main(run: str, *before: str) -> int:
     """Import the module, wait for a spec, and run it."""
     die_with_supervisor()
-    for name in before:
-        importlib.import_module(name).start_early()
     gc.disable()  # until the rank starts: searching the imported modules for garbage takes a quarter of the time
+    for name in before:
+        module = importlib.import_module(name)
+        if hasattr(module, "start_early"):
+            module.start_early()
     program = importlib.import_module(run)
     return int(program.main(_receive_order()))
 

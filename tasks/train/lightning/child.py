@@ -13,6 +13,7 @@ import tempfile
 import traceback
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,23 +46,33 @@ class Request(Record):
     directory: str = ""
 
 
-def ask(request: Request) -> dict[str, Any]:
-    """Do a request in a child process. Raises InputError: the request is wrong; RunError: the user's code failed."""
+def ask(request: Request, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
+    """Do a request in a child process; `meanwhile` is called in this one.
+
+    Raises InputError: the request is wrong; RunError: the user's code failed.
+    """
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", __name__, directory],
-            env=os.environ | {PARENT: str(os.getpid()), "JSONARGPARSE_DEPRECATION_WARNINGS": "off"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        output = Path(directory) / "output.txt"
+        with output.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, directory],
+                env=os.environ | {PARENT: str(os.getpid()), "JSONARGPARSE_DEPRECATION_WARNINGS": "off"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            if meanwhile is not None:
+                meanwhile()
+            status = process.wait()
+        finally:
+            process.kill()
+            process.wait()
         path = Path(directory) / "answer.json"
         if not path.exists():
-            raise RunError(
-                f"the process that imports your code ended with status {done.returncode}: {done.stderr[-500:]}"
-            )
+            printed = output.read_text(encoding="utf-8", errors="replace")[-500:]
+            raise RunError(f"the process that imports your code ended with status {status}: {printed}")
         answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if answer.get("fault"):
         kind = InputError if answer["is_input"] else RunError
