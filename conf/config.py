@@ -89,9 +89,9 @@ with warnings.catch_warnings():
         on_regression: Literal["mark", "confirm", "bisect", "fail", "off"] = "mark"
         """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
         artifact and an event report it. `confirm`: the last good run is first rebuilt and timed against the new run;
-        the alarm is sent in any case, with the result. `bisect`: as `confirm`, and after a confirmed alarm the changes
-        since the last good run are searched for those that make it slower. `fail`: the flow and the command fail as well, after everything
-        is recorded. `off`: runs are not compared."""
+        the alarm is sent in any case, with the result. `bisect`: as `confirm`; after a confirmed alarm the changes
+        since the last good run are searched for those that make it slower, and a second alarm names them. `fail`: the
+        flow and the command fail as well, after everything is recorded. `off`: runs are not compared."""
         confirm_seconds: Annotated[float, Field(gt=0)] = 600.0
         """Time limit of a confirmation, seconds: rebuilding the last good run, and up to twelve short probes."""
         bisect_seconds: Annotated[float, Field(gt=0)] = 7200.0

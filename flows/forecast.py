@@ -8,22 +8,25 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.conf.load import make_config
 from paceline.conf.section import Text
 from paceline.flows.checks import preflight
+from paceline.flows.checks.lightning import configure, read_again
 from paceline.flows.checks.measured_plan import measure_plan, train_job
+from paceline.flows.checks.origin import is_from_api
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.mlflow_views import log_report
 from paceline.flows.lifecycle.outage import guard_flow, publish, with_retries
-from paceline.flows.run.history import execution_of, past_checks
+from paceline.flows.run.history import execution_of, past_checks, scaling_of
+from paceline.flows.run.lightning import prepare_own
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError
-from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.fingerprint import lightning_fingerprint, workload_fingerprint
 from paceline.tasks.host import has_compiler
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.execution import FASTER_INPUT, Arm, Plan
 from paceline.tasks.records.measurement import Measurement, MeasureResult
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast import device_profile
@@ -32,7 +35,7 @@ from paceline.tasks.speedup.forecast.model import Forecast
 from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
 from paceline.tasks.track import run as tracking
 from paceline.tasks.train.plan import arm_of, can_capture
-from paceline.tasks.train.prefect_tasks import measure
+from paceline.tasks.train.prefect_tasks import measure, with_partitions
 
 TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
@@ -70,19 +73,20 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
         raise InputError(f"--link {request.link} is not known; choose measured or one of {', '.join(LINKS)}")
     if request.link == "given":
         given_link(request.latency_seconds, request.gigabytes_per_second)
-    batch = request.config.recipe.batch_size
-    if batch < 2:  # noqa: PLR2004  the slope over the batch size needs two
+    own, batch = request.config.lightning.settings, request.config.recipe.batch_size
+    if not own and batch < 2:  # noqa: PLR2004  the slope over the batch size needs two
         raise InputError(f"recipe.batch_size={batch} leaves no smaller batch to profile; use at least 2")
-    if request.config.recipe.batch_scaling == "strong" and max(request.devices) > batch:
+    if not own and request.config.recipe.batch_scaling == "strong" and max(request.devices) > batch:
         fault = f"--devices {max(request.devices)} exceeds recipe.batch_size={batch} under strong scaling"
         raise InputError(f"{fault}; a device needs a sample per step: use at most {batch} devices")
     ranks = PROFILE_RANKS if request.link == "measured" else 1
     overrides = [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"]
     if request.config.execution.compile == "auto":  # as several devices run; one GPU alone would get a CUDA graph
         overrides.append("execution.compile=off")
-    config = make_config(request.config, overrides)
+    (config,) = configure(request.config, [overrides])
     try:
-        return config, preflight.check(config, environment)
+        check = preflight.check_lightning if own else preflight.check
+        return config, check(config, environment)
     except InputError as error:
         if ranks == 1:
             raise
@@ -102,17 +106,25 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """
     started = time.monotonic()
     environment = Environment()
+    if request.config.lightning.settings and is_from_api():
+        request = request.model_copy(update={"config": read_again(request.config, None, environment)})
     config, checked = preflight.result_of(check_advise, request, environment)
     with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
         checked = preflight.confirm_on_cluster(config, checked, address)
-        stage = with_retries(prepare, config.limits)
-        prepared = stage(config.stored_data, str(environment.root), address, config.limits.prepare_seconds)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
+        prepared = None if config.lightning.settings else _prepare(config, environment, address)
+        if prepared is None:
+            workload = lightning_fingerprint(request.config.lightning)
+        else:
+            workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         with new_run(request.config, environment, checked.experiment_id, "advise", workload) as handle:
-            tracking.log_dataset(handle, prepared, config.data.source)
-            checked = measure_plan(config, checked, prepared, handle.run_id, environment, address)
+            if prepared is not None:
+                tracking.log_dataset(handle, prepared, config.data.source)
+                checked = measure_plan(config, checked, prepared, handle.run_id, environment, address)
             plan = checked.plan
             job = train_job(config, checked, prepared, handle.run_id, environment)
+            if prepared is None:
+                prepare_own(job, address)
+                job = with_partitions(job, address)
             measured = measure(job.model_copy(update={"measurement": _profiling(config, plan, request)}), address)
             moved = measure(job.model_copy(update={"measurement": _moves(config, plan)}), address)
             if request.link == "measured":
@@ -121,7 +133,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
                 link = given_link(request.latency_seconds, request.gigabytes_per_second)
             else:
                 link = LINKS[request.link]
-            profile = _profile(config, plan, prepared.num_train, measured)
+            profile = _profile(config, plan, prepared, measured)
             run = {"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload}
             result = _advise(request, profile, link, moved, **run, seconds=time.monotonic() - started)
             checks = past_checks(handle)
@@ -140,8 +152,16 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     return result.model_dump(mode="json", exclude={"preset"}) | {"tracking_uri": handle.public_uri, "table": rows}
 
 
+def _prepare(config: Config, environment: Environment, address: str) -> PreparedSet:
+    stage, seconds = with_retries(prepare, config.limits), config.limits.prepare_seconds
+    return stage(config.stored_data, str(environment.root), address, seconds)
+
+
 def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measurement:
     """Arms of one device at several batch sizes, and of several devices without, with partial and with full syncing."""
+    if config.lightning.settings:
+        message_bytes = (TOKEN_BYTES, *MESSAGE_BYTES) if plan.world_size > 1 else ()
+        return Measurement(arms={}, of_module="profile", all_reduce_bytes=message_bytes)
     batch = config.recipe.batch_size
     sizes = {batch, max(1, batch // 2), max(1, batch // max(*request.devices, MIN_PARTS))}
     single = _single(plan)
@@ -161,6 +181,8 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
 
 def _moves(config: Config, plan: Plan) -> Measurement:
     """Arms of the execution on one device, and of each single change of it."""
+    if config.lightning.settings:
+        return Measurement(arms={}, of_module="moves", can_leave_out=True)
     batch = config.recipe.batch_size
     unchanged = _single(plan).model_copy(update={"batch_size": batch})
     changes: dict[str, dict[str, Any]] = {
@@ -170,7 +192,7 @@ def _moves(config: Config, plan: Plan) -> Measurement:
         "execution.memory_format=channels_last": {"memory_format": "channels_last"},
         "execution.loading=resident": {"loading": "resident"},
         "execution.loading=streaming": {"loading": "streaming"},
-        device_profile.FASTER_INPUT: {"variant": "synthetic_input"},
+        FASTER_INPUT: {"variant": "synthetic_input"},
     }
     if not plan.activation_checkpointing and (has_compiler() or plan.accelerator == "gpu"):
         changes["execution.compile=step"] = {"compile": "step"}
@@ -186,16 +208,20 @@ def _single(plan: Plan) -> Arm:
     return arm_of(plan).model_copy(update={"num_devices": 1, "strategy": "ddp"})
 
 
-def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult) -> DeviceProfile:
+def _profile(config: Config, plan: Plan, prepared: PreparedSet | None, measured: MeasureResult) -> DeviceProfile:
     is_cpu, probe = plan.accelerator == "cpu", measured.probe
     threads = f", {plan.num_threads} thread{'s' if plan.num_threads > 1 else ''}" if is_cpu else ""
     interference = device_profile.measure_interference(probe, measured.all_reduces) if plan.world_size > 1 else None
+    num_train = prepared.num_train if prepared else measured.num_train
+    num_epochs = config.recipe.num_epochs if prepared else measured.num_epochs
+    assert num_train is not None
+    assert num_epochs is not None
     return DeviceProfile(
         points=device_profile.profile_of(probe),
         gradient_bytes=measured.gradient_bytes,
-        batch_size=config.recipe.batch_size,
+        batch_size=probe.samples_per_step["baseline"],
         num_train=num_train,
-        num_epochs=config.recipe.num_epochs,
+        num_epochs=num_epochs,
         company=interference,
         label=f"{plan.device_name}{threads}, {_single(plan).label}",
         num_threads=plan.num_threads if is_cpu else None,
@@ -213,7 +239,7 @@ def _advise(
                 predictions.append(forecast.predict(number, scaling, price=price))
             else:
                 get_run_logger().warning("No strong scaling to %d devices: a step has fewer samples", number)
-    kind, probe, deadline = request.config.recipe.batch_scaling, moved.probe, request.deadline_seconds
+    kind, probe, deadline = scaling_of(request.config), moved.probe, request.deadline_seconds
     compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))
     left_out = probe.left_out | ({} if compiled else {"execution.compile=step": "no C++ compiler was found"})
     return AdviseResult(

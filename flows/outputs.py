@@ -79,6 +79,7 @@ def _run() -> list[Any]:
     of_own: dict[str, Any] = {
         "packages": tuple[str, ...],
         "train": _part("OwnTraining", ModuleResult, lightning.TRAIN_KEYS, **shares),
+        "prediction": of_preset["prediction"],
         "regression": RegressionVerdict | None,
         "metrics": dict[str, float],
         "partitions": PreparedPartitions | None,

@@ -3,8 +3,9 @@
 from argparse import Namespace
 from typing import Any
 
-from paceline.conf.load import load, split_values
+from paceline.conf.load import split_values
 from paceline.flows.commands.console import argument, command, preset, run_location, say_pairs
+from paceline.flows.commands.own_code import CODE, load_config
 from paceline.flows.commands.prefect_session import start_flow
 from paceline.tasks.errors import InputError
 
@@ -21,6 +22,7 @@ DEVICES = "2,4,8"
     argument("--latency S", "latency of your own link, seconds per message", type=float),
     argument("--bandwidth GB/S", "bandwidth of your own link, gigabytes per second", type=float),
     argument("--deadline S", "longest acceptable training time, seconds", type=float),
+    CODE,
 )
 def advise(options: Namespace) -> None:
     """Forecast the speedup on N devices, and rank what to do next."""
@@ -39,7 +41,7 @@ def advise(options: Namespace) -> None:
         raise InputError(f"{fault}; for example --devices 2,4,8") from error
     request = AdviseRequest(
         preset=options.preset,
-        config=load(options.preset, options.overrides),
+        config=load_config(options),
         devices=devices,
         link="given" if options.latency is not None else options.link,
         latency_seconds=options.latency,

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Collection, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run import history
 from paceline.flows.run.record import Outcome
 from paceline.tasks import deadline
-from paceline.tasks.errors import InputError, PacelineError, RunError, TimeLimitError, one_line
+from paceline.tasks.errors import InputError, PacelineError, RankError, RunError, TimeLimitError, one_line
 from paceline.tasks.judge.bisection import Bisection, Search
 from paceline.tasks.judge.minimal_set import Change, find_minimal_set
 from paceline.tasks.judge.records import ProcessRun, Question, Side, SideName
@@ -35,18 +35,9 @@ from paceline.tasks.train.prefect_tasks import measure
 
 NUM_CYCLES = 3  # of old, new, new, old
 PROBE_SECONDS = 5.0  # of the measured blocks of one process
-SETTINGS = (
-    "precision",
-    "compile",
-    "memory_format",
-    "loading",
-    "strategy",
-    "gradient_compression",
-    "micro_batch",
-    "activation_checkpointing",
-    "num_threads",
-)
+SETTINGS = ("precision", "compile", "memory_format", "loading", "micro_batch", "num_threads")
 """Settings of a plan by which two runs of one series can differ, because `auto` chose them."""
+SEARCH_SHARE = 0.9  # of the time limit; the rest is for the processes of a round that has begun
 
 
 @dataclass(frozen=True)
@@ -61,42 +52,69 @@ class _GoodRun:
     @property
     def changes(self) -> list[Change]:
         """All differences of the new run from what can be executed again."""
-        pairs = {name: (getattr(self.plan, name), getattr(self.outcome.plan, name)) for name in SETTINGS}
+        before, now = (
+            {name: _shown(getattr(plan, name)) for name in SETTINGS} for plan in (self.plan, self.outcome.plan)
+        )
         changes = [
-            Change(name=f"execution.{name}", good=typed(before), bad=typed(now))
-            for name, (before, now) in pairs.items()
-            if before != now
+            Change(name=f"execution.{name}", good=before[name], bad=now[name])
+            for name in SETTINGS
+            if before[name] != now[name]
         ]
-        for name, before, now, _ in self.packages.packages:
-            changes.append(Change(name=name, good=before.removeprefix(f"{name} "), bad=now.removeprefix(f"{name} ")))
+        for name, old, new, _ in self.packages.packages:
+            changes.append(Change(name=name, good=old.removeprefix(f"{name} "), bad=new.removeprefix(f"{name} ")))
         return changes
 
-    def probe_with(self, changed: Collection[str]) -> TrainJob:
+    def probe_with(self, changed: Collection[str], max_restarts: int | None = None) -> TrainJob:
         """The probe that each run has before its training, but shorter, with changes by their names."""
-        settings = {name: getattr(self.outcome.plan, name) for name in SETTINGS if f"execution.{name}" in changed}
+        config, now = self.outcome.config, self.outcome.plan
+        settings = {name: getattr(now, name) for name in SETTINGS if f"execution.{name}" in changed}
+        if "compile" in settings:  # whether a graph can be recorded belongs to it
+            settings["failed_capture"] = now.failed_capture
         plan, packages = self.plan.model_copy(update=settings), self.packages.without(changed)
-        arm, speedup = arm_of(plan, self.outcome.trained.worker_load), self.outcome.config.speedup
-        shorter = speedup.model_copy(update={"max_seconds": min(PROBE_SECONDS, speedup.max_seconds)})
+        arm = arm_of(plan, self.outcome.trained.worker_load)
+        shorter = config.speedup.model_copy(update={"max_seconds": min(PROBE_SECONDS, config.speedup.max_seconds)})
+        config = config.model_copy(update={"speedup": shorter})
+        if max_restarts is not None:
+            execution = config.execution.model_copy(update={"max_restarts": max_restarts})
+            config = config.model_copy(update={"execution": execution})
         measurement = Measurement(arms={"baseline": baseline_of(arm), "candidate": arm})
-        options = {"config": self.outcome.config.model_copy(update={"speedup": shorter}), "plan": plan}
-        options |= {"python_path": packages.path, "packages": packages.identities, "measurement": measurement}
-        return self.job.model_copy(update=options | {"search": None, "resume": False})
+        options = {"config": config, "plan": plan, "measurement": measurement, "search": None, "resume": False}
+        return self.job.model_copy(update=options | {"python_path": packages.path, "packages": packages.identities})
+
+
+def _shown(value: object) -> str:
+    return "off" if value is None else typed(value)
 
 
 def confirm_regression(
     outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Confirm the alarm of a FINISHED run if `track.on_regression` asks for it; its summary with the confirmation."""
-    judged = summary["regression"]
-    if not outcome.config.track.confirms or not judged or judged["verdict"] != "regression":
+    """Confirm the alarm of a FINISHED run if `track.on_regression` asks for it; its summary with the confirmation.
+
+    Before a search for the cause, which may take hours, the alarm is sent without it.
+    """
+    judged, track = summary["regression"], outcome.config.track
+    if not track.confirms or not judged or judged["verdict"] != "regression":
         return summary
-    try:
-        found = _confirm(outcome, job, address, handle, judged)
-    except BaseException:  # the alarm is sent as it is
-        history.report_regression(outcome, _with(summary, not_timed("it was interrupted")))
-        raise
-    get_run_logger().warning("The alarm is %s", found.text)
-    summary = _with(summary, found)
+    with ExitStack() as stack:
+        try:
+            found, good = _confirm(outcome, job, address, handle, judged, stack)
+        except BaseException:  # the alarm is sent as it is
+            history.report_regression(outcome, _with(summary, not_timed("it was interrupted")))
+            raise
+        get_run_logger().warning("The alarm is %s", found.text)
+        confirmed = _record(handle, _with(summary, found), found)
+        if good is None or found.verdict != "confirmed" or track.on_regression != "bisect":
+            return confirmed
+        searched = found.model_copy(update={"text": f"{found.text}; the search for the cause has begun"})
+        history.report_regression(outcome, _with(summary, searched))
+        causes, text = _find_cause(good, address, handle)
+        get_run_logger().warning("%s", text)
+        found = found.model_copy(update={"causes": causes, "text": f"{found.text}; {text}"})
+        return _record(handle, _with(summary, found), found)
+
+
+def _record(handle: RunHandle, summary: dict[str, Any], found: Confirmation) -> dict[str, Any]:
     try:
         tracking.set_tags(handle, {Tag.CONFIRMATION: found.text})
         tracking.log_document(handle, Artifact.SUMMARY, summary)
@@ -111,54 +129,58 @@ def _with(summary: dict[str, Any], found: Confirmation) -> dict[str, Any]:
     return summary | {"regression": judged | facts}
 
 
-def _confirm(outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, judged: dict[str, Any]) -> Confirmation:
+def _confirm(
+    outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, judged: dict[str, Any], stack: ExitStack
+) -> tuple[Confirmation, _GoodRun | None]:
+    """The confirmation, and the last good run as it was rebuilt until `stack` ends."""
     if all(change["measure"] == "score" for change in judged["changes"]):
-        return not_timed("a score does not depend on speed, so nothing was timed")
+        return not_timed("a score does not depend on speed, so nothing was timed"), None
     try:
         past = history.past_runs(handle, outcome.series)
         last = next((run.run_id for run in reversed(past) if is_measure(run)), None)
-        return _against(last, outcome, job, address, handle) if last else not_timed("the series has no good run any more")
+        if last is None:
+            return not_timed("the series has no good run any more"), None
+        with deadline.time_limit("track.confirm_seconds", outcome.config.track.confirm_seconds):
+            return _against(last, outcome, job, address, stack)
     except Exception as error:
         if is_interruption(error):
             raise
-        return not_timed(f"the last good run could not be executed again: {one_line(error)}")
+        return not_timed(f"the last good run could not be executed again: {one_line(error)}"), None
 
 
-def _against(run_id: str, outcome: Outcome, job: TrainJob, address: str, handle: RunHandle) -> Confirmation:
-    track = outcome.config.track
-    with tempfile.TemporaryDirectory(prefix="rebuilt-", dir=job.directory) as folder:
-        with deadline.time_limit("track.confirm_seconds", track.confirm_seconds):
-            (earlier,) = get_runs(job.tracking_uri, [run_id], is_patient=True)
-            names = Artifact.SUMMARY, Artifact.ENVIRONMENT
-            summary, record = (read_document(job.tracking_uri, run_id, name) for name in names)
-            if not summary or not record:
-                return not_timed(f"the records of the last good run {run_id[:8]} are gone")
-            plan, missing = outcome.plan, []
-            try:
-                plan = Plan.model_validate({key: summary["execution"][key] for key in Plan.model_fields})
-            except (KeyError, ValidationError):
-                missing.append("execution (recorded by another version of Paceline)")
-            good = _GoodRun(job, outcome, plan, rebuild(record, outcome.config.packages, Path(folder)))
-            missing += good.packages.missing
-            sides = {"old": good.probe_with(())}
-            if changes := good.changes:
-                sides["new"] = good.probe_with([change.name for change in changes])
-            rates, host = _time(sides, address)
-        then, number = summary["speedup"]["candidate_samples_per_second"], len(rates["old"]) + len(rates["new"])
-        result = confirm(rates["old"], rates["new"], then, track.max_throughput_loss)
-        before = earlier.tags.get(Tag.HOSTS, "unknown")
-        rebuilt = ", ".join(f"{change.name} {change.good}" for change in changes)
-        parts = [
-            result.text,
-            f"{number} fresh processes on {host or 'no host'} within track.confirm_seconds={track.confirm_seconds:g}",
-            f"the last good run ({run_id[:8]}) was on {before}" if before != host else "",
-            f"rebuilt: {rebuilt}" if rebuilt else "",
-            f"not rebuilt, so the same on both sides: {', '.join(missing)}" if missing else "",
-        ]
-        if result.verdict == "confirmed" and track.on_regression == "bisect":
-            causes, text = _find_cause(good, address, handle)
-            result, parts = result.model_copy(update={"causes": causes}), [*parts, text]
-    return result.model_copy(update={"earlier_run_id": run_id, "text": "; ".join(filter(None, parts))})
+def _against(
+    run_id: str, outcome: Outcome, job: TrainJob, address: str, stack: ExitStack
+) -> tuple[Confirmation, _GoodRun | None]:
+    (earlier,) = get_runs(job.tracking_uri, [run_id], is_patient=True)
+    names = Artifact.SUMMARY, Artifact.ENVIRONMENT
+    summary, record = (read_document(job.tracking_uri, run_id, name) for name in names)
+    if not summary or not record:
+        return not_timed(f"the records of the last good run {run_id[:8]} are gone"), None
+    plan, missing = outcome.plan, []
+    try:
+        plan = Plan.model_validate({key: summary["execution"][key] for key in Plan.model_fields})
+    except (KeyError, ValidationError):
+        missing.append("execution (recorded by another version of Paceline)")
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rebuilt-", dir=job.directory)))
+    good = _GoodRun(job, outcome, plan, rebuild(record, outcome.config.packages, folder))
+    missing += good.packages.missing
+    sides = {"old": good.probe_with(())}
+    if changes := good.changes:
+        sides["new"] = good.probe_with([change.name for change in changes])
+    rates, host = _time(sides, address)
+    then, number = summary["speedup"]["candidate_samples_per_second"], len(rates["old"]) + len(rates["new"])
+    track, before = outcome.config.track, earlier.tags.get(Tag.HOSTS, "unknown")
+    result = confirm(rates["old"], rates["new"], then, track.max_throughput_loss)
+    rebuilt = ", ".join(f"{change.name} {change.good}" for change in changes)
+    parts = [
+        result.text,
+        f"{number} fresh processes on {host or 'no host'} within track.confirm_seconds={track.confirm_seconds:g}",
+        f"the last good run ({run_id[:8]}) was on {before}" if before != host else "",
+        f"rebuilt: {rebuilt}" if rebuilt else "",
+        f"not rebuilt, so the same on both sides: {', '.join(missing)}" if missing else "",
+    ]
+    text = "; ".join(filter(None, parts))
+    return result.model_copy(update={"earlier_run_id": run_id, "text": text}), good
 
 
 def _time(sides: dict[str, TrainJob], address: str) -> tuple[dict[str, list[float]], str]:
@@ -197,16 +219,20 @@ def _find_cause(good: _GoodRun, address: str, handle: RunHandle) -> tuple[tuple[
         return (label,), f"the cause: {label} is all that differs and could be executed again"
     try:
         with deadline.time_limit("track.bisect_seconds", seconds):
-            found = _search(good, changes, address, seconds)
-            tracking.log_document(handle, Artifact.BISECTION, found.model_dump(mode="json"))
+            found = _search(good, changes, address, SEARCH_SHARE * seconds)
     except Exception as error:
         if is_interruption(error):
             raise
         return (), f"the cause was not found: {one_line(error)}"
+    try:
+        tracking.log_document(handle, Artifact.BISECTION, found.model_dump(mode="json"))
+    except Exception:  # noqa: BLE001  as in `_record`
+        get_run_logger().exception("The search could not be recorded")
     labels = tuple(commit.label for commit in found.commits)
     if found.outcome == "FOUND":
         return labels, f"the cause: {found.reason}"
-    return (), f"the cause was not found: {found.reason}; it may be {' or '.join(labels)}"
+    left = f"; what remains is {', '.join(labels)}" if found.outcome == "UNDECIDED" else ""
+    return (), f"the cause was not found: {found.reason}{left}"
 
 
 def _search(good: _GoodRun, changes: list[Change], address: str, seconds: float) -> Bisection:
@@ -216,13 +242,17 @@ def _search(good: _GoodRun, changes: list[Change], address: str, seconds: float)
 
     def open_side(name: SideName, changed: Collection[Change]) -> Side:
         label = ", ".join(change.commit.label for change in changes if change in changed) or "the last good run"
-        jobs[label] = good.probe_with([change.name for change in changed])
+        jobs[label] = good.probe_with([change.name for change in changed], max_restarts=0)
         return Side(name=name, command="a probe of the training", directory=str(good.job.directory), revision=label)
 
-    def run(side: Side, _: Question) -> ProcessRun:
+    def run(side: Side, question: Question) -> ProcessRun:
+        left, limit = deadline.seconds_left() or 0.0, question.limit_seconds
         try:
-            watch.measured.append(_measure(jobs[str(side.revision)], address))
-        except RunError as error:  # versions may not fit together
+            with deadline.time_limit("track.bisect_seconds", min(left, limit)):
+                watch.measured.append(_measure(jobs[str(side.revision)], address))
+        except (RankError, TimeLimitError) as error:  # versions may not work together
+            if is_interruption(error) or left <= limit:
+                raise
             raise InputError(one_line(error)) from error
         _host_of(watch.measured)
         return ProcessRun(seconds=watch.measured[-1].probe.seconds_per_sample("candidate"))

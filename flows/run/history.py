@@ -10,11 +10,12 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from pydantic import ValidationError
 
+from paceline.conf.config import Config
 from paceline.conf.lightning import Objective
 from paceline.flows.checks.preflight import ROLES
 from paceline.flows.compare import read_compared_run
 from paceline.flows.lifecycle.outage import plain, report, table
-from paceline.flows.run.record import FinishedRun, Outcome, judged_metrics
+from paceline.flows.run.record import FinishedRun, judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag, is_contaminated
@@ -25,7 +26,7 @@ from paceline.tasks.scores import own_name
 from paceline.tasks.speedup.between_starts import MAX_STARTS
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
-from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
+from paceline.tasks.speedup.forecast.records import AdviseResult, Check, ScalingKind, calibration, check
 from paceline.tasks.speedup.nights.regression import RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import run as tracking
@@ -219,7 +220,12 @@ def execution_of(plan: Plan) -> str:
     return f"{plan.device_name}{threads}, {precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
 
 
-def check_prediction(outcome: Outcome, handle: RunHandle) -> dict[str, Any] | None:
+def scaling_of(config: Config) -> ScalingKind:
+    """How more devices change the batch: each rank of own Lightning code has the loader's own."""
+    return "weak" if config.lightning.settings else config.recipe.batch_scaling
+
+
+def check_prediction(outcome: FinishedRun, handle: RunHandle) -> dict[str, Any] | None:
     """Compare the newest forecast for this work, execution and number of devices with the run, and log the result.
 
     Returns the fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment. None on one device,
@@ -233,7 +239,7 @@ def check_prediction(outcome: Outcome, handle: RunHandle) -> dict[str, Any] | No
             continue
         advice = _parse(AdviseResult, read_document(handle.tracking_uri, run.run_id, Artifact.ADVICE))
         for prediction in advice.predictions if advice else ():
-            if (prediction.num_devices, prediction.scaling) == (plan.world_size, outcome.config.recipe.batch_scaling):
+            if (prediction.num_devices, prediction.scaling) == (plan.world_size, scaling_of(outcome.config)):
                 measured = speedup.efficiency * plan.world_size
                 return _log(handle, check(prediction, run.run_id, handle.run_id, measured, time.time()))
     return None

@@ -46,7 +46,7 @@ from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module, prepare_module_data
 
-NOT_MEASURED = ("energy", "prediction")
+NOT_MEASURED = ("energy",)
 """Parts of the summary of a preset that a training of own code does not have so far."""
 TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_batches", "num_steps", "seconds", "samples_per_second", "units_per_second"),
@@ -116,6 +116,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             | outcome.share.model_dump(mode="json", include={*SHARES})
             | {"steady_samples_per_second": steady_rate(trained)},
             "speedup": speedup.model_dump(mode="json"),
+            "prediction": history.check_prediction(outcome, handle),
             "regression": outcome.judgement and outcome.judgement.model_dump(mode="json"),
             "metrics": trained.metrics,
             "partitions": trained.partitions and trained.partitions.model_dump(),

@@ -25,6 +25,7 @@ class Watch(Protocol):
     def stop(self) -> Validity:
         """What went on since then."""
 
+
 SPARE = 1.1  # of a proposed budget
 MIN_WATCHED_SECONDS = 1.0  # the times of processors count in ticks of 10 ms
 

@@ -120,6 +120,7 @@ FACTORS = {
 EXCHANGEABLE = ("loading", "layout", "precision")
 """Factors that a ladder adds in every order. The others follow in one order, because each further combination would be
 compiled again (14 to 46 s on CPUs) or occupy all devices."""
+FASTER_INPUT = "faster input"  # the move of `paceline advise` that stands for all that could be done about loading
 LADDER_PREFIX = "with "  # of the roles of a ladder's arms
 
 

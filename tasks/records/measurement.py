@@ -137,9 +137,14 @@ class Measurement(Record):
     timed, as before a training (`AutotuneResult`)."""
     all_reduce_bytes: tuple[int, ...] = ()  # sizes of the messages whose all-reduce is timed; needs at least two ranks
     can_leave_out: bool = False  # arms other than baseline and candidate may be left out if they cannot be executed
+    of_module: Literal["profile", "moves"] | None = None
+    """Arms of own Lightning code. The ranks choose them, as only its loader knows the size of a batch; `arms` is
+    empty. `profile`: one device and several, at the loader's batch and at half of it; `moves`: single changes."""
 
     def is_optional(self, label: str | None) -> bool:
         """Whether the arm of a label may be left out."""
+        if self.of_module is not None:
+            return self.can_leave_out
         needed = {arm.label for role, arm in self.arms.items() if role in ("baseline", "candidate")}
         return label not in needed and (self.can_leave_out or not self.arms)
 
@@ -172,4 +177,6 @@ class MeasureResult(Record):
     probe: ProbeResult
     all_reduces: tuple[AllReduceTime, ...]
     gradient_bytes: int  # all-reduced per step: 4 for each parameter, 2 where gradients are compressed
+    num_train: int | None = None  # samples of an epoch; only of own Lightning code
+    num_epochs: int | None = None  # the same
     host: str = ""  # name of rank 0's host

@@ -149,12 +149,7 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
         logger.info("The training has finished before (%s)", job.result_path)
         upload_rest(job.directory, job.tracking_uri, job.run_id)
         return done
-    if (module := job.config.lightning).has_partitions:
-        copied, seconds = str(job.directory / FOLDER) if module.code else None, job.config.limits.prepare_seconds
-        partitions = prepare_module_partitions(module, copied, job.home, address, seconds)
-        if partitions is not None:
-            _require_same(job.directory / "partitions.json", partitions)
-        job = job.model_copy(update={"partitions": partitions})
+    job = with_partitions(job, address)
 
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch
@@ -174,6 +169,18 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
     rate = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else "samples not counted"
     logger.info("Trained %s (%s)", trained, rate)
     return result
+
+
+def with_partitions(job: TrainJob, address: str) -> TrainJob:
+    """The job with the partitions of the user's DataModule, prepared now or found prepared, where it has some."""
+    module = job.config.lightning
+    copied, seconds = str(job.directory / FOLDER) if module.code else None, job.config.limits.prepare_seconds
+    partitions = (
+        prepare_module_partitions(module, copied, job.home, address, seconds) if module.has_partitions else None
+    )
+    if partitions is not None:
+        _require_same(job.directory / "partitions.json", partitions)
+    return job.model_copy(update={"partitions": partitions})
 
 
 def _require_same(place: Path, partitions: PreparedPartitions) -> None:
@@ -204,7 +211,8 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
     """Measure on the cluster, one process per rank, without training."""
     logger = get_run_logger()
     assert job.measurement is not None
-    logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
+    arms = "; ".join(arm.label for arm in job.measurement.arms.values())
+    logger.info("Measuring %s", arms or f"{job.measurement.of_module} of your Lightning code")
     result = measure_group(job, address, MeasureResult)
     probe = result.probe
     logger.info("Measured %d rounds in %.1f s (%s)", len(probe.rounds), probe.seconds, probe.stopped_because)

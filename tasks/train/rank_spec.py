@@ -25,7 +25,7 @@ class Work(Record):
     may_measure_limit: bool = True
     """Whether to measure the limit of the device if it is not known; not while other trainings use the host."""
     python_path: str = ""
-    """Folder of other packages than those of the workers, which the ranks import first; empty for none."""
+    """Folders of other packages than those of the workers, which the ranks import first; empty for none."""
     packages: tuple[str, ...] = ()
     """User packages that the configuration names, as the ranks must find them; empty for those of the coordinator."""
 

@@ -61,6 +61,7 @@ AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on t
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guides/extend.md and runs it")
 AS_LIGHTNING = Checked("tests/integration/run/test_lightning.py runs it on tests/packages/text")
+AS_FORECAST = Checked("tests/integration/run/test_advise_lightning.py runs the like on tests/packages/text")
 AS_STUDIED = Checked("tests/integration/study/test_study_lightning.py runs the like on tests/packages/text")
 AS_SWEPT = Checked("tests/integration/sweep/test_sweep_lightning.py runs the like on tests/packages/text")
 AS_SERVED = Checked("tests/integration/services/test_serve_lightning.py serves tests/packages/text")
@@ -120,6 +121,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "python main.py fit --config config.yaml": AS_LIGHTNING,
     "paceline run lightning --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus "
     "data.init_args.directory=data": AS_LIGHTNING,
+    "paceline advise config.yaml --code . --devices 2,4,8": AS_FORECAST,
     "paceline study config.yaml --code . --axis execution.precision=32-true,bf16-mixed --axis "
     "data.init_args.num_workers=0,2 --repeats 3": AS_STUDIED,
     "paceline study config.yaml --code . --axis model.init_args.depth=2,4 --axis execution.num_devices=1,2 "

@@ -156,8 +156,9 @@ def counted_blocks(steps: Mapping[str, Any], process: int, samples: Mapping[str,
     """Number of rounds of a process that are its warm-up, and five figures of each later block, by arm.
 
     They are mean and median seconds of a step, place in the round, variance of the steps over their squared mean (nan
-    where they were not timed one by one), and number of the round, from 0 with the warm-up. Blocks are those of the last attempt. The first of three or more steps,
-    in which caches are filled again, is left out of the mean and the variance.
+    where they were not timed one by one), and number of the round, from 0 with the warm-up. Blocks are those of the
+    last attempt. The first of three or more steps, in which caches are filled again, is left out of the mean and the
+    variance.
     """
     rows = np.flatnonzero(steps["process"] == process)
     rows = rows[steps["attempt"][rows] == steps["attempt"][rows[-1]]]

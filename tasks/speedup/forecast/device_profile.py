@@ -7,7 +7,7 @@ absolute time, the median of the profiled execution, gives the scale.
 from collections.abc import Mapping, Sequence
 
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
-from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.execution import FASTER_INPUT, Arm
 from paceline.tasks.records.measurement import AllReduceTime, ProbeResult
 from paceline.tasks.speedup.forecast.records import Advice, Interference, ProfilePoint
 
@@ -68,13 +68,13 @@ def gains(probe: ProbeResult) -> dict[str, Interval]:
     base, arm = probe.baseline.model_dump(), probe.candidate.model_dump()
     field = next(name for name, value in arm.items() if value != base[name])  # the one that differs
     setting = f"{'recipe' if field == 'batch_size' else 'execution'}.{field}={arm[field]}"
+    if field == "variant":
+        setting = FASTER_INPUT
     return {
         setting if role == "candidate" else role: _ratio(probe, "baseline", role)
         for role in ("candidate", *probe.others)
     }
 
-
-FASTER_INPUT = "faster input"  # the move that stands for all that could be done about loading
 
 _WHY: dict[str, str] = {
     "recipe.batch_size": "a larger batch spreads what a step costs whatever its size; the recipe changes with it",

@@ -207,7 +207,7 @@ class Forecast:
         return _between(sizes, values_CD, min(max(batch_size, sizes[0]), sizes[-1]))
 
 
-def _between(sizes: Sequence[float], values_XD: Sequence[Floats] | Floats, size: float) -> Floats:
+def _between(sizes: Sequence[float] | Floats, values_XD: Sequence[Floats] | Floats, size: float) -> Floats:
     """The value at a size on the line between its neighbours."""
     upper = int(np.clip(np.searchsorted(sizes, size), 1, len(sizes) - 1))
     share = (size - sizes[upper - 1]) / (sizes[upper] - sizes[upper - 1])

@@ -92,7 +92,7 @@ class RegressionVerdict(Record):
     """`disturbed`: the run was slower while other processes used the machine, so it is not judged."""
     changes: tuple[Change, ...] = ()  # of a regression empty where a metric of own code has no value any more
     grew: str | None = None  # item of the time budget that took most of a lost throughput
-    confirmation: Confirmation | None = None  # None unless `track.on_regression=confirm` has made one
+    confirmation: Confirmation | None = None  # None unless `track.on_regression=confirm` or `bisect` made one
     text: str  # one or more sentences: what, by how much, against how many runs, and why as far as it is known
 
     @property

@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -91,15 +91,21 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
 
 def train_module(job: TrainJob, address: str, on_progress: Progress | None = None) -> ModuleResult:
     """Train the user's own Lightning code; raises as `train_group` does, and InputError where a rank refuses it."""
-    with upload_metrics(job.directory, job.tracking_uri, job.run_id):
-        try:
-            outcomes, recovery = _train_attempts(job, address, on_progress)
-        except RankError as error:
-            _, refused, refusal = str(error).partition(f" failed: {InputError.__name__}: ")
-            if not refused:
-                raise
-            raise InputError(refusal) from error
+    with upload_metrics(job.directory, job.tracking_uri, job.run_id), _refusals():
+        outcomes, recovery = _train_attempts(job, address, on_progress)
     return _merge(outcomes, recovery, ModuleResult)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise what a rank refuses as InputError."""
+    try:
+        yield
+    except RankError as error:
+        _, refused, refusal = str(error).partition(f" failed: {InputError.__name__}: ")
+        if not refused:
+            raise
+        raise InputError(refusal) from error
 
 
 def scores_so_far(directory: Path) -> tuple[float, ...]:
@@ -112,9 +118,10 @@ def scores_so_far(directory: Path) -> tuple[float, ...]:
 
 
 def measure_group(job: TrainJob, address: str, kind: type[R]) -> R:
-    """Measure what `job.measurement` asks for, and return rank 0's result; raises as `train_group` does."""
+    """Measure what `job.measurement` asks for, and return rank 0's result; raises as `train_module` does."""
     assert job.measurement is not None
-    outcomes, _ = _train_attempts(job, address, None)
+    with _refusals():
+        outcomes, _ = _train_attempts(job, address, None)
     return kind.model_validate(outcomes[0].result)
 
 

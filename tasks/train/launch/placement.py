@@ -26,7 +26,9 @@ from paceline.tasks.train.launch.rank_process import keep_ready
 if TYPE_CHECKING:
     from distributed import Client
 
-FIT_MODULE = "paceline.tasks.train.lightning.fit"  # that ranks of own Lightning code import; by name, as it takes seconds
+FIT_MODULE = (
+    "paceline.tasks.train.lightning.fit"  # that ranks of own Lightning code import; by name, as it takes seconds
+)
 FIRST_ANSWER_SECONDS = 20.0
 """Time for the first answer, before which a worker imports our code, perhaps from a slow shared file system."""
 
@@ -96,8 +98,8 @@ def prepare_seats(address: str, config: Config, plan: Plan) -> None:
     """Start a standby process on each worker that will probably have a rank; the training reports what fails."""
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
         placements, _ = find_placements(client, config, plan.accelerator, None)
-        before = (process.__name__,) if process.is_wanted(config.speedup) else ()
-        before += (FIT_MODULE,) if config.lightning.settings else ()
+        early = {process.__name__: process.is_wanted(config.speedup), FIT_MODULE: bool(config.lightning.settings)}
+        before = tuple(name for name, is_needed in early.items() if is_needed)
         requests = []
         for each in placements:
             devices = gpus_on_host(each, placements, plan.accelerator)

@@ -26,8 +26,8 @@ NUM_DESCRIPTORS = 3
 class Standby:
     """The worker's end of the socket to a standby process.
 
-    It imports the module `run`, and calls its `main` with the path of the spec it receives. Modules `before` are imported
-    first, and their `start_early` is called where they have one.
+    It imports the module `run`, and calls its `main` with the path of the spec it receives. Modules `before` are
+    imported first, and their `start_early` is called where they have one.
     """
 
     def __init__(self, environment: Mapping[str, str], run: str, *before: str) -> None:

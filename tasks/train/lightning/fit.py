@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningModule
 
-from paceline.conf.lightning import Lightning
 from paceline.tasks.errors import RunError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.measure.paired_ratio import input_share
@@ -54,7 +53,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
     """
     stopwatch.switch("setup")
     module = spec.config.lightning
-    device = _join(spec, module)
+    device = join(spec)
     directory, plan = Path(spec.directory), spec.plan
     with ExitStack() as stack:
         log = None
@@ -62,12 +61,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             metrics = stack.enter_context(closing(MetricsFile(directory / METRICS_FILE)))
             stack.enter_context(log_system_metrics(metrics.log_durably, spec.devices))
             log = metrics.log
-        trainer_settings = module.settings.get("trainer", {})
-        shared: dict[str, Any] = {
-            **{"accelerator": plan.accelerator, "devices": spec.num_devices, "num_nodes": spec.num_nodes},
-            "default_root_dir": trainer_settings.get("default_root_dir") or str(directory),
-        }
-        strategy_of = partial(_strategy, spec, device, trainer_settings.get("strategy"))
+        shared, strategy_of = options_of(spec), partial(strategy, spec, device)
         probe, no_probe, compile_watch = spec.probe, None, CompileWatch()
         facts: dict[str, Any] = {"uncounted": "operations are counted with a new probe only"}
         bench = ModuleProbe(spec, device, shared, strategy_of)
@@ -181,8 +175,9 @@ def _save_weights(spec: RankSpec, model: LightningModule) -> str | None:
     return str(path)
 
 
-def _join(spec: RankSpec, module: Lightning) -> torch.device:
+def join(spec: RankSpec) -> torch.device:
     """Check the code, bind the rank to its cores, and join the group; returns the device."""
+    module = spec.config.lightning
     if spec.code_fingerprint != code_fingerprint():
         fault = f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}"
         raise RunError(fault, hint="install the same version on every host")
@@ -199,11 +194,16 @@ def _join(spec: RankSpec, module: Lightning) -> torch.device:
     return device
 
 
-def _strategy(spec: RankSpec, device: torch.device, given: object, wrap: Wrap, is_group: bool) -> dict[str, Any]:
-    """Strategy and plugins of a trainer whose loaders are wrapped: on this rank's device alone, or on all of the group.
+def options_of(spec: RankSpec) -> dict[str, Any]:
+    """Options that all trainers of a rank have."""
+    given = spec.config.lightning.settings.get("trainer", {}).get("default_root_dir")
+    devices = {"devices": spec.num_devices, "num_nodes": spec.num_nodes}
+    return {"accelerator": spec.plan.accelerator, **devices, "default_root_dir": given or spec.directory}
 
-    `given` is the strategy in the settings of the trainer.
-    """
+
+def strategy(spec: RankSpec, device: torch.device, wrap: Wrap, is_group: bool) -> dict[str, Any]:
+    """Strategy and plugins of a trainer whose loaders are wrapped: on this rank's device, or on all of the group."""
+    given = spec.config.lightning.settings.get("trainer", {}).get("strategy")
     finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}
-    strategy = FedGroup(wrap, **finds_unused) if is_group else FedDevice(wrap, device=device)
-    return {"strategy": strategy, "plugins": [group.lightning_environment(spec, is_group)]}
+    fed = FedGroup(wrap, **finds_unused) if is_group else FedDevice(wrap, device=device)
+    return {"strategy": fed, "plugins": [group.lightning_environment(spec, is_group)]}

@@ -32,7 +32,7 @@ from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import Wrap
 from paceline.tasks.train.lightning.random_state import random_state, set_random_state
 from paceline.tasks.train.lightning.step_parts import require_end
-from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, without_workers
+from paceline.tasks.train.lightning.trainer_steps import TokenSync, TrainerSteps, without_workers
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
@@ -69,6 +69,8 @@ class ModuleProbe:
         self._num_batches = self._settings["trainer"].get("accumulate_grad_batches") or 1
         self._length: int | None = None
         """Batches of an epoch; None until the first arm has read the loader, and for one without length."""
+        self.num_trained = 0
+        """Weights that get gradients, after the first arm."""
         self._data: Any = None
         """The DataModule of the first arm, after its `setup`."""
         self.cost: tuple[Cost | None, str] = None, "the module cannot be counted"
@@ -138,18 +140,29 @@ class ModuleProbe:
         trainer = self._spec.config.lightning.settings.get("trainer", {})
         if trainer.get("max_time") is not None:
             return 0
-        num_batches: float = math.inf if self._length is None else self._length
-        limit = trainer.get("limit_train_batches")
-        if isinstance(limit, float):
-            num_batches *= limit
-        elif isinstance(limit, int):
-            num_batches = min(num_batches, limit)
-        num_epochs, max_steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+        num_batches, num_epochs, max_steps = (
+            self.epoch_batches(),
+            trainer.get("max_epochs"),
+            trainer.get("max_steps", -1),
+        )
         if num_epochs is None and max_steps < 0:
             num_epochs = DEFAULT_EPOCHS
         planned = math.inf if num_epochs in (None, -1) else num_epochs * num_batches / self._num_batches
         planned = min(planned, max_steps if max_steps >= 0 else math.inf)
         return int(planned) if math.isfinite(planned) else 0
+
+    def epoch_batches(self) -> float:
+        """Batches of an epoch of the training, infinite for a loader without length."""
+        num_batches: float = math.inf if self._length is None else self._length
+        limit = self._spec.config.lightning.settings.get("trainer", {}).get("limit_train_batches")
+        if isinstance(limit, float):
+            return num_batches * limit
+        return min(num_batches, limit) if isinstance(limit, int) else num_batches
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of a step, over which gradients are added up."""
+        return int(self._num_batches)
 
     def watch(self) -> ValidityWatch:
         """Watch this host for contamination from now on."""
@@ -167,7 +180,7 @@ class ModuleProbe:
         run(1)
         steps.counts, self.cost = False, steps.cost if counts else self.cost
         if arm.num_devices > 1 or self._spec.rank == 0:  # others have read nothing
-            self._length = steps.length
+            self._length, self.num_trained = steps.length, steps.num_trained
             if steps.length is None:
                 require_end(has_end=self._has_end)  # before the time of a probe is spent
         if is_candidate and steps.num_workers:
@@ -198,6 +211,7 @@ class ModuleProbe:
 
     def _steps(self, arm: Arm) -> TrainerSteps:
         is_group = arm.num_devices > 1 and arm.variant != "no_sync"
+        hooks = [TokenSync()] if is_group and arm.variant == "token_sync" else []
 
         def fit(steps: TrainerSteps) -> None:
             options = {
@@ -205,7 +219,7 @@ class ModuleProbe:
                 **self._strategy_of(steps.wrap, is_group),
                 **({} if is_group else {"devices": 1, "num_nodes": 1}),
                 "precision": lightning_precision(arm.precision),
-                "callbacks": [*compile_callbacks(arm.compile), steps],
+                "callbacks": [*compile_callbacks(arm.compile), *hooks, steps],
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,

@@ -23,6 +23,7 @@ from paceline.tasks.model.flops import StepCount
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.train.lightning.feed import LoaderProxy
 from paceline.tasks.train.lightning.step_parts import loss_value, num_samples, require_loss
+from paceline.tasks.train.step.benchmark_step import exchange
 
 NUM_BATCHES = 100_000
 """Least length of a loader for its trainer, so that no epoch ends: at its end, metrics would wait for other ranks."""
@@ -56,6 +57,8 @@ class TrainerSteps(Callback):
         """Batches of an epoch of the loader; None where it has no length."""
         self.loss: torch.Tensor | None = None
         """Of the last step."""
+        self.num_trained = 0
+        """Weights that get gradients."""
         self.counts = False
         """Whether to count the operations of the next steps, which takes time."""
         self.cost: tuple[Cost | None, str] = None, ""
@@ -99,6 +102,7 @@ class TrainerSteps(Callback):
     ) -> None:
         if batch_idx == 0:
             require_loss(pl_module, outputs)
+            self.num_trained = sum(weights.numel() for weights in pl_module.parameters() if weights.requires_grad)
         self.loss = loss_value(outputs)
         if self.counts:
             self.cost = self._count.cost(pl_module, self.batch_size)
@@ -169,6 +173,16 @@ class _EndlessLoader(LoaderProxy):
                 yield from map(halve, (batch, batch), (0, 1)) if self._splits else (batch,)
             if is_empty:
                 raise InputError("the training loader has no batch", hint="check the data of your training loader")
+
+
+class TokenSync(Callback):
+    """Lets the ranks exchange a single number for each bucket of gradients, in place of the gradients."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        token = torch.zeros(1, device=pl_module.device)
+        # A lambda, because torch rejects annotations that are text.
+        wrapped: Any = trainer.strategy.model
+        wrapped.register_comm_hook(token, lambda token, bucket: exchange(token, bucket))  # noqa: PLW0108
 
 
 def halve(batch: Any, part: int) -> Any:

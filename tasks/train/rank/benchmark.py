@@ -31,6 +31,7 @@ from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import RankContext
+from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
@@ -117,11 +118,7 @@ class ArmBenchmark:
             return ()
         with ExitStack() as stack:
             steps = self.runner(stack, arm.model_copy(update={"variant": "no_sync"})).run
-            steps(NUM_WARM_UP)
-            affordable = ALL_REDUCE_SHARE * self._context.config.speedup.max_seconds / len(sizes)
-            num_affordable = int(group.broadcast(affordable / max(steps(1))))
-            number = min(MAX_ALL_REDUCES, max(MIN_ALL_REDUCES, num_affordable))
-            return tuple(_all_reduce(self._context, size, steps, number) for size in sizes)
+            return time_all_reduces(steps, sizes, self._context.spec, self._context.device)
 
     def speed(self, arm: Arm) -> float:
         """This rank's samples per second on its own share, while all compute and none waits for another."""
@@ -302,23 +299,36 @@ def measure(context: RankContext) -> MeasureResult:
     )
 
 
-def _all_reduce(context: RankContext, num_bytes: int, between: StepRunner, number: int) -> AllReduceTime:
-    tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=context.device)
+def time_all_reduces(
+    steps: StepRunner, sizes: Sequence[int], spec: RankSpec, device: torch.device
+) -> tuple[AllReduceTime, ...]:
+    """Time all-reduces of these sizes, in bytes, between steps in which no rank waits for another; collective."""
+    steps(NUM_WARM_UP)
+    affordable = ALL_REDUCE_SHARE * spec.config.speedup.max_seconds / len(sizes)
+    num_affordable = int(group.broadcast(affordable / max(steps(1))))
+    number = min(MAX_ALL_REDUCES, max(MIN_ALL_REDUCES, num_affordable))
+    return tuple(_all_reduce(size, steps, number, spec.world_size, device) for size in sizes)
+
+
+def _all_reduce(
+    num_bytes: int, between: StepRunner, number: int, world_size: int, device: torch.device
+) -> AllReduceTime:
+    tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=device)
     times = []
     for position in range(NUM_WARM_UP + number):
         between(1)
         distributed.barrier()  # waiting for the slowest is not the link's cost
         started = time.perf_counter()
         distributed.all_reduce(tensor)
-        tensor /= context.spec.world_size
-        if context.device.type == "cuda":
-            torch.cuda.synchronize(context.device)
+        tensor /= world_size
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         if position >= NUM_WARM_UP:
             times.append(time.perf_counter() - started)
     first_quartile, _, third_quartile = statistics.quantiles(times, n=4)
     return AllReduceTime(
         num_bytes=tensor.numel() * 4,
-        num_devices=context.spec.world_size,
+        num_devices=world_size,
         seconds=statistics.median(times),
         spread=third_quartile - first_quartile,
     )

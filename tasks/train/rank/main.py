@@ -52,9 +52,11 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
     """Train, or measure what the spec asks for, and write result.json into the rank's directory."""
     if spec.config.lightning.settings:
         from paceline.tasks.train.lightning.fit import fit_module  # jsonargparse
+        from paceline.tasks.train.lightning.measure import measure_module
 
-        result_path = Path(spec.directory) / "result.json"
-        write_atomically(result_path, fit_module(spec, stopwatch, heartbeat).model_dump_json())
+        asks = spec.measurement is not None
+        done = measure_module(spec, stopwatch) if asks else fit_module(spec, stopwatch, heartbeat)
+        write_atomically(Path(spec.directory) / "result.json", done.model_dump_json())
         return
 
     # 1. Join the group

@@ -90,7 +90,7 @@ class BareStep:
         if self._arm.variant == "token_sync":
             token = torch.zeros(1, device=self._inputs.device)
             # A lambda, because torch rejects annotations that are text, as those of this module are.
-            wrapped.register_comm_hook(token, lambda token, bucket: _exchange(token, bucket))  # noqa: PLW0108
+            wrapped.register_comm_hook(token, lambda token, bucket: exchange(token, bucket))  # noqa: PLW0108
         else:
             compress_gradients(wrapped, self._arm.gradient_compression)
         return wrapped
@@ -131,7 +131,7 @@ class BareStep:
             torch.cuda.synchronize(self._inputs.device)
 
 
-def _exchange(message: torch.Tensor, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def exchange(message: torch.Tensor, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """Communication hook: exchange a message instead of the gradients of a `torch.distributed.GradBucket`."""
     exchanged: torch.futures.Future[list[torch.Tensor]] = distributed.all_reduce(message, async_op=True).get_future()
     return exchanged.then(lambda _: bucket.buffer())

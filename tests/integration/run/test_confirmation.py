@@ -14,6 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from paceline.flows.run import confirmation
 from paceline.flows.run.record import Outcome
 from paceline.tasks.cluster.hardware import describe
+from paceline.tasks.errors import RankError
 from paceline.tasks.records.measurement import Validity
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
@@ -162,7 +163,7 @@ def test_a_slower_execution_is_confirmed_against_the_last_good_one(make_job, clu
     assert "rebuilt: execution.loading resident" in judged["text"]
 
 
-def bisect(make_job, address, monkeypatch, *overrides):
+def bisect(make_job, address, monkeypatch, *overrides, before=lambda job: None):
     """An alarm with a search over probes of simulated times, in which the loading matters and the layout does not.
 
     Also returns the night, and the loading and layout of all probes.
@@ -171,6 +172,7 @@ def bisect(make_job, address, monkeypatch, *overrides):
 
     def simulated(job, _):
         time.sleep(0.02)
+        before(job)
         states.add((job.plan.loading, job.plan.memory_format))
         seconds = (2e-3 if job.plan.loading == "foreground" else 1e-3) * float(np.exp(noise.normal(0, 0.01)))
         probe = SimpleNamespace(seconds_per_sample=lambda _: seconds, validity=Validity(contaminated=False))
@@ -196,4 +198,31 @@ def test_a_search_without_enough_time_leaves_the_alarm_confirmed(make_job, clust
     judged, _, _ = bisect(make_job, cluster_address, monkeypatch, "track.bisect_seconds=2")
     assert judged["confirmation"]["verdict"] == "confirmed"
     assert judged["confirmation"]["causes"] == []
-    assert "; the cause was not found: track.bisect_seconds=2 is too short for 2 changes: " in judged["text"]
+    assert "; the cause was not found: 1.8 s are too short for 2 changes: they take 154 processes" in judged["text"]
+
+
+def test_an_interrupted_search_leaves_the_alarm_sent_and_confirmed(make_job, cluster_address, prefect_url, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(confirmation, "_search", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bisect(make_job, cluster_address, monkeypatch, "recipe.num_epochs=4")
+    wanted = {"artifacts": {"key": {"any_": ["regression"]}}, "sort": "CREATED_DESC"}
+    texts = [found["data"] for found in httpx.post(f"{prefect_url}/artifacts/filter", json=wanted).json()]
+    assert any(
+        "throughput fell; confirmed: " in text and "the search for the cause has begun" in text for text in texts
+    )
+
+
+def test_a_change_that_cannot_be_executed_alone_is_skipped(make_job, cluster_address, monkeypatch):
+    refused = []
+
+    def refuses(job):
+        if (job.plan.loading, job.plan.memory_format) == ("resident", "contiguous"):
+            refused.append(job)
+            raise RankError("rank 0 failed: versions that do not fit together")
+
+    judged, _, _ = bisect(make_job, cluster_address, monkeypatch, "recipe.num_epochs=5", before=refuses)
+    assert refused
+    assert "; the cause was not found: the command fails at all changes" in judged["text"]

@@ -54,6 +54,7 @@ def test_a_minimal_set_is_found(needed):
     levels = [search.level for search in machine.searches]
     assert levels == [LEVEL / 2**number for number in range(1, len(levels) + 1)]
     assert len(levels) <= len(needed) + 1
+    assert len(found.series) == sum(len(search._series) for search in machine.searches)
     assert found.seconds == pytest.approx(machine.now)
     assert found.num_commits == len(CHANGES)
     assert found.ratio.high < 1

@@ -10,8 +10,8 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.measure.paired_ratio import arm_ratio, joules_per_sample, speedup_ratio, typical_ratio
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, order_of_round, run_probe
 from paceline.tasks.records.measurement import Validity
-from tests.support.refusals import refused
 from tests.support.evidence import SimulatedProbe
+from tests.support.refusals import refused
 from tests.support.simulated_machine import ARM, Machine
 
 
