@@ -82,9 +82,8 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     if not terms:
         return None
     by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
-    times = {
-        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[-1]
-    }
+    roles = set.intersection(*map(set, by_round))  # the competent loop is not in all rounds
+    times = {role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in roles}
     times |= {role: np.array(seconds) for role, seconds in rank_times(probe).items()}
     shares = {name: _share(times, weights) for name, weights in terms.items()}
     largest_first = sorted(shares, key=lambda name: (name == "compute", -shares[name].value))

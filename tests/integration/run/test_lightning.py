@@ -134,10 +134,13 @@ def test_two_ranks_are_compared_with_one_and_have_the_losses_of_ddp(run, code, t
 
 
 @pytest.mark.slow
-def test_two_ranks_have_the_losses_of_ddp_though_one_is_killed(run, code, tmp_path):
+@pytest.mark.parametrize("victim", ["rank", "worker"])
+def test_two_ranks_have_the_losses_of_ddp_though_one_is_killed(run, code, tmp_path, victim):
     plain = train_plainly(code, tmp_path, *DDP)
     process = run("execution.num_devices=2", "execution.checkpoint_steps=4", "trainer.max_epochs=2")
-    kill_a_rank_after(process, "step-0000000004.ckpt")
+    wait_for_checkpoint(process, "step-0000000004.ckpt")
+    rank = ranks_of(process)[-1]
+    (rank if victim == "rank" else rank.parent()).send_signal(signal.SIGKILL)
     summary = summary_of(process)
     own = curves(summary["run_id"])
     assert len(summary["train"]["restarts"]) == 1
@@ -146,19 +149,41 @@ def test_two_ranks_have_the_losses_of_ddp_though_one_is_killed(run, code, tmp_pa
     assert own["val_loss"] == plain["val_loss"]
 
 
-def kill_a_rank_after(process, name):
+@pytest.mark.slow
+def test_a_killed_flow_resumes_with_the_losses_of_the_script(run, paceline, code, tmp_path):
+    plain = train_plainly(code, tmp_path)
+    process = run("execution.checkpoint_steps=4")
+    run_id = wait_for_checkpoint(process, "step-0000000004.ckpt")
+    ranks = ranks_of(process)
+    process.kill()
+    process.communicate()
+    assert not psutil.wait_procs(ranks, timeout=30)[1], "the ranks end with their flow"
+    summary = summary_of(paceline("run", "--resume", run_id, "--json"))
+    own = curves(run_id)
+    assert summary["run_id"] == run_id
+    assert summary["train"]["resumed_from"] is not None
+    assert len(own["train_loss"]) == NUM_BATCHES[1]
+    assert (own["train_loss"], own["val_loss"]) == (plain["train_loss"], plain["val_loss"])
+
+
+def wait_for_checkpoint(process, name):
+    """Wait until the run of a process has a checkpoint; the id of the run."""
     deadline = time.monotonic() + 120
     before = set(Environment().root.glob(f"runs/*/checkpoints/{name}"))
-    while not set(Environment().root.glob(f"runs/*/checkpoints/{name}")) - before:
+    while not (found := set(Environment().root.glob(f"runs/*/checkpoints/{name}")) - before):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    ranks = [
+    return found.pop().parents[1].name
+
+
+def ranks_of(process):
+    """The running ranks of a command."""
+    return [
         child
         for child in psutil.Process(process.pid).children(recursive=True)
         if RANK_MODULE in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
     ]
-    ranks[-1].send_signal(signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from paceline.tasks.records.execution import BASELINE, Arm
 from paceline.tasks.speedup.diagnosis import MIN_SHARE, diagnose
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.rank.benchmark import diagnostic_arms
+from tests.support.evidence import SimulatedProbe
 from tests.support.reports import make_probe, make_train
 
 BATCH = 64
@@ -278,3 +279,13 @@ def test_a_largest_share_that_is_not_clear_is_not_replaced_by_another():
     assert (found.cause, found.shares[largest].low) == ("undecided", 0.0)
     result = speedup_result(probe)
     assert result.bottleneck == "undecided"
+
+
+def test_a_competent_loop_that_comes_back_after_the_warm_up_changes_no_share():
+    """It left after ten rounds, and returned when these turned out to be warm-up: the last round has it, not all do."""
+    arms = {"baseline": 0.1, "candidate": 0.06, "synthetic_input": 0.03, "competent": 0.05}
+    probe, _ = SimulatedProbe(arms, slow_seconds=12.0, noise=0.005).measure(num_blocks=24)
+    counts = ["competent" in {block.arm for block in blocks} for blocks in probe.rounds]
+    assert counts[-1]
+    assert not all(counts)
+    assert diagnose(probe).shares["input"].value == pytest.approx(0.5, abs=0.02)
