@@ -27,7 +27,7 @@ from paceline.tasks.host import has_compiler
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.execution import FASTER_INPUT, Arm, Plan
-from paceline.tasks.records.measurement import Measurement, MeasureResult
+from paceline.tasks.records.measurement import Measurement, MeasureResult, TrainingLength
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast import device_profile
 from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link
@@ -79,6 +79,11 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
     if not own and request.config.recipe.batch_scaling == "strong" and max(request.devices) > batch:
         fault = f"--devices {max(request.devices)} exceeds recipe.batch_size={batch} under strong scaling"
         raise InputError(f"{fault}; a device needs a sample per step: use at most {batch} devices")
+    trainer = own.get("trainer", {})
+    is_endless = trainer.get("max_epochs") == -1 and trainer.get("max_steps", -1) == -1
+    if own and (is_endless or trainer.get("max_time") is not None or "Timer" in str(trainer.get("callbacks"))):
+        fault = "a training that a time limit ends, or nothing, has no length that could be forecast"
+        raise InputError(fault, hint="trainer.max_time=null trainer.max_steps=1000", setting="trainer")
     ranks = PROFILE_RANKS if request.link == "measured" else 1
     overrides = [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"]
     if request.config.execution.compile == "auto":  # as several devices run; one GPU alone would get a CUDA graph
@@ -212,16 +217,16 @@ def _profile(config: Config, plan: Plan, prepared: PreparedSet | None, measured:
     is_cpu, probe = plan.accelerator == "cpu", measured.probe
     threads = f", {plan.num_threads} thread{'s' if plan.num_threads > 1 else ''}" if is_cpu else ""
     interference = device_profile.measure_interference(probe, measured.all_reduces) if plan.world_size > 1 else None
-    num_train = prepared.num_train if prepared else measured.num_train
-    num_epochs = config.recipe.num_epochs if prepared else measured.num_epochs
-    assert num_train is not None
-    assert num_epochs is not None
+    if prepared is None:
+        assert measured.length is not None
+        length = measured.length
+    else:
+        length = TrainingLength(num_train=prepared.num_train, num_epochs=config.recipe.num_epochs)
     return DeviceProfile(
         points=device_profile.profile_of(probe),
         gradient_bytes=measured.gradient_bytes,
         batch_size=probe.samples_per_step["baseline"],
-        num_train=num_train,
-        num_epochs=num_epochs,
+        **dict(length),
         company=interference,
         label=f"{plan.device_name}{threads}, {_single(plan).label}",
         num_threads=plan.num_threads if is_cpu else None,
@@ -241,7 +246,7 @@ def _advise(
                 get_run_logger().warning("No strong scaling to %d devices: a step has fewer samples", number)
     kind, probe, deadline = scaling_of(request.config), moved.probe, request.deadline_seconds
     compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))
-    left_out = probe.left_out | ({} if compiled else {"execution.compile=step": "no C++ compiler was found"})
+    left_out = ({} if compiled else {"execution.compile=step": "no C++ compiler was found"}) | probe.left_out
     return AdviseResult(
         **run,
         preset=request.preset,

@@ -1,4 +1,4 @@
-"""Options of the commands that also train the user's own Lightning code: `run`, `study` and `sweep`."""
+"""Options of the commands that also take the user's own Lightning code."""
 
 from argparse import Namespace
 from collections.abc import Callable

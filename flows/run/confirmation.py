@@ -106,8 +106,9 @@ def confirm_regression(
         confirmed = _record(handle, _with(summary, found), found)
         if good is None or found.verdict != "confirmed" or track.on_regression != "bisect":
             return confirmed
-        searched = found.model_copy(update={"text": f"{found.text}; the search for the cause has begun"})
-        history.report_regression(outcome, _with(summary, searched))
+        if len(good.changes) > 1:
+            searched = found.model_copy(update={"text": f"{found.text}; the search for the cause has begun"})
+            history.report_regression(outcome, _with(summary, searched))
         causes, text = _find_cause(good, address, handle)
         get_run_logger().warning("%s", text)
         found = found.model_copy(update={"causes": causes, "text": f"{found.text}; {text}"})
@@ -161,8 +162,9 @@ def _against(
         plan = Plan.model_validate({key: summary["execution"][key] for key in Plan.model_fields})
     except (KeyError, ValidationError):
         missing.append("execution (recorded by another version of Paceline)")
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rebuilt-", dir=job.directory)))
-    good = _GoodRun(job, outcome, plan, rebuild(record, outcome.config.packages, folder))
+    folder = tempfile.TemporaryDirectory(prefix="rebuilt-", dir=job.directory, ignore_cleanup_errors=True)
+    packages = rebuild(record, outcome.config.packages, Path(stack.enter_context(folder)))
+    good = _GoodRun(job, outcome, plan, packages)
     missing += good.packages.missing
     sides = {"old": good.probe_with(())}
     if changes := good.changes:
@@ -246,13 +248,14 @@ def _search(good: _GoodRun, changes: list[Change], address: str, seconds: float)
         return Side(name=name, command="a probe of the training", directory=str(good.job.directory), revision=label)
 
     def run(side: Side, question: Question) -> ProcessRun:
-        left, limit = deadline.seconds_left() or 0.0, question.limit_seconds
+        left, limit, job = deadline.seconds_left() or 0.0, question.limit_seconds, jobs[str(side.revision)]
         try:
-            with deadline.time_limit("track.bisect_seconds", min(left, limit)):
-                watch.measured.append(_measure(jobs[str(side.revision)], address))
+            with deadline.time_limit("limit of one probe", min(left, limit)):
+                watch.measured.append(_measure(job, address))
         except (RankError, TimeLimitError) as error:  # versions may not work together
-            if is_interruption(error) or left <= limit:
+            if is_interruption(error):
                 raise
+            deadline.check()  # of all of it
             raise InputError(one_line(error)) from error
         _host_of(watch.measured)
         return ProcessRun(seconds=watch.measured[-1].probe.seconds_per_sample("candidate"))

@@ -171,12 +171,19 @@ class AllReduceTime(Record):
     spread: float  # distance of the quartiles, seconds
 
 
+class TrainingLength(Record):
+    """Length of a training on one device."""
+
+    num_train: int  # samples of an epoch
+    num_epochs: int
+    num_steps: int | None = None  # of a training that takes as many steps on several devices; else None
+
+
 class MeasureResult(Record):
     """Result of a measurement."""
 
     probe: ProbeResult
     all_reduces: tuple[AllReduceTime, ...]
     gradient_bytes: int  # all-reduced per step: 4 for each parameter, 2 where gradients are compressed
-    num_train: int | None = None  # samples of an epoch; only of own Lightning code
-    num_epochs: int | None = None  # the same
+    length: TrainingLength | None = None  # of own Lightning code
     host: str = ""  # name of rank 0's host

@@ -142,7 +142,10 @@ class Forecast:
         step_D = (compute_D + waiting_D + exposed_D) * (self.model_D if several else 1.0)
         ratio_D = times * one_D / step_D
         low, high = np.quantile(ratio_D[1:], [0.025, 0.975])
-        epoch = float(step_D[0]) * profile.num_train / (batch_size * times)
+        num_steps = profile.num_train / (batch_size * times)  # of an epoch
+        if profile.num_steps is not None:
+            num_steps = profile.num_steps / profile.num_epochs
+        epoch = float(step_D[0]) * num_steps
         total = epoch * profile.num_epochs
         device_hours = num_devices * total / SECONDS_PER_HOUR
         overhead, compute = float(self.overhead_D[0]), float(compute_D[0])

@@ -47,6 +47,7 @@ class DeviceProfile(Record):
     batch_size: int  # the recipe's, samples per device and step under weak scaling, per step under strong scaling
     num_train: int
     num_epochs: int
+    num_steps: int | None = None  # of a training that takes as many on several devices as on one; else None
     company: tuple[Interference, ...] | None = None
     """Two devices at two or more batches, the smallest first; None where only one was profiled."""
     label: str  # the execution that was profiled, in words

@@ -302,7 +302,10 @@ class _Attempts:
             return True
         is_new = arm is not None and arm not in self._left_out
         if job.measurement is not None and not (is_new and job.measurement.is_optional(arm)):
-            raise out_of_memory.with_advice(error, "use a smaller recipe.batch_size")
+            own = job.measurement.of_module is not None
+            raise out_of_memory.with_advice(
+                error, "make the batches of your loader smaller" if own else "use a smaller recipe.batch_size"
+            )
         self._searches_again = is_new and stage == "search"
         if arm is not None and is_new:
             self._left_out[arm] = f"{arm} needs more memory than {job.plan.device_name} has next to the training"

@@ -92,9 +92,10 @@ def main(run: str, *before: str) -> int:
     die_with_supervisor()
     gc.disable()  # until the rank starts: searching the imported modules for garbage takes a quarter of the time
     for name in before:
-        module = importlib.import_module(name)
-        if hasattr(module, "start_early"):
-            module.start_early()
+        with suppress(Exception):  # the rank imports it again, and reports what fails
+            module = importlib.import_module(name)
+            if hasattr(module, "start_early"):
+                module.start_early()
     program = importlib.import_module(run)
     return int(program.main(_receive_order()))
 

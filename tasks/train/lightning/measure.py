@@ -5,14 +5,15 @@ The loader decides the size of a batch, and half of a batch is the only other si
 
 import math
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.host import has_compiler
-from paceline.tasks.measure.probe import ArmLostError, run_probe
+from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
 from paceline.tasks.records.execution import FASTER_INPUT, Arm
-from paceline.tasks.records.measurement import AllReduceTime, MeasureResult
+from paceline.tasks.records.measurement import AllReduceTime, Measurement, MeasureResult, TrainingLength
 from paceline.tasks.train.lightning.fit import join, options_of, strategy
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
 from paceline.tasks.train.plan import arm_of
@@ -22,6 +23,7 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 
 MIN_SAMPLES = 2  # of a batch, half of which is a batch too
+LENGTH_HINT = "trainer.max_time=null trainer.max_steps=1000"  # for a training whose length is not known
 
 
 def measure_module(spec: RankSpec, stopwatch: Stopwatch) -> MeasureResult:
@@ -35,28 +37,14 @@ def measure_module(spec: RankSpec, stopwatch: Stopwatch) -> MeasureResult:
     asked, device = spec.measurement, join(spec)
     assert asked is not None
     bench = ModuleProbe(spec, device, options_of(spec), partial(strategy, spec, device))
-    single = arm_of(spec.plan).model_copy(update={"num_devices": 1})
-    left_out: dict[str, str] = {}
     all_reduces: tuple[AllReduceTime, ...] = ()
     with name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace(), ExitStack() as stack:
         try:
-            runners = {"baseline": bench.runner(stack, single)}
-            num_samples = runners["baseline"].samples_per_step // bench.num_batches
-            num_train, num_epochs = _length(bench, num_samples)
-            arms = _profile(single, spec, num_samples) if asked.of_module == "profile" else _moves(single, spec)
-            for role, arm in arms.items():
-                try:
-                    runners[role] = bench.runner(stack, arm)
-                except ArmLostError as error:
-                    if not asked.can_leave_out:
-                        raise
-                    left_out[role] = str(error)
-            if "candidate" not in runners:  # a probe needs one
-                others = [role for role in runners if role != "baseline"]
-                if not others:
-                    raise RunError(f"the module does not run as any other than {single.label}")
-                runners["candidate"] = runners.pop(others[0])
+            runners, left_out, length = _start_arms(bench, spec, asked, stack)
             probe = run_probe(runners, spec.config.speedup, group.broadcast, bench.watch)
+            if probe.left_out and not asked.can_leave_out:
+                role, why = next(iter(probe.left_out.items()))
+                raise ArmLostError(f"{runners[role].arm.label}: {why}")
             if asked.all_reduce_bytes:
                 all_reduces = time_all_reduces(runners["no_sync"].run, asked.all_reduce_bytes, spec, device)
         except ArmLostError as error:
@@ -65,37 +53,87 @@ def measure_module(spec: RankSpec, stopwatch: Stopwatch) -> MeasureResult:
         probe=probe.model_copy(update={"left_out": left_out | probe.left_out}),
         all_reduces=all_reduces,
         gradient_bytes=bench.num_trained * GRADIENT_BYTES[spec.plan.gradient_compression],
-        num_train=num_train,
-        num_epochs=num_epochs,
+        length=length,
         host=socket.gethostname(),
     )
 
 
-def _length(bench: ModuleProbe, num_samples: int) -> tuple[int, int]:
-    """Samples of an epoch on one device, and epochs, the same on all ranks. Raises InputError: they are not known."""
+def _start_arms(
+    bench: ModuleProbe, spec: RankSpec, asked: Measurement, stack: ExitStack
+) -> tuple[dict[str, ArmRunner], dict[str, str], TrainingLength]:
+    """The arms by role; those that the module cannot run, where they may be left out; the length of the training."""
+
+    def start(arm: Arm) -> ArmRunner:
+        try:
+            return bench.runner(stack, arm)
+        except ArmLostError as error:
+            raise ArmLostError(f"{arm.label}: {error}") from error
+
+    single, several = (arm_of(spec.plan).model_copy(update={"num_devices": number}) for number in (1, spec.world_size))
+    whole = start(several) if spec.world_size > 1 else None  # first: all ranks set up their data at once
+    runners, left_out = {"baseline": start(single)}, dict[str, str]()
+    num_samples = runners["baseline"].samples_per_step // bench.num_batches
+    length = _length(bench, num_samples)
+    if asked.of_module == "profile":
+        arms = _profile(single, several, num_samples)
+        runners |= {"candidate": whole} if whole else {}
+    else:
+        arms = _moves(single, spec)
+    for role, arm in arms.items():
+        try:
+            runners[role] = start(arm)
+        except ArmLostError as error:
+            if not asked.can_leave_out:
+                raise
+            left_out[role] = str(error)
+    if "candidate" not in runners:  # a probe needs one
+        others = [role for role in runners if role != "baseline"]
+        if not others:
+            raise RunError(f"the module runs as {single.label} alone")
+        runners["candidate"] = runners.pop(others[0])
+    _check_halves(runners)
+    return runners, left_out, length
+
+
+def _length(bench: ModuleProbe, num_samples: int) -> TrainingLength:
+    """The length of the training on one device, the same on all ranks. Raises InputError: it is not known."""
     planned, per_epoch = (group.broadcast(float(value)) for value in (bench.planned_steps(), bench.epoch_batches()))
     if not planned:
-        fault = "the length of the training is not known: a time limit ends it, or nothing"
-        raise InputError(fault, hint="trainer.max_steps=1000", setting="trainer")
+        raise InputError("the length of the training is not known", hint=LENGTH_HINT, setting="trainer")
     num_batches = planned * bench.num_batches
     num_epochs = 1 if math.isinf(per_epoch) else max(1, round(num_batches / per_epoch))
-    return int(num_batches * num_samples / num_epochs), num_epochs
+    num_train = int(num_batches * num_samples / num_epochs)
+    return TrainingLength(
+        num_train=num_train, num_epochs=num_epochs, num_steps=int(planned) if bench.has_fixed_steps else None
+    )
 
 
-def _profile(single: Arm, spec: RankSpec, num_samples: int) -> dict[str, Arm]:
-    """Arms at the loader's batch and at half of it: of one device, and of the group with each kind of exchange."""
+def _check_halves(runners: Mapping[str, ArmRunner]) -> None:
+    """Raise InputError: batches of this kind cannot be halved."""
+    whole = {
+        runner.arm.num_devices: runner.samples_per_step for runner in runners.values() if not runner.arm.batch_size
+    }
+    for runner in runners.values():
+        if runner.arm.batch_size and runner.samples_per_step >= whole[runner.arm.num_devices]:
+            fault = "the batches of the training loader cannot be halved, and a forecast needs two sizes"
+            hint = "let the loader give tensors, or dicts, lists, tuples or dataclasses of them"
+            raise InputError(fault, hint=hint, setting="data")
+
+
+def _profile(single: Arm, several: Arm, num_samples: int) -> dict[str, Arm]:
+    """Arms at the loader's batch and at half of it, apart from both sides of the probe, with each kind of exchange."""
     if num_samples < MIN_SAMPLES:
         fault = f"a batch of the training loader has {num_samples} sample, or its size is not known"
         hint = "give the loader batches of two samples or more: their halves show what a step costs whatever its size"
         raise InputError(f"{fault}, and a forecast needs two sizes", hint=hint, setting="data")
-    half = single.model_copy(update={"batch_size": num_samples // 2})
-    if spec.world_size == 1:
-        return {"candidate": half}
-    arms = {"half": half}
-    for name, one in (("", single), ("half ", half)):
+    half = {"batch_size": num_samples // 2}
+    if several == single:
+        return {"candidate": single.model_copy(update=half)}
+    arms = {"half": single.model_copy(update=half)}
+    for name, size in (("", {}), ("half ", half)):
         for variant in ("no_sync", "token_sync", "full"):
-            arms[name + variant] = one.model_copy(update={"num_devices": spec.world_size, "variant": variant})
-    arms["candidate"] = arms.pop("full")
+            arms[name + variant] = several.model_copy(update=size | {"variant": variant})
+    del arms["full"]  # it is the candidate
     return arms
 
 

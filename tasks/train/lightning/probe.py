@@ -65,7 +65,7 @@ class ModuleProbe:
         settings = spec.config.lightning.settings
         given = settings.get("trainer", {})
         self._settings = settings | {"trainer": {key: value for key, value in given.items() if key in KEPT}}
-        self._has_end = not ENDS.isdisjoint(given) or "Timer" in str(given.get("callbacks"))
+        self._has_end = not ENDS.isdisjoint(given) or ends_by_time(given)
         self._num_batches = self._settings["trainer"].get("accumulate_grad_batches") or 1
         self._length: int | None = None
         """Batches of an epoch; None until the first arm has read the loader, and for one without length."""
@@ -138,7 +138,7 @@ class ModuleProbe:
     def planned_steps(self) -> int:
         """Steps of the training, which rank 0 knows after the first arm; 0 where a time limit may end it."""
         trainer = self._spec.config.lightning.settings.get("trainer", {})
-        if trainer.get("max_time") is not None:
+        if ends_by_time(trainer):
             return 0
         num_batches, num_epochs, max_steps = (
             self.epoch_batches(),
@@ -158,6 +158,12 @@ class ModuleProbe:
         if isinstance(limit, float):
             return num_batches * limit
         return min(num_batches, limit) if isinstance(limit, int) else num_batches
+
+    @property
+    def has_fixed_steps(self) -> bool:
+        """Whether the training takes as many steps on several devices as on one."""
+        max_steps = self._spec.config.lightning.settings.get("trainer", {}).get("max_steps", -1)
+        return bool(self.planned_steps() == max_steps)
 
     @property
     def num_batches(self) -> int:
@@ -249,6 +255,11 @@ class ModuleProbe:
         shared = copy.copy(self._data)
         shared.setup = _nothing
         return shared
+
+
+def ends_by_time(trainer: Mapping[str, Any]) -> bool:
+    """Whether a time limit in the settings of a trainer may end its training."""
+    return trainer.get("max_time") is not None or "Timer" in str(trainer.get("callbacks"))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -9,8 +9,9 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import nullcontext, suppress
+from dataclasses import fields, is_dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -190,8 +191,13 @@ def halve(batch: Any, part: int) -> Any:
     if isinstance(batch, torch.Tensor):
         number = len(batch) // 2 if batch.dim() else 0
         return batch[part * number : (part + 1) * number] if number else batch
-    if isinstance(batch, dict):
-        return {name: halve(value, part) for name, value in batch.items()}
+    if isinstance(batch, MutableMapping):
+        halved = copy.copy(batch)
+        halved.update({name: halve(value, part) for name, value in batch.items()})
+        return halved
+    if is_dataclass(batch) and not isinstance(batch, type):
+        halves = {field.name: halve(getattr(batch, field.name), part) for field in fields(batch) if field.init}
+        return replace(batch, **halves)
     if not isinstance(batch, (list, tuple)):
         return batch
     parts = [halve(value, part) for value in batch]

@@ -1,5 +1,7 @@
 """Steps of Lightning's trainers that take turns in one process."""
 
+from collections import UserDict
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -125,6 +127,20 @@ def test_half_a_batch_has_half_the_samples(start):
     first, second = (halve({"a": torch.arange(6), "b": [torch.tensor(1), "c"]}, part) for part in (0, 1))
     assert torch.equal(torch.cat([first["a"], second["a"]]), torch.arange(6))
     assert first["b"] == second["b"] == [1, "c"]
+    for batch in (UserDict(a=torch.arange(6)), Pair(torch.arange(6))):
+        first, second = (halve(batch, part) for part in (0, 1))
+        assert type(first) is type(batch)
+        assert torch.equal(torch.cat([values(first), values(second)]), torch.arange(6))
+        assert len(values(batch)) == 6, "the whole stays as it is"
+
+
+@dataclass(frozen=True)
+class Pair:
+    a: torch.Tensor
+
+
+def values(batch):
+    return batch["a"] if isinstance(batch, UserDict) else batch.a
 
 
 def test_a_loader_reads_without_its_workers(start):
