@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -23,7 +24,7 @@ from paceline.tasks.cluster.client import connect, host_of, workers
 from paceline.tasks.data.key import FORMAT_VERSION
 from paceline.tasks.data.prepare import store
 from paceline.tasks.data.prepare.manifest import Partition, PartitionFile, PartitionsManifest
-from paceline.tasks.errors import InputError, RunError, one_line
+from paceline.tasks.errors import InputError, PacelineError, RunError, one_line
 from paceline.tasks.files import TEMPORARY_SUFFIX, is_full, sha256_of, sync_tree
 from paceline.tasks.records.data import PARTITIONS, PreparedPartitions
 from paceline.tasks.train.launch.coordinator import TrainJob
@@ -55,6 +56,9 @@ def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
     copied = str(job.directory / code.FOLDER) if module.code else None
     with connect(address) as client:
         hosts = {host_of(worker): worker for worker in reversed(workers(client))}
+        if job.config.cluster.is_this_host:  # a process of this host may have imported the code already
+            deadline.within(partial(_prepare_here, module, copied, min(hosts)))
+            return list(hosts)
         futures = {}
         for index, (host, worker) in enumerate(sorted(hosts.items())):
             request = child.Request(task="prepare", code=copied, settings=module.settings, host_index=index)
@@ -67,6 +71,13 @@ def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
             if (error := future.exception()) is not None:
                 raise RunError(f"on host {host}: {one_line(error)}") from error
     return list(futures)
+
+
+def _prepare_here(module: Lightning, copied: str | None, host: str) -> None:
+    try:
+        child.ask_kept(child.Request(task="prepare", code=copied, settings=module.settings))
+    except PacelineError as error:
+        raise RunError(f"on host {host}: {one_line(error)}") from error
 
 
 def prepare_partitions(

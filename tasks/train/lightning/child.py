@@ -1,6 +1,7 @@
-"""Child process that imports the user's code for a moment: `python -P -m paceline.tasks.train.lightning.child DIR`.
+"""Child process that imports the user's code: `python -P -m paceline.tasks.train.lightning.child`.
 
-It reads `request.json` in a directory and writes `answer.json` there. The processes of the flow and of Dask never
+It reads directories, one in each line of its input. It carries out the `request.json` in each of them, writes
+`answer.json` there, and then the name of the directory to its output. The processes of the flow and of Dask never
 import the user's code.
 """
 
@@ -14,6 +15,7 @@ import traceback
 import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
 
+OUTPUT = "output.txt"  # what the user's code prints, in the directory of its request
 WRAPPED = ("ckpt_path", "weights_only")
 """Settings of `main.py fit` in a file that LightningCLI saved; they belong to no class."""
 
@@ -46,38 +49,74 @@ class Request(Record):
     directory: str = ""
 
 
+class Child:
+    """A child process, for one request after the other; the user's code is imported once."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            env=os.environ | {PARENT: str(os.getpid()), "JSONARGPARSE_DEPRECATION_WARNINGS": "off"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: Request, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
+        """Do a request; `meanwhile` is called in this process.
+
+        Raises InputError: the request is wrong; RunError: the user's code failed.
+        """
+        orders, answers = self._process.stdin, self._process.stdout
+        assert orders is not None
+        assert answers is not None
+        with tempfile.TemporaryDirectory() as directory:
+            (Path(directory) / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
+            with suppress(BrokenPipeError):
+                orders.write(f"{directory}\n")
+                orders.flush()
+            if meanwhile is not None:
+                meanwhile()
+            if not answers.readline():
+                status, output = self._process.wait(), Path(directory) / OUTPUT
+                said = output.read_text(encoding="utf-8", errors="replace")[-500:] if output.exists() else ""
+                raise RunError(f"the process that imports your code ended with status {status}: {said}")
+            answer: dict[str, Any] = json.loads((Path(directory) / "answer.json").read_text(encoding="utf-8"))
+        if answer.get("fault"):
+            kind = InputError if answer["is_input"] else RunError
+            raise kind(answer["fault"], hint=answer["hint"], setting=answer.get("setting"))
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        with suppress(BrokenPipeError), self._process:  # of a request that nobody has read
+            pass
+
+
+_kept: list[Child] = []
+
+
 def ask(request: Request, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
     """Do a request in a child process; `meanwhile` is called in this one.
 
+    After `parse` with something to do meanwhile, the process stays for `ask_kept`: the run that follows prepares data.
+
     Raises InputError: the request is wrong; RunError: the user's code failed.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
-        output = Path(directory) / "output.txt"
-        with output.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, directory],
-                env=os.environ | {PARENT: str(os.getpid()), "JSONARGPARSE_DEPRECATION_WARNINGS": "off"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        try:
-            if meanwhile is not None:
-                meanwhile()
-            status = process.wait()
-        finally:
-            process.kill()
-            process.wait()
-        path = Path(directory) / "answer.json"
-        if not path.exists():
-            printed = output.read_text(encoding="utf-8", errors="replace")[-500:]
-            raise RunError(f"the process that imports your code ended with status {status}: {printed}")
-        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if answer.get("fault"):
-        kind = InputError if answer["is_input"] else RunError
-        raise kind(answer["fault"], hint=answer["hint"], setting=answer.get("setting"))
-    return answer
+    with ExitStack() as stack:
+        child = Child()
+        stack.callback(child.close)
+        answer = child.ask(request, meanwhile)
+        if meanwhile is not None and any(one["prepares_data"] for one in answer.get("variants", ())):
+            stack.pop_all()
+            _kept.append(child)
+        return answer
+
+
+def ask_kept(request: Request) -> dict[str, Any]:
+    """Do a request in the process that `ask` has kept, or else in a new one; raises as `ask`."""
+    with closing(_kept.pop() if _kept else Child()) as child:
+        return child.ask(request)
 
 
 def _do(request: Request) -> dict[str, Any]:
@@ -149,11 +188,26 @@ def _check_checkpoint(path: Path) -> None:
         raise InputError(f"ckpt_path={path} is no checkpoint of a training: it has weights at most", hint=hint)
 
 
-def main(directory: str) -> int:
-    """Answer the request in a directory."""
+def main() -> None:
+    """Answer requests until nobody asks any more. The user's code has no input, and prints into a file."""
     die_with_supervisor()
     warnings.filterwarnings("ignore", module="lightning")
-    request = Request.model_validate_json((Path(directory) / "request.json").read_text(encoding="utf-8"))
+    orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for line in orders:
+        directory = Path(line.rstrip("\n"))
+        output = os.open(directory / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for place in (1, 2):
+            os.dup2(output, place)
+        os.close(output)
+        _answer(directory)
+        sys.stdout.flush()
+        answers.write(line)
+        answers.flush()
+
+
+def _answer(directory: Path) -> None:
+    request = Request.model_validate_json((directory / "request.json").read_text(encoding="utf-8"))
     try:
         answer = _do(request)
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
@@ -171,9 +225,9 @@ def main(directory: str) -> int:
             "setting": getattr(error, "setting", None),
             "is_input": fault is not None or request.task in ("parse", "predict"),
         }
-    (Path(directory) / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
-    return 0
+    (directory / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1]))
+    main()
+    os._exit(0)
