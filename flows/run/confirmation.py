@@ -37,7 +37,7 @@ NUM_CYCLES = 3  # of old, new, new, old
 PROBE_SECONDS = 5.0  # of the measured blocks of one process
 SETTINGS = ("precision", "compile", "memory_format", "loading", "micro_batch", "num_threads")
 """Settings of a plan by which two runs of one series can differ, because `auto` chose them."""
-SEARCH_SHARE = 0.9  # of the time limit; the rest is for the processes of a round that has begun
+LAST_ROUND = 1.1  # times the limit of a search, after which a round that has begun is stopped
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ def _find_cause(good: _GoodRun, address: str, handle: RunHandle) -> tuple[tuple[
         label = changes[0].commit.label
         return (label,), f"the cause: {label} is all that differs and could be executed again"
     try:
-        with deadline.time_limit("track.bisect_seconds", seconds):
-            found = _search(good, changes, address, SEARCH_SHARE * seconds)
+        with deadline.time_limit("track.bisect_seconds", LAST_ROUND * seconds):
+            found = _search(good, changes, address, seconds)
     except Exception as error:
         if is_interruption(error):
             raise

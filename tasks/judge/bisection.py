@@ -112,7 +112,7 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     level: float = LEVEL
     what: str = "commit"  # that is searched
-    budget_name: str = "--budget "  # what stands before a longer time in a hint
+    budget_name: str = "--budget "  # as messages begin the setting of the time
 
     def __post_init__(self) -> None:
         """Divide the level, and start the time."""
@@ -216,9 +216,9 @@ class Search:
         number = (4 + 4 * bool(self._num_steps) + 6 * self._num_steps) * self._plan.looks[0]
         seconds = sum(each.seconds for each in rounds) / sum(len(each.runs) for each in rounds)
         if self.question.budget_seconds < number * seconds:
-            changes = f"{len(self.commits) - 1} {self.what}s"
-            fault = f"{self.question.budget_seconds:.4g} s are too short for {changes}: they take {number} processes"
-            fault += f" of {seconds:.3g} seconds or more"
+            budget = f"{self.budget_name}{self.question.budget_seconds:g}"
+            fault = f"{budget} is too short for {len(self.commits) - 1} {self.what}s:"
+            fault += f" they take {number} processes of {seconds:.3g} seconds or more"
             raise InputError(fault, hint=f"{self.budget_name}{math.ceil(2 * number * seconds)}")
 
     def _slowdown(self, rounds: Sequence[Round], fast: SideName, slow: SideName) -> tuple[float, float]:

@@ -198,7 +198,7 @@ def test_a_search_without_enough_time_leaves_the_alarm_confirmed(make_job, clust
     judged, _, _ = bisect(make_job, cluster_address, monkeypatch, "track.bisect_seconds=2")
     assert judged["confirmation"]["verdict"] == "confirmed"
     assert judged["confirmation"]["causes"] == []
-    assert "; the cause was not found: 1.8 s are too short for 2 changes: they take 154 processes" in judged["text"]
+    assert "; the cause was not found: track.bisect_seconds=2 is too short for 2 changes: they take" in judged["text"]
 
 
 def test_an_interrupted_search_leaves_the_alarm_sent_and_confirmed(make_job, cluster_address, prefect_url, monkeypatch):

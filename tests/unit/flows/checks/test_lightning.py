@@ -198,7 +198,7 @@ def asked(monkeypatch, tmp_path):
     requests = []
     (tmp_path / "first.ckpt").write_bytes(b"first")
 
-    def ask(request):
+    def ask(request, meanwhile=None):
         requests.append(request)
         parsed = {"settings": {"model": {"class_path": "acme.Tagger"}}, "packages": [], "prepares_data": False}
         return {"variants": [parsed] * len(request.variants), "ckpt_path": str(tmp_path / "first.ckpt")}

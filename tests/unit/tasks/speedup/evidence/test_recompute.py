@@ -109,7 +109,7 @@ def test_every_number_of_the_summary_is_recomputed(case):
     assert numbers({name: summary[name] for name in ("speedup", "train")}) - TEXTS - set(figures) == set()
 
 
-@pytest.mark.parametrize(("slow_seconds", "num_warm_up"), [(0.0, 0), (3.0, 2), (35.0, 12)])
+@pytest.mark.parametrize(("slow_seconds", "num_warm_up"), [(0.0, 0), (3.0, 2), (13.0, 10)])
 def test_arms_that_leave_early_or_have_all_cores_are_recomputed_too(slow_seconds, num_warm_up):
     """The slow loop leaves the rounds: what is left is faster, which is no warm-up."""
     arms = TWO_ARMS | {"competent": 0.5, "all_cores": 0.07}
