@@ -20,6 +20,9 @@ WORKLOADS = [(64, 16), (128, 16), (128, 32), (256, 16), (256, 32)]
 WORKLOADS_IN_FP32 = [(32, 16), (64, 8), (64, 32), (128, 8), (256, 8)]
 """Further ones, in place of bf16 where the processor has no instructions for it: a step takes seconds there."""
 SCALINGS = ("strong", "weak")
+SECONDS = "speedup.max_seconds=35"  # of each probe: with the default of 25 few rounds of a profile's arms fit into it
+SHORT = ("recipe.num_epochs=1", "speedup.competent_loop=false", "speedup.starts=0")
+"""Of the measured runs, whose efficiency the probe shows before the training."""
 PLAIN = ("execution.memory_format=channels_last", "execution.compile=off", "execution.loading=resident")
 
 
@@ -34,7 +37,7 @@ def paceline(folder, *arguments):
 
 
 def settings_of(batch, width, precision):
-    return [f"recipe.batch_size={batch}", f"model.width={width}", f"execution.precision={precision}", *PLAIN]
+    return [f"recipe.batch_size={batch}", f"model.width={width}", f"execution.precision={precision}", *PLAIN, SECONDS]
 
 
 def forecasts_of(folder, batch, width, precision):
@@ -50,7 +53,7 @@ def forecasts_of(folder, batch, width, precision):
 def measured_speedup(folder, batch, width, precision, scaling):
     """The speedup of two devices over one, and its interval; None on a contaminated machine."""
     more = ["execution.num_devices=2", f"recipe.batch_scaling={scaling}"]
-    speedup = paceline(folder, "run", "digits", *more, *settings_of(batch, width, precision))["speedup"]
+    speedup = paceline(folder, "run", "digits", *more, *SHORT, *settings_of(batch, width, precision))["speedup"]
     if speedup["efficiency"] is None or speedup["contaminated"]:
         return None
     return {name: 2 * speedup[name] for name in ("efficiency", "efficiency_low", "efficiency_high") if name in speedup}
