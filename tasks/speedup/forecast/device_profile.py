@@ -31,6 +31,7 @@ def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime
     and `full`. The smallest of the all-reduces stands for the exchange of a single number.
     """
     token = min(all_reduces, key=lambda one: one.num_bytes).seconds
+    seconds_per_sample = probe.seconds_per_sample("baseline")
     arms = {"baseline": probe.baseline, "candidate": probe.candidate} | probe.others
     interferences = []
     for full, arm in arms.items():
@@ -44,8 +45,9 @@ def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime
                 # a sample of several devices' arm is one of all of them
                 contention=_ratio(probe, free, alone).times(arm.num_devices),
                 waiting=_ratio(probe, waiting, free),
-                exchange=_ratio(probe, full, waiting),
                 token_seconds=token,
+                # Against the baseline, so that a forecast of two devices has the noise of one ratio, not of three.
+                step_seconds=_ratio(probe, full, "baseline").times(seconds_per_sample * probe.samples_per_step[full]),
             )
         )
     return tuple(sorted(interferences, key=lambda one: one.batch_size))

@@ -41,7 +41,9 @@ BACKWARD_SHARE = 2 / 3
 EXTRAPOLATION_ERROR = 0.03
 """Half-width that is added, relative, for each doubling beyond the measured batch sizes: caches and kernels change with
 the size, which no line through other sizes can know."""
-MODEL_ERROR = 0.02  # half-width of what the model itself leaves out on several devices
+MODEL_ERROR = 0.045
+"""Half-width of what the model itself leaves out on several devices (2 %), and of what differs between two starts of
+the same process: a standard deviation of about 1.5 % each (infra/LOG.md)."""
 UNSEEN_ERROR = 0.1
 """The same where only one device was profiled: several have cost each other 5 to 20 % of a step (infra/LOG.md)."""
 MIN_EXCHANGE = 0.2  # smallest share of the link's time that an exchange takes in a step, even if noise hides it
@@ -75,16 +77,17 @@ class Forecast:
         self.overhead_D, self.slope_D = self._line()
         company = profile.company or ()
         self.company_sizes = [interference.batch_size for interference in company]
-        self.contention_CD = [np.maximum(_possible(rng, interference.contention), 1e-9) for interference in company]
-        expected_D = all_reduce_seconds(link, 2, profile.gradient_bytes) * self.link_D
-        self.free_CD, self.lost_CD, self.beyond_link_CD = list[Floats](), list[Floats](), list[Floats]()
-        for interference, contention_D in zip(company, self.contention_CD, strict=True):
-            free_D = self.step(interference.batch_size) * contention_D
-            waited_D = free_D * _possible(rng, interference.waiting)
-            exchanged_D = waited_D * (_possible(rng, interference.exchange) - 1) + interference.token_seconds
+        least_D = MIN_EXCHANGE * all_reduce_seconds(link, 2, profile.gradient_bytes) * self.link_D
+        self.contention_CD, self.free_CD, self.lost_CD, self.beyond_link_CD = (list[Floats]() for _ in range(4))
+        for interference in company:  # the parts of a step on two devices, which add up to it
+            step_D, alone_D = _possible(rng, interference.step_seconds), self.step(interference.batch_size)
+            free_D = np.minimum(alone_D * _possible(rng, interference.contention), step_D - least_D)
+            without_D = free_D * _possible(rng, interference.waiting) - interference.token_seconds
+            exchange_D = np.clip(step_D - without_D, least_D, step_D - free_D)
+            self.contention_CD.append(np.maximum(free_D / alone_D, 1e-9))
             self.free_CD.append(free_D)
-            self.lost_CD.append(waited_D - free_D - interference.token_seconds)  # by waiting
-            self.beyond_link_CD.append(exchanged_D - expected_D)  # what an exchange takes longer than on the link
+            self.lost_CD.append(step_D - exchange_D - free_D)  # by waiting
+            self.beyond_link_CD.append(exchange_D - least_D / MIN_EXCHANGE)  # what it takes longer than on the link
         # Scatter per second of a step: what waiting grows by between the smallest and the largest batch. A part that
         # noise makes negative stays so, or the interval would be cut on one side.
         self.slack_D = self.zero_D

@@ -29,14 +29,14 @@ class ProfilePoint(Record):
 
 
 class Interference(Record):
-    """Slowdown of two devices together at one batch size. Each ratio is relative to the field above it."""
+    """Slowdown of two devices together at one batch size."""
 
     batch_size: int  # samples per device and step
     contention: Interval
     """While the other device of the host computes too, over a device alone: above 1 if they share memory or clock."""
-    waiting: Interval  # when they wait for each other in every step, and exchange a single number, besides
-    exchange: Interval  # when they exchange their gradients, as in training
+    waiting: Interval  # when they wait for each other in every step and exchange a single number, over that
     token_seconds: float  # the all-reduce of that single number
+    step_seconds: Interval  # of a step as in training, with the exchange of the gradients
 
 
 class DeviceProfile(Record):

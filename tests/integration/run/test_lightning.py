@@ -351,7 +351,8 @@ def test_a_module_without_a_step_is_refused_before_any_work(program, change_code
 def test_code_that_differs_between_workers_is_refused_before_any_work(program, tmp_path, monkeypatch):
     for place in ("here", "there"):
         shutil.copytree(PACKAGE / "prose", tmp_path / place / "tomes")
-    (tmp_path / "there" / "tomes" / "gpt.py").open("a").write("# another version\n")
+    with (tmp_path / "there" / "tomes" / "gpt.py").open("a") as file:
+        file.write("# another version\n")
     paths = os.environ["PYTHONPATH"]
 
     def import_from(place):

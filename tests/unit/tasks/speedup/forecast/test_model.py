@@ -9,7 +9,7 @@ from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records.measurement import AllReduceTime
 from paceline.tasks.report.forecast_report import limit_sentences
 from paceline.tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
-from paceline.tasks.speedup.forecast.model import Forecast, expected_largest
+from paceline.tasks.speedup.forecast.model import MODEL_ERROR, Forecast, expected_largest
 from paceline.tasks.speedup.forecast.records import DeviceProfile, Interference, Link, ProfilePoint
 from tests.support.refusals import refused
 
@@ -77,8 +77,8 @@ class Cluster:
             batch_size=size,
             contention=_seen(rng, self.contention),
             waiting=_seen(rng, waiting / self.free(size)),
-            exchange=_seen(rng, self.step(2, size) / waiting),
             token_seconds=token,
+            step_seconds=_seen(rng, self.step(2, size)),
         )
 
     def link(self, rng):
@@ -247,7 +247,40 @@ def test_known_links_are_ordered_as_everybody_knows():
 
 def test_no_batch_may_be_large_enough():
     one = Interval(value=1.0)
-    at_256 = Interference(batch_size=256, contention=Interval(value=2.1), waiting=one, exchange=one, token_seconds=0.0)
-    found = Forecast(simple(company=(at_256.model_copy(update={"batch_size": 64}), at_256)), FREE).limits("weak")
+    company = [
+        Interference(
+            batch_size=size,
+            contention=Interval(value=2.1),
+            waiting=one,
+            token_seconds=0.0,
+            step_seconds=Interval(value=2.1 * (1e-3 + 1e-5 * size)),
+        )
+        for size in (64, 256)
+    ]
+    found = Forecast(simple(company=tuple(company)), FREE).limits("weak")
     assert found.smallest_paying_batch_size == 0
     assert any("slower than one with every batch" in sentence for sentence in limit_sentences(found))
+
+
+def test_a_forecast_of_two_devices_at_a_measured_batch_is_the_measured_step():
+    """Its interval is that of one ratio, and of what two starts differ by; noise of the parts does not add up."""
+    rng = np.random.default_rng(3)
+    profile = random_cluster(rng).profile(rng)
+    narrow = profile.model_copy(
+        update={
+            "company": tuple(
+                each.model_copy(update={name: _wide(getattr(each, name)) for name in ("contention", "waiting")})
+                for each in profile.company
+            )
+        }
+    )
+    for scaling in ("weak", "strong"):
+        batch = BATCH if scaling == "weak" else BATCH // 2
+        step = next(each.step_seconds.value for each in profile.company if each.batch_size == batch)
+        found = Forecast(narrow, FREE).predict(2, scaling)
+        assert found.step_seconds == pytest.approx(step)
+        assert found.high / found.low == pytest.approx(np.exp(2 * np.hypot(1.96 * NOISE, MODEL_ERROR)), rel=0.03)
+
+
+def _wide(interval):
+    return Interval(value=interval.value, low=interval.value / 1.05, high=interval.value * 1.05)
