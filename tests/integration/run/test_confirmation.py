@@ -226,3 +226,16 @@ def test_a_change_that_cannot_be_executed_alone_is_skipped(make_job, cluster_add
     judged, _, _ = bisect(make_job, cluster_address, monkeypatch, "recipe.num_epochs=5", before=refuses)
     assert refused
     assert "; the cause was not found: the command fails at all changes" in judged["text"]
+
+
+@pytest.mark.benchmark
+@pytest.mark.timeout(7200)
+def test_a_search_in_real_processes_names_the_slow_loading(make_job, cluster_address):
+    """About half an hour: the loading was made slow, and the layout changed too."""
+    settings = ("execution.loading=foreground", "execution.memory_format=contiguous", "recipe.num_epochs=6")
+    night = Night(make_job, "track.on_regression=bisect", *settings, loading="resident", memory_format="channels_last")
+    started = time.monotonic()
+    with planted(cluster_address, "input=0.002"):
+        judged = night.confirm(cluster_address, THROUGHPUT)
+    print(f"{time.monotonic() - started:.0f} s: {judged['text']}")  # noqa: T201
+    assert judged["confirmation"]["causes"] == ["execution.loading resident -> foreground"]
