@@ -89,14 +89,14 @@ with warnings.catch_warnings():
         on_regression: Literal["mark", "confirm", "bisect", "fail", "off"] = "mark"
         """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
         artifact and an event report it. `confirm`: the last good run is first rebuilt and timed against the new run;
-        the alarm is sent in any case, with the result. `bisect`: as `confirm`; after a confirmed alarm the changes
-        since the last good run are searched for those that make it slower, and a second alarm names them. `fail`: the
-        flow and the command fail as well, after everything is recorded. `off`: runs are not compared."""
+        the alarm is sent in any case, with the result. `bisect`: as `confirm`; after a confirmed alarm, the
+        rebuilt changes are searched for the cause, and a second alarm has the result. `fail`: the flow and the command
+        fail as well, after everything is recorded. `off`: runs are not compared."""
         confirm_seconds: Annotated[float, Field(gt=0)] = 600.0
         """Time limit of a confirmation, seconds: rebuilding the last good run, and up to twelve short probes."""
         bisect_seconds: Annotated[float, Field(gt=0)] = 7200.0
-        """Time limit of the search for the changes that made a run slower, seconds. With two changes it takes at least
-        154 short probes, about half an hour."""
+        """Time limit of the search for the changes that made a run slower, seconds. A search over two changes
+        takes at least 154 short probes, about half an hour. A round that has started may exceed the limit by 10 %."""
         max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
         """Loss of training throughput that is to be found within three runs, as a share, relative to the baseline that
         was timed in the same run; twice as much is to be found in a single run."""
@@ -113,7 +113,7 @@ with warnings.catch_warnings():
 
         @property
         def confirms(self) -> bool:
-            """Whether an alarm is confirmed before it is sent."""
+            """Whether the last good run is timed before an alarm is sent."""
             return self.on_regression in ("confirm", "bisect")
 
         @model_validator(mode="after")

@@ -82,7 +82,7 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
     trainer = own.get("trainer", {})
     is_endless = trainer.get("max_epochs") == -1 and trainer.get("max_steps", -1) == -1
     if own and (is_endless or trainer.get("max_time") is not None or "Timer" in str(trainer.get("callbacks"))):
-        fault = "a training that a time limit ends, or nothing, has no length that could be forecast"
+        fault = "the length of the training is not known: a time limit ends it, or nothing does"
         raise InputError(fault, hint="trainer.max_time=null trainer.max_steps=1000", setting="trainer")
     ranks = PROFILE_RANKS if request.link == "measured" else 1
     overrides = [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"]

@@ -37,7 +37,7 @@ NUM_CYCLES = 3  # of old, new, new, old
 PROBE_SECONDS = 5.0  # of the measured blocks of one process
 SETTINGS = ("precision", "compile", "memory_format", "loading", "micro_batch", "num_threads")
 """Settings of a plan by which two runs of one series can differ, because `auto` chose them."""
-LAST_ROUND = 1.1  # times the limit of a search, after which a round that has begun is stopped
+LAST_ROUND = 1.1  # times the limit of a search, after which a round that has started is stopped
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _GoodRun:
         return changes
 
     def probe_with(self, changed: Collection[str], max_restarts: int | None = None) -> TrainJob:
-        """The probe that each run has before its training, but shorter, with changes by their names."""
+        """The probe of a run, shortened, for the last good run with the named changes."""
         config, now = self.outcome.config, self.outcome.plan
         settings = {name: getattr(now, name) for name in SETTINGS if f"execution.{name}" in changed}
         if "compile" in settings:  # whether a graph can be recorded belongs to it
@@ -89,9 +89,9 @@ def _shown(value: object) -> str:
 def confirm_regression(
     outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Confirm the alarm of a FINISHED run if `track.on_regression` asks for it; its summary with the confirmation.
+    """Confirm the alarm of a FINISHED run if `track.on_regression` is `confirm` or `bisect`; returns its summary then.
 
-    Before a search for the cause, which may take hours, the alarm is sent without it.
+    Before a search over several changes, which may take hours, the alarm is sent with the confirmation alone.
     """
     judged, track = summary["regression"], outcome.config.track
     if not track.confirms or not judged or judged["verdict"] != "regression":
@@ -107,7 +107,7 @@ def confirm_regression(
         if good is None or found.verdict != "confirmed" or track.on_regression != "bisect":
             return confirmed
         if len(good.changes) > 1:
-            searched = found.model_copy(update={"text": f"{found.text}; the search for the cause has begun"})
+            searched = found.model_copy(update={"text": f"{found.text}; the search for the cause has started"})
             history.report_regression(outcome, _with(summary, searched))
         causes, text = _find_cause(good, address, handle)
         get_run_logger().warning("%s", text)
@@ -133,7 +133,7 @@ def _with(summary: dict[str, Any], found: Confirmation) -> dict[str, Any]:
 def _confirm(
     outcome: Outcome, job: TrainJob, address: str, handle: RunHandle, judged: dict[str, Any], stack: ExitStack
 ) -> tuple[Confirmation, _GoodRun | None]:
-    """The confirmation, and the last good run as it was rebuilt until `stack` ends."""
+    """The confirmation, and the last good run, whose packages exist until `stack` closes."""
     if all(change["measure"] == "score" for change in judged["changes"]):
         return not_timed("a score does not depend on speed, so nothing was timed"), None
     try:
@@ -214,11 +214,11 @@ def _host_of(measured: Iterable[MeasureResult]) -> str:
 
 
 def _find_cause(good: _GoodRun, address: str, handle: RunHandle) -> tuple[tuple[str, ...], str]:
-    """The changes that make the new run slower, empty where they are not found; with a clause for the message."""
+    """Labels of the changes that make the new run slower, none if they are not found; and a text for the message."""
     changes, seconds = good.changes, good.outcome.config.track.bisect_seconds
     if len(changes) == 1:
         label = changes[0].commit.label
-        return (label,), f"the cause: {label} is all that differs and could be executed again"
+        return (label,), f"the cause: {label}, the only change that could be rebuilt"
     try:
         with deadline.time_limit("track.bisect_seconds", LAST_ROUND * seconds):
             found = _search(good, changes, address, seconds)
@@ -269,7 +269,7 @@ def _search(good: _GoodRun, changes: list[Change], address: str, seconds: float)
 
 
 class _ProbesWatch:
-    """What the probes of a round saw of other work on their host, which need not be that of this process."""
+    """Collects signs of other work on the host of the probes, which may be another host."""
 
     def __init__(self) -> None:
         self.measured: list[MeasureResult] = []

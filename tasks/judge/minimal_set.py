@@ -20,7 +20,7 @@ START = Commit(name="the good", subject="versions")
 
 
 class Change(Record):
-    """What differs between a fast program and a slow one, such as the version of a package."""
+    """A difference between a fast program and a slow one, such as the version of a package."""
 
     name: str
     good: str | None  # in the fast one; None where it is absent
@@ -48,7 +48,7 @@ def find_minimal_set(
 ) -> Bisection:
     """Find changes that make a program slower together, and of which none can be left out.
 
-    The budget of the question is that of all bisections together; its sides are replaced by the opened ones.
+    All bisections share the budget of the question. Its sides are replaced.
     """
     searches = list[Bisection]()
     needed: Group = ()
@@ -79,7 +79,7 @@ def find_minimal_set(
 def _search_chain(
     chain: Sequence[Group], question: Question, level: float, open_side: OpenSide, start_search: StartSearch
 ) -> Bisection:
-    """Search a chain for the group with whose change, together with all those before it, the program becomes slower."""
+    """Find the first group of a chain with which the program is slower, with all groups before it changed too."""
     commits = [START, *map(commit_of, chain)]
     names = [commit.name for commit in commits]
 

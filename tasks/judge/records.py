@@ -34,7 +34,7 @@ class Side(Record):
 
 
 class Commit(Record):
-    """A commit of git, or the change of a package between two lock files: its name, and its versions."""
+    """A commit of git, or a change of a package or a setting: its name, and its values."""
 
     name: str
     subject: str

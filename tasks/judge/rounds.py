@@ -23,7 +23,7 @@ class Watch(Protocol):
     """Watches the machine from its making to `stop`."""
 
     def stop(self) -> Validity:
-        """What went on since then."""
+        """Signs of other work since the start."""
 
 
 SPARE = 1.1  # of a proposed budget

@@ -31,7 +31,7 @@ class OldPackage(NamedTuple):
     """A package as an earlier run had it."""
 
     name: str
-    before: str  # its name and version then, and the digest of the user's own ones
+    before: str  # name and version then; of the user's packages also a digest
     now: str
     folder: Path | None = None  # where it is rebuilt
 
@@ -46,17 +46,17 @@ class Rebuilt:
 
     @property
     def path(self) -> str:
-        """For the start of the Python path; empty without a rebuilt package."""
+        """Folders for the start of the Python path; empty without a rebuilt package."""
         return os.pathsep.join(str(package.folder) for package in self.packages)
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """Of the user's packages, as they are found with this path. A rank checks them when it starts."""
+        """Identities of the user's packages on this path. A rank checks them when it starts."""
         before = {package.now: package.before for package in self.packages}
         return tuple(before.get(identity, identity) for identity in self.current)
 
     def without(self, names: Collection[str]) -> "Rebuilt":
-        """With some packages as they are today."""
+        """Leave the named packages as they are today."""
         return replace(self, packages=tuple(package for package in self.packages if package.name not in names))
 
 
@@ -83,7 +83,7 @@ def rebuild(record: Mapping[str, Any], packages: Sequence[Plugin], folder: Path)
 def _differences(
     record: Mapping[str, Any], packages: Sequence[Plugin], recorded: Sequence[str]
 ) -> Iterator[tuple[OldPackage, str]]:
-    """What differs from the record, and how pip can install it; empty where it cannot."""
+    """Differences from the record, each with the requirement for pip; empty where pip cannot install it."""
     versions = package_versions()
     for name, version in (record.get("versions") or {}).items():
         if name in ("python", *EXECUTED) and version != versions.get(name):

@@ -212,7 +212,8 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
     logger = get_run_logger()
     assert job.measurement is not None
     arms = "; ".join(arm.label for arm in job.measurement.arms.values())
-    logger.info("Measuring %s", arms or f"{job.measurement.of_module} of your Lightning code")
+    own = "the profile" if job.measurement.of_module == "profile" else "single changes"
+    logger.info("Measuring %s", arms or f"{own} of your Lightning code")
     result = measure_group(job, address, MeasureResult)
     probe = result.probe
     logger.info("Measured %d rounds in %.1f s (%s)", len(probe.rounds), probe.seconds, probe.stopped_because)

@@ -75,7 +75,7 @@ def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
 
 def _prepare_here(module: Lightning, copied: str | None, host: str) -> None:
     try:
-        child.ask_kept(child.Request(task="prepare", code=copied, settings=module.settings))
+        child.ask_again(child.Request(task="prepare", code=copied, settings=module.settings))
     except PacelineError as error:
         raise RunError(f"on host {host}: {one_line(error)}") from error
 

@@ -93,13 +93,13 @@ class Child:
             pass
 
 
-_kept: list[Child] = []
+_waiting: list[Child] = []
 
 
 def ask(request: Request, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
     """Do a request in a child process; `meanwhile` is called in this one.
 
-    After `parse` with something to do meanwhile, the process stays for `ask_kept`: the run that follows prepares data.
+    If `meanwhile` is given and the module prepares data, the process stays. `ask_again` uses it without another import.
 
     Raises InputError: the request is wrong; RunError: the user's code failed.
     """
@@ -109,13 +109,13 @@ def ask(request: Request, meanwhile: Callable[[], None] | None = None) -> dict[s
         answer = child.ask(request, meanwhile)
         if meanwhile is not None and any(one["prepares_data"] for one in answer.get("variants", ())):
             stack.pop_all()
-            _kept.append(child)
+            _waiting.append(child)
         return answer
 
 
-def ask_kept(request: Request) -> dict[str, Any]:
-    """Do a request in the process that `ask` has kept, or else in a new one; raises as `ask`."""
-    with closing(_kept.pop() if _kept else Child()) as child:
+def ask_again(request: Request) -> dict[str, Any]:
+    """Do a request in the process that `ask` has left, or else in a new one; raises as `ask`."""
+    with closing(_waiting.pop() if _waiting else Child()) as child:
         return child.ask(request)
 
 

@@ -121,7 +121,7 @@ def _check_halves(runners: Mapping[str, ArmRunner]) -> None:
 
 
 def _profile(single: Arm, several: Arm, num_samples: int) -> dict[str, Arm]:
-    """Arms at the loader's batch and at half of it, apart from both sides of the probe, with each kind of exchange."""
+    """Arms at the loader's batch and at half of it, but for those that are there; of several devices by exchange."""
     if num_samples < MIN_SAMPLES:
         fault = f"a batch of the training loader has {num_samples} sample, or its size is not known"
         hint = "give the loader batches of two samples or more: their halves show what a step costs whatever its size"

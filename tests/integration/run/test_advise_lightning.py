@@ -49,5 +49,5 @@ def test_a_run_on_two_devices_is_held_against_its_forecast(start):
 
 @pytest.mark.slow
 def test_a_training_without_an_end_and_batches_of_one_sample_are_refused(start):
-    assert "no length that could be forecast" in start("advise", "trainer.max_time=00:01:00:00", status=2)
+    assert "the length of the training is not known" in start("advise", "trainer.max_time=00:01:00:00", status=2)
     assert "a batch of the training loader has 1 sample" in start("advise", "data.init_args.batch_size=1", status=2)

@@ -211,7 +211,7 @@ def test_an_interrupted_search_leaves_the_alarm_sent_and_confirmed(make_job, clu
     wanted = {"artifacts": {"key": {"any_": ["regression"]}}, "sort": "CREATED_DESC"}
     texts = [found["data"] for found in httpx.post(f"{prefect_url}/artifacts/filter", json=wanted).json()]
     assert any(
-        "throughput fell; confirmed: " in text and "the search for the cause has begun" in text for text in texts
+        "throughput fell; confirmed: " in text and "the search for the cause has started" in text for text in texts
     )
 
 

@@ -67,19 +67,19 @@ def seen(code):
 
 def test_the_process_that_has_read_the_settings_prepares_the_data(code):
     request = child.Request(task="prepare", code=str(code), settings=parse(code))
-    assert child.ask_kept(request) == {}
+    assert child.ask_again(request) == {}
     (imported, first), (prepared, second) = seen(code)
     assert (imported, prepared) == ("imported", "prepared")
     assert first == second
     assert not psutil.pid_exists(int(first))
-    assert child.ask_kept(request) == {}, "without one that stayed, another is started"
+    assert child.ask_again(request) == {}, "without one that stayed, another is started"
     assert seen(code)[-1][1] != first
 
 
 def test_a_process_that_ends_is_named_with_what_it_printed(code):
     request = child.Request(task="prepare", code=str(code), settings=parse(code, "model.init_args.logger_name=end"))
     with pytest.raises(RunError, match="ended with status 3"):
-        child.ask_kept(request)
+        child.ask_again(request)
 
 
 def test_nothing_stays_without_a_run_that_follows(code):
