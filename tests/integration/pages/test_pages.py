@@ -264,6 +264,7 @@ def deployment(prefect_url):
     return Deployments(prefect_url).find("paceline-run/form")
 
 
+@pytest.mark.slow
 def test_the_form_of_a_deployment_helps_and_refuses(deployment, prefect_url, page):
     def num_runs():
         wanted = {

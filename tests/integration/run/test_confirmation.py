@@ -194,6 +194,7 @@ def test_the_change_that_made_it_slower_is_searched(make_job, cluster_address, m
         assert json.load(file)["outcome"] == "FOUND"
 
 
+@pytest.mark.slow
 def test_a_search_without_enough_time_leaves_the_alarm_confirmed(make_job, cluster_address, monkeypatch):
     judged, _, _ = bisect(make_job, cluster_address, monkeypatch, "track.bisect_seconds=2")
     assert judged["confirmation"]["verdict"] == "confirmed"
@@ -201,6 +202,7 @@ def test_a_search_without_enough_time_leaves_the_alarm_confirmed(make_job, clust
     assert "; the cause was not found: track.bisect_seconds=2 is too short for 2 changes: they take" in judged["text"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_leaves_the_alarm_sent_and_confirmed(make_job, cluster_address, prefect_url, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -215,6 +217,7 @@ def test_an_interrupted_search_leaves_the_alarm_sent_and_confirmed(make_job, clu
     )
 
 
+@pytest.mark.slow
 def test_a_change_that_cannot_be_executed_alone_is_skipped(make_job, cluster_address, monkeypatch):
     refused = []
 
