@@ -1,5 +1,6 @@
 """The settings of a training of the user's own Lightning code, in the form that LightningCLI reads."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -20,6 +21,15 @@ FIXED: dict[str, dict[str, object]] = {
 """The only values of these settings with which own Lightning code runs so far."""
 EXECUTION = FIXED["execution"] | {"precision": "32-true", "compile": "off"}
 """The execution of own Lightning code where nothing else is set: what Lightning does by itself."""
+
+
+LENGTH_HINT = "trainer.max_time=null trainer.max_steps=1000"
+"""For a training whose length is not known."""
+
+
+def ends_by_time(trainer: Mapping[str, Any]) -> bool:
+    """Whether a time limit in the settings of a trainer may end its training."""
+    return trainer.get("max_time") is not None or "Timer" in str(trainer.get("callbacks"))
 
 
 class Lightning(Section):

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
+from paceline.conf.lightning import LENGTH_HINT, ends_by_time
 from paceline.conf.section import Text
 from paceline.flows.checks import preflight
 from paceline.flows.checks.lightning import configure, read_again
@@ -81,9 +82,9 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
         raise InputError(f"{fault}; a device needs a sample per step: use at most {batch} devices")
     trainer = own.get("trainer", {})
     is_endless = trainer.get("max_epochs") == -1 and trainer.get("max_steps", -1) == -1
-    if own and (is_endless or trainer.get("max_time") is not None or "Timer" in str(trainer.get("callbacks"))):
+    if own and (is_endless or ends_by_time(trainer)):
         fault = "the length of the training is not known: a time limit ends it, or nothing does"
-        raise InputError(fault, hint="trainer.max_time=null trainer.max_steps=1000", setting="trainer")
+        raise InputError(fault, hint=LENGTH_HINT, setting="trainer")
     ranks = PROFILE_RANKS if request.link == "measured" else 1
     overrides = [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"]
     if request.config.execution.compile == "auto":  # as several devices run; one GPU alone would get a CUDA graph

@@ -10,9 +10,9 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
+from tests.benchmarks.planted_repeats import count_named, use_folder
 from tests.integration.conftest import SMALL
 from tests.support.jobs import new_job, two_workers
 from tests.support.limits import LIMITS, NETWORKS, measure_limit
@@ -48,38 +48,17 @@ def in_a_group(name, folder, address):
     return measure_limit(name, make, address, folder / "heat")[1].model_dump(mode="json")
 
 
-def print_table(lines):
-    print(f"{'planted':<16} {'named':>6} {'of':>3}  {'contaminated':>12}  named instead")
-    by_name = defaultdict(list)
-    for line in lines:
-        by_name[line["planted"]].append(line)
-    for name, ones in by_name.items():
-        named = sum(one["is_named"] for one in ones)
-        contaminated = sum(bool(one["contaminated"]) for one in ones)
-        others = sorted({str(one["bottleneck"]) for one in ones if not one["is_named"]})
-        print(f"{name:<16} {named:>6} {len(ones):>3}  {contaminated:>12}  {', '.join(others)}")
-
-
 def main(folder, repeats=REPEATS, names=()):
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PACELINE_HOME", str(folder / "home"))
-    results = folder / "results.jsonl"
-    lines = [json.loads(text) for text in results.read_text().splitlines()] if results.exists() else []
+    use_folder(folder)
     with two_workers() as address:
-        for repeat in range(repeats):
-            for name in names or LIMITS:
-                if any((line["planted"], line["repeat"]) == (name, repeat) for line in lines):
-                    continue
-                is_run = LIMITS[name].is_run
-                result = in_a_run(name, folder) if is_run else in_a_group(name, folder, address)
-                keys = ("bottleneck", "cause", "contaminated", "verdict", "diagnosis", "shares")
-                line = {"planted": name, "repeat": repeat, "is_named": LIMITS[name].is_named(result)}
-                line |= {key: result[key] for key in keys}
-                lines.append(json.loads(json.dumps(line)))
-                with results.open("a") as file:
-                    print(json.dumps(line), file=file)
-                print(f"{name} {repeat}: {'named' if line['is_named'] else line['bottleneck']}", flush=True)
-    print_table(lines)
+
+        def measure(name):
+            return in_a_run(name, folder) if LIMITS[name].is_run else in_a_group(name, folder, address)
+
+        def is_named(name, result):
+            return LIMITS[name].is_named(result)
+
+        count_named(folder, repeats, names or LIMITS, measure, is_named, "bottleneck")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ table is printed at the end. It needs a quiet machine of two cores; 40 runs take
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.planted_repeats import count_named, use_folder
 from tests.support.own_lightning import PACKAGE
 
 REPEATS = 10
@@ -86,36 +85,13 @@ def run(name, folder):
     return json.loads(done.stdout.splitlines()[-1])["speedup"]
 
 
-def print_table(lines):
-    print(f"{'planted':<18} {'named':>6} {'of':>3}  {'contaminated':>12}  named instead")
-    by_name = defaultdict(list)
-    for line in lines:
-        by_name[line["planted"]].append(line)
-    for name, ones in by_name.items():
-        named = sum(one["is_named"] for one in ones)
-        contaminated = sum(bool(one["contaminated"]) for one in ones)
-        others = sorted({str(one["cause"]) for one in ones if not one["is_named"]})
-        print(f"{name:<18} {named:>6} {len(ones):>3}  {contaminated:>12}  {', '.join(others)}")
-
-
 def main(folder, repeats=REPEATS, names=()):
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("PACELINE_HOME", str(folder / "home"))
-    results = folder / "results.jsonl"
-    lines = [json.loads(text) for text in results.read_text().splitlines()] if results.exists() else []
-    for repeat in range(repeats):
-        for name in names or CAUSES:
-            if any((line["planted"], line["repeat"]) == (name, repeat) for line in lines):
-                continue
-            result = run(name, folder)
-            keys = ("bottleneck", "cause", "contaminated", "verdict", "diagnosis", "shares", "significant")
-            line = {"planted": name, "repeat": repeat, "is_named": result["cause"] in CAUSES[name].named}
-            line |= {key: result[key] for key in keys}
-            lines.append(line)
-            with results.open("a") as file:
-                print(json.dumps(line), file=file)
-            print(f"{name} {repeat}: {'named' if line['is_named'] else line['cause']}", flush=True)
-    print_table(lines)
+    use_folder(folder)
+
+    def is_named(name, result):
+        return result["cause"] in CAUSES[name].named
+
+    count_named(folder, repeats, names or CAUSES, lambda name: run(name, folder), is_named, "cause")
 
 
 if __name__ == "__main__":

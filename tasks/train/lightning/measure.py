@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 
+from paceline.conf.lightning import LENGTH_HINT
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
@@ -23,7 +24,6 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 
 MIN_SAMPLES = 2  # of a batch, half of which is a batch too
-LENGTH_HINT = "trainer.max_time=null trainer.max_steps=1000"  # for a training whose length is not known
 
 
 def measure_module(spec: RankSpec, stopwatch: Stopwatch) -> MeasureResult:

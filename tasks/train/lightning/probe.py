@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 
+from paceline.conf.lightning import ends_by_time
 from paceline.tasks.errors import InputError, MeasureMemoryError, one_line
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
@@ -255,11 +256,6 @@ class ModuleProbe:
         shared = copy.copy(self._data)
         shared.setup = _nothing
         return shared
-
-
-def ends_by_time(trainer: Mapping[str, Any]) -> bool:
-    """Whether a time limit in the settings of a trainer may end its training."""
-    return trainer.get("max_time") is not None or "Timer" in str(trainer.get("callbacks"))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""A forecast for own Lightning code: profiled on two ranks, held against a run on two, or refused."""
+"""Forecasts for own Lightning code: a profile on two ranks, a comparison with a run on two, and refusals."""
 
 import shutil
 
