@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[2]
 FILE = ROOT / ".paceline" / "bench" / "bisect.jsonl"
 NUM_COMMITS, SLOWDOWN = 16, 0.08
 NUM_STEPS = 3_000_000
-"""About a quarter of a second."""
+"""About a quarter of a second. A process of a tenth of it is over before its neighbours get their share."""
+SETTLE_SECONDS = 2.0  # until the neighbours share the processors evenly
 BUSY = "while True: pass"
 PARTS = ("planted", "neighbour")
 WANTED = {"planted": "FOUND", "neighbour": "MACHINE"}
@@ -56,7 +57,8 @@ def attempt(part, number, budget, num_steps):
         try:
             if part == "neighbour":
                 options += ["--good-seconds", str(time_program(place))]
-                neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count())]
+                neighbours = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(2 * os.cpu_count())]
+                time.sleep(SETTLE_SECONDS)
                 options += ["--bad-seconds", str(time_program(place))]
             done = subprocess.run(
                 [sys.executable, "-m", "paceline.flows.cli", "bisect", *options, "--", sys.executable, "-S", "work.py"],

@@ -11,6 +11,9 @@ from mlflow.artifacts import load_dict
 from mlflow.tracking import MlflowClient
 
 from tests.support.outputs import told_by
+from tests.support.own_lightning import PACKAGE
+from tests.support.own_lightning import SMALL as SMALL_OWN
+from tests.support.scratch_cluster import ScratchCluster
 
 WORK = """
 import sys
@@ -176,3 +179,32 @@ def test_a_slower_setting_of_a_training_is_discarded(judge, tmp_path):
     assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {told["run_id"]}
     assert {run.data.params["speedup.baseline"] for run in nested} == {"none"}
     assert len(list((tmp_path / "home" / "prepared").iterdir())) == 1, "both sides use one prepared set"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_two_ranks_on_a_cluster_by_address_are_judged(judge):
+    shared = ["recipe.num_epochs=2", "recipe.warmup_epochs=0.5", "execution.num_devices=2", "execution.num_threads=1"]
+    with ScratchCluster(2) as cluster:
+        there = ["cluster.kind=address", f"cluster.address={cluster.address}"]
+        sides = ("--old", "", "--new", "execution.precision=64-true")
+        done, told = judge("digits", *shared, *there, *sides, "--budget", "2400", "--json")
+    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    assert (told["outcome"], done.returncode) == ("DISCARD", 3), done.stderr
+    assert told["ratio"]["high"] < 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_own_lightning_code_is_judged(judge, tmp_path):
+    """A GPT of twice the depth is slower."""
+    code = ["--code", str(PACKAGE)]
+    shared = [*SMALL_OWN, "trainer.max_epochs=2", f"data.init_args.directory={tmp_path / 'data'}"]
+    sides = ("--old", "", "--new", "model.init_args.depth=4")
+    quality = ("--metric-key", "metrics.val_loss", "--lower-is-better", "--margin", "1")
+    done, told = judge(str(PACKAGE / "config.yaml"), *code, *shared, *sides, *quality, "--budget", "2400", "--json")
+    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    assert (told["outcome"], done.returncode) == ("DISCARD", 3), done.stderr
+    assert told["ratio"]["high"] < 0.9
