@@ -9,6 +9,7 @@ from paceline.conf.environment import Environment
 from paceline.flows.judge import FOLDER, RUN, record_judgement
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.judge.bisection import Bisection, Search
+from paceline.tasks.judge.data_check import refuse_changed_data
 from paceline.tasks.judge.lock_files import install_versions, list_packages, side_with
 from paceline.tasks.judge.minimal_set import Change, find_minimal_set
 from paceline.tasks.judge.records import Question, Side, SideName
@@ -30,7 +31,8 @@ def bisect_commits(
     experiment_id = check_store(site.tracking_uri, JUDGEMENT_EXPERIMENT, site.artifact_root)
     with open_worktrees(question.old.command, place, site.root / FOLDER, defer_signals) as add:
         sides = {"old": add("good", revisions[0]), "new": add("bad", revisions[1])}
-        found = Search(question.model_copy(update=sides), commits, add, recorded, note, RUN).search()
+        run = refuse_changed_data(RUN, list(sides.values()))
+        found = Search(question.model_copy(update=sides), commits, add, recorded, note, run).search()
         with defer_signals():
             yield record_judgement(site, experiment_id, {Tag.ROLE: "bisect"}, found)
 

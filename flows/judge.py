@@ -15,6 +15,7 @@ from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.errors import one_line
 from paceline.tasks.fingerprint import configuration_fingerprint
 from paceline.tasks.judge.bisection import Bisection
+from paceline.tasks.judge.data_check import refuse_changed_data
 from paceline.tasks.judge.decision import first_look
 from paceline.tasks.judge.ledger import Base, Candidate, Ledger, open_ledger, read_ledger
 from paceline.tasks.judge.processes import run_process
@@ -37,7 +38,7 @@ def judge_commands(site: Environment, question: Question, ledger_name: str | Non
     What is stopped or fails before the first look counts nothing, and later as an unfinished candidate.
     """
     base = Base(command=question.old.command, directory=question.old.directory)
-    return _judge(site, question, base, ledger_name)
+    return _judge(site, question, base, ledger_name, refuse_changed_data(RUN, (question.old, question.new)))
 
 
 def judge_settings(
@@ -46,22 +47,17 @@ def judge_settings(
     """Judge two settings of a training, each side by `paceline run`, as `judge_commands` judges two commands.
 
     The processes of a round have one seed and those of the next round another: what a seed does to the metric falls on
-    both sides alike. The first one is drawn, so that no two judgements of a ledger rest on the same seeds. The runs of
-    the processes are nested in that of the judgement, once there is one.
+    both sides alike. The first one is drawn, so that no two judgements of a ledger rest on the same seeds.
     """
     base = Base(command=f"{question.old.label} ({configuration_fingerprint(old)})", directory=question.old.directory)
     seed_name = "seed_everything" if old.lightning.settings else "seed"
-    first, run_ids = secrets.randbelow(2**31), list[str]()
-    numbers = itertools.count(-2)  # two processes come before the first round
+    first, numbers = secrets.randbelow(2**31), itertools.count(-2)  # two processes come before the first round
 
     def run(side: Side, question: Question) -> ProcessRun:
         seed = first + max(0, next(numbers)) // len(ORDERS[0])
-        seeded = side.model_copy(update={"command": f"{side.command} {seed_name}={seed}"})
-        found = RUN(seeded, question)
-        run_ids.extend([found.run_id] if found.run_id else [])
-        return found
+        return RUN(side.model_copy(update={"command": f"{side.command} {seed_name}={seed}"}), question)
 
-    return _judge(site, question, base, ledger_name, run, run_ids)
+    return _judge(site, question, base, ledger_name, run)
 
 
 @contextmanager
@@ -70,20 +66,29 @@ def judge_revisions(site: Environment, question: Question, ledger_name: str | No
     revisions, place = (str(question.old.revision), str(question.new.revision)), question.old.directory
     with (
         check_out(*revisions, question.old.command, place, site.root / FOLDER, defer_signals) as (old, new, base),
-        _judge(site, question.model_copy(update={"old": old, "new": new}), base, ledger_name) as judgement,
+        _judge(
+            site,
+            question.model_copy(update={"old": old, "new": new}),
+            base,
+            ledger_name,
+            refuse_changed_data(RUN, (old, new)),
+        ) as judgement,
     ):
         yield judgement
 
 
 @contextmanager
 def _judge(
-    site: Environment,
-    question: Question,
-    base: Base,
-    ledger_name: str | None,
-    run: Run = RUN,
-    run_ids: Sequence[str] = (),
+    site: Environment, question: Question, base: Base, ledger_name: str | None, run: Run
 ) -> Iterator[Judgement]:
+    """Judge, and record the judgement; runs that its processes leave in MLflow are nested in its run."""
+    run_ids = list[str]()
+
+    def run_noted(side: Side, question: Question) -> ProcessRun:
+        found = run(side, question)
+        run_ids.extend([found.run_id] if found.run_id else [])
+        return found
+
     experiment_id = check_store(site.tracking_uri, JUDGEMENT_EXPERIMENT, site.artifact_root)
     started = datetime.now(UTC)
     with open_ledger(site.root / FOLDER, base, ledger_name) as (ledger, put):
@@ -93,11 +98,11 @@ def _judge(
             command=question.new.label,
             level=ledger.next_level,
         )
-        decision, rounds = judge_sides(question, candidate.level, lambda: put(candidate), run)
-        valid = [each for each in rounds if not each.contaminated]
+        decision, rounds = judge_sides(question, candidate.level, lambda: put(candidate), run_noted)
 
         def typical(name: SideName) -> float | None:
-            return median(run.seconds for each in valid for run in each.of(name)) if valid else None
+            seconds = [run.seconds for each in rounds if not each.contaminated for run in each.of(name)]
+            return median(seconds) if seconds else None
 
         judgement = Judgement(
             **dict(decision),
@@ -109,6 +114,7 @@ def _judge(
             seconds=(datetime.now(UTC) - started).total_seconds(),
             old_seconds=typical("old"),
             new_seconds=typical("new"),
+            is_training=question.rate_key is not None,
             rounds=rounds,
         )
         is_counted = judgement.num_rounds >= first_look(candidate.level)  # with fewer, no look could decide
@@ -135,6 +141,8 @@ def record_judgement(
     from prefect.logging import get_logger
 
     from paceline.flows.lifecycle.mlflow_run import ends_with_status
+    from paceline.flows.lifecycle.mlflow_views import log_report
+    from paceline.tasks.report.judgement_report import draw_judgement, render_judgement
 
     tags |= {Tag.JUDGEMENT: judgement.outcome, Tag.VERDICT: judgement.reason}
     name = redact(judgement.new)[:80]
@@ -149,6 +157,9 @@ def record_judgement(
             tracking.log_document(handle, Artifact.SUMMARY, recorded.model_dump(mode="json"))
             for run_id in run_ids:
                 tracking.set_tags(handle.model_copy(update={"run_id": run_id}), {Tag.PARENT: handle.run_id})
+            if isinstance(recorded, Judgement):
+                figures = draw_judgement(recorded)
+                log_report(handle, render_judgement(recorded, figures), figures)
     except Exception as error:  # noqa: BLE001  hours of measurement are not lost because of the store
         get_logger("paceline").warning("MLflow did not take the judgement (%s)", one_line(error))
         return judgement

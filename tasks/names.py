@@ -53,6 +53,7 @@ class Tag:
     PREDICTION_RUN_ID = "paceline.prediction_run_id"
     PREDICTIONS = "paceline.predictions"
     PRETRAINED = "paceline.pretrained"
+    PROCESS = "paceline.process"  # of the process of a side that has logged a run, where `judge` reads its metric
     PRUNED = "paceline.pruned"
     REGISTERED = "paceline.registered"
     REGRESSION = "paceline.regression"

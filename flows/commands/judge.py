@@ -5,9 +5,8 @@ import shlex
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import is_lightning, preset_names
@@ -28,7 +27,7 @@ from paceline.tasks.names import JUDGEMENT_EXPERIMENT
 
 if TYPE_CHECKING:
     from paceline.conf.config import Config
-    from paceline.tasks.judge.records import Judgement, Question
+    from paceline.tasks.judge.records import Question
 
 BUDGET, TRAINING_BUDGET = 300.0, 1800.0
 AS_SIDE = (
@@ -58,6 +57,7 @@ STATUSES = {"KEEP": 0, "DISCARD": 3, "RETEST": 4}
     CODE,
     argument("--metric REGEX", "quality: number behind the last match in the output, the first group if it has one"),
     argument("--metric-key KEY", "quality: a key of the last line of JSON with it, such as evaluate.accuracy"),
+    argument("--mlflow-metric NAME", "quality: a metric that a program logs to the store of MLFLOW_TRACKING_URI"),
     argument("--lower-is-better", "a smaller metric is better, as of a loss"),
     argument("--margin M", "largest loss of the metric that does not matter (default: 1%% of the old one)", type=float),
     argument("--steps REGEX", "speed by the seconds of steps in the output, not by marked steps or the process"),
@@ -83,6 +83,8 @@ def judge(options: Namespace) -> int:
     site, is_training = Environment(), bool(options.overrides) and not options.has_dashes
     _check(options, is_training)
     from paceline.flows.judge import judge_commands, judge_revisions, judge_settings
+    from paceline.tasks.report.judgement_report import judgement_rows
+    from paceline.tasks.track.store import absolute_uri
 
     if is_training:
         question, old = _trainings(options, site)
@@ -95,14 +97,16 @@ def judge(options: Namespace) -> int:
         given = {"old": options.old, "new": options.new}
         sides = {name: {"command": program or text, "revision": program and text} for name, text in given.items()}
         judge_sides = judge_revisions if program else judge_commands
-        judging = judge_sides(site, _question(options, sides, BUDGET), options.ledger or None)
+        logged = options.mlflow_metric and {"name": options.mlflow_metric, "tracking_uri": absolute_uri(site.tracking_uri)}
+        judging = judge_sides(site, _question(options, sides, BUDGET, logged=logged), options.ledger or None)
     with json_stream(options.json) as stream, judging as found:
-        say_pairs(*judgement_rows(found))
+        place = [("run", run_location(found.run_id, str(found.experiment)))] if found.run_id else []
+        say_pairs(*judgement_rows(found), *place)
         write_json(stream, found.model_dump(mode="json"))
     return STATUSES[found.outcome]
 
 
-def _question(options: Namespace, sides: dict[str, dict[str, str]], budget: float, **facts: str) -> "Question":
+def _question(options: Namespace, sides: dict[str, dict[str, str]], budget: float, **facts: Any) -> "Question":
     from paceline.tasks.judge.records import Question
 
     names = ("metric", "metric_key", "lower_is_better", "margin", "steps")
@@ -116,9 +120,9 @@ def _trainings(options: Namespace, site: Environment) -> tuple["Question", "Conf
     """Check both sides as `paceline run` does; the question, and the configuration of the old side."""
     preset, *shared = options.overrides
     code = [] if options.code is None else ["--code", options.code]
-    for name in ("metric", "steps"):
-        if getattr(options, name):
-            fault = f"--{name} is about the output of a program, and a training is judged by the JSON of its run"
+    for name in ("metric", "mlflow-metric", "steps"):
+        if getattr(options, name.replace("-", "_")):
+            fault = f"--{name} is about a program, and a training is judged by the JSON of its run"
             raise InputError(fault, hint=f"remove --{name}; --metric-key names another metric")
     if shutil.which(preset) and preset not in preset_names() and not Path(preset).is_file():
         rest = shlex.join(["--old", options.old, "--new", options.new, "--", *options.overrides])
@@ -162,9 +166,11 @@ def _check(options: Namespace, is_training: bool) -> None:
         if given is None or not (given.strip() or is_training):
             raise InputError(f"paceline judge needs --{name}", hint=f"for example: {EXAMPLE}", setting=f"--{name}")
     check_values(options, ("budget", "limit", "margin"), ("metric", "steps"))
-    if options.metric and options.metric_key:
-        raise InputError("--metric and --metric-key are given; use one", hint="remove --metric")
-    if options.margin is not None and not (options.metric or options.metric_key or is_training):
+    qualities = ("metric", "metric_key", "mlflow_metric")
+    given = [f"--{name.replace('_', '-')}" for name in qualities if getattr(options, name)]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} are given; use one", hint=f"remove {given[0]}")
+    if options.margin is not None and not (given or is_training):
         raise InputError("--margin is about a metric, and none is given", hint="add --metric 'loss=(.+)'")
 
 
@@ -181,38 +187,6 @@ def check_values(options: Namespace, numbers: tuple[str, ...], patterns: tuple[s
         except re.error as error:
             fault = f"--{name} {getattr(options, name)} is not a regular expression ({error})"
             raise InputError(fault, hint=f"for example --{name} 'loss=(.+)'") from error
-
-
-def judgement_rows(found: "Judgement") -> Iterator[tuple[str, str]]:
-    """Names and texts of a judgement's results, for people; of a training by Paceline, speed is in samples."""
-    from paceline.tasks.formatting import format_interval, format_seconds, seconds_text
-    from paceline.tasks.speedup.verdict import format_ends, format_ratio
-
-    runs = [run for each in found.rounds for run in each.runs]
-    is_training = any(run.run_id for run in runs)
-    yield "outcome", f"{found.outcome}: {found.reason}"
-    if (ratio := found.ratio) is not None and ratio.low is not None and ratio.high is not None:
-        old, new = (
-            f"{1 / seconds:,.1f} samples/s" if is_training and seconds else seconds_text(seconds)
-            for seconds in (found.old_seconds, found.new_seconds)
-        )
-        new += " now" + (" for a marked step" if any(run.num_steps for run in runs) else "")
-        ends = format_ends(ratio.low, ratio.high, ratio.value)
-        yield "speed", f"{format_ratio(ratio.value)} times as fast (95 % interval {ends}); {old} before, {new}"
-    if found.difference is not None:
-        ends = format_interval(found.difference.value, found.difference.low, found.difference.high, form=".4g")
-        yield "quality", f"{found.parity}: difference {ends}, positive is better; margin {found.margin:.3g}"
-    if found.needed_seconds is not None:
-        yield "needed", f"about {found.needed_rounds} rounds: --budget {found.needed_seconds:.0f}"
-    elif found.outcome == "RETEST":
-        quiet = "more rounds than Paceline takes: the sides are too alike, or vary too much"
-        yield "needed", quiet if found.num_rounds else "a quiet machine"
-    contaminated = sum(bool(each.contaminated) for each in found.rounds)
-    effort = f"{format_seconds(found.seconds)}, {found.num_rounds} rounds of 4 processes"
-    yield "effort", effort + (f", and {contaminated} contaminated ones, which do not count" if contaminated else "")
-    yield "ledger", f"{found.ledger}, candidate {found.candidate}, at a level of {found.level:.2g}"
-    if found.run_id is not None:
-        yield "run", run_location(found.run_id, str(found.experiment))
 
 
 def _show_ledgers(options: Namespace) -> None:

@@ -37,7 +37,7 @@ from paceline.tasks.track.run import RunHandle
 TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_steps", "seconds", "samples_per_second", "final_loss", "checkpoint"),
     *("resumed_from", "data_wait_fraction", "wall_seconds", "clock_difference", "restarts", "compile"),
-    *("cost", "limit", "energy"),
+    *("cost", "limit", "energy", "validity"),
 )
 DATASET_KEYS = (
     *("fingerprint", "num_train", "num_validation", "num_test", "num_rejected"),

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import resource
 import select
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ import numpy as np
 import psutil
 
 from paceline.tasks.errors import InputError
+from paceline.tasks.judge.logged_metric import NOT_INHERITED, logging_environment, new_token, read_logged
 from paceline.tasks.judge.records import Defer, ProcessRun, Question, Side
 from paceline.tasks.measure.step_marks import VARIABLE
 
@@ -26,6 +28,9 @@ GRACE_SECONDS = 1.0  # for helpers of a program, such as Python's resource track
 STOP_SECONDS = 30.0  # for a training by Paceline to end its run, and what it has started on other hosts
 KILL_SECONDS = 10.0  # a process that waits for a file system cannot be killed
 POLL_SECONDS = 0.02
+MOST = 1.79e308  # as which the database of MLflow keeps an infinite number
+REASONS_KEY = "train.validity.reasons"  # in the JSON of a training
+BLOCK_BYTES = 512  # of what Linux counts as read from disks
 MAX_WARM_UP = 10  # marked steps that do not count, but at most half of them
 
 
@@ -46,6 +51,11 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
         started = time.monotonic()
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
         streams["env"] = os.environ | {VARIABLE: str(marks)}
+        token = new_token()
+        if question.logged:
+            given = {name: value for name, value in streams["env"].items() if name not in NOT_INHERITED}
+            streams["env"] = given | logging_environment(question.logged, token)
+        num_blocks = _num_blocks_read()
         process = subprocess.Popen(command, cwd=side.directory, start_new_session=True, **streams)
         try:
             has_ended = _wait(process.pid, question.limit_seconds)
@@ -77,7 +87,12 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
                 hint="let the command wait for all processes that it starts",
             )
         times = [float(line) for line in marks.read_text().split()] if marks.exists() else []
-    run = read_output(text, seconds, side, question)
+        read_bytes = BLOCK_BYTES * (_num_blocks_read() - num_blocks)
+    run = read_output(text, seconds, side, question).model_copy(update={"read_bytes": read_bytes})
+    if question.logged:
+        value, run_id = read_logged(question.logged, token, side)
+        metric = _number(value, "--mlflow-metric", question.logged.name, side)
+        run = run.model_copy(update={"metric": metric, "run_id": run_id})
     return run if question.steps or question.rate_key else _read_marks(times, run, side, question)
 
 
@@ -102,7 +117,8 @@ def read_output(text: str, seconds: float, side: Side, question: Question) -> Pr
     if rate is None:
         fault = f"--{side.name} {side.label}: the training is too short to have a steady state after its warm-up"
         raise InputError(fault, hint="train for two epochs or more", setting=f"--{side.name}")
-    return ProcessRun(seconds=1 / rate, metric=metric, run_id=_last_value(text, "run_id"))
+    reasons = tuple(_last_value(text, REASONS_KEY) or ())
+    return ProcessRun(seconds=1 / rate, metric=metric, run_id=_last_value(text, "run_id"), contaminated=reasons)
 
 
 def _read_marks(times: list[float], run: ProcessRun, side: Side, question: Question) -> ProcessRun:
@@ -126,7 +142,7 @@ def _number(found: Any, option: str, pattern: str, side: Side) -> float:
         number = float(found)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
+    if not abs(number) < MOST:
         what = "nothing that matches" if found is None else f"{found}, which is not a finite number"
         fault = f"{option} {pattern}: the --{side.name} side prints {what}"
         raise InputError(fault, hint=f"compare it with the output of: {side.command}", setting=option)
@@ -142,6 +158,11 @@ def _last_value(text: str, key: str) -> Any:
                 value = value[part]
             return value
     return None
+
+
+def _num_blocks_read() -> int:
+    """Blocks that children which have ended, and theirs, have read from disks."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
 
 
 def _wait(pid: int, seconds: float) -> bool:

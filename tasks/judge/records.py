@@ -45,6 +45,13 @@ class Commit(Record):
         return f"{self.name[:12] if NAME.fullmatch(self.name) else self.name} {self.subject}"
 
 
+class MlflowMetric(Record):
+    """A metric that the sides log to MLflow."""
+
+    name: str
+    tracking_uri: str
+
+
 class Question(Record):
     """The two sides, and how their output is read."""
 
@@ -52,6 +59,7 @@ class Question(Record):
     new: Side
     metric: str | None = None  # regular expression; its last match in the output of a process is the metric
     metric_key: str | None = None  # or a key of the last line of JSON that has it; dots lead into inner objects
+    logged: MlflowMetric | None = None  # or a metric in MLflow
     steps: str | None = None  # regular expression over times of single steps, seconds
     rate_key: str | None = None  # of a training by Paceline: as `metric_key`, samples per second
     is_marked: bool | None = None  # whether the sides mark their steps; None before the first process has ended
@@ -66,8 +74,10 @@ class ProcessRun(Record):
 
     seconds: float  # of the process, from start to exit; of a step or a sample, where the question is about those
     metric: float | None = None
-    run_id: str | None = None  # of a training by Paceline, in MLflow
+    run_id: str | None = None  # in MLflow: of a training by Paceline, or of a program that logs its metric there
+    read_bytes: int = 0  # from disks, not from the page cache; of the process and its children that have ended
     num_steps: int = 0  # marked ones that `seconds` is the median of; 0 where it is of something else
+    contaminated: tuple[str, ...] = ()  # of a training by Paceline: signs of other work while it trained
 
 
 class Round(Record):
@@ -77,6 +87,11 @@ class Round(Record):
     runs: tuple[ProcessRun, ...]
     seconds: float  # of the round altogether
     contaminated: tuple[str, ...] = ()  # signs of other work on the machine; such a round does not count
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What contaminated its trainings."""
+        return tuple(dict.fromkeys(reason for run in self.runs for reason in run.contaminated))
 
     def of(self, name: SideName) -> list[ProcessRun]:
         """The runs of a side."""
@@ -108,6 +123,12 @@ class Judgement(Decision):
     seconds: float
     old_seconds: float | None  # median of a process, a step or a sample
     new_seconds: float | None
+    is_training: bool = False  # the sides are trainings by Paceline, so that the seconds are those of a sample
     rounds: tuple[Round, ...]  # the contaminated ones among them
     run_id: str | None = None
     experiment: str | None = None
+
+    @property
+    def valid_rounds(self) -> tuple[Round, ...]:
+        """The rounds that count."""
+        return tuple(each for each in self.rounds if not each.contaminated)

@@ -103,14 +103,18 @@ def take_rounds(
     draw: Callable[[], tuple[SideName, ...]],
     clock: Callable[[], float],
 ) -> list[Round]:
-    """A round in an order that is drawn, or several for as long as other work on the machine can be seen."""
-    watched, started, rounds = watch([os.getpid()]), clock(), []
+    """A round in an order that is drawn, or several for as long as other work on the machine can be seen.
+
+    Trainings by Paceline watch the machine of their ranks themselves, while they train: it need not be this one, and
+    workers of a cluster on this one are no other work.
+    """
+    watched, started, rounds = None if question.rate_key else watch([os.getpid()]), clock(), []
     while (begin := clock()) - started < MIN_WATCHED_SECONDS:
         order = draw()
         runs = tuple(run(sides[name], question) for name in order)
         rounds.append(Round(order=order, runs=runs, seconds=clock() - begin))
-    reasons = watched.stop().reasons
-    return [each.model_copy(update={"contaminated": reasons}) for each in rounds]
+    reasons = watched.stop().reasons if watched else ()
+    return [each.model_copy(update={"contaminated": (*reasons, *each.reasons)}) for each in rounds]
 
 
 def _plan(question: Question, level: float, before: float, seconds: float) -> Plan:

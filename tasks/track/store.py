@@ -81,6 +81,12 @@ def sqlite_path(tracking_uri: str) -> Path | None:
     return Path(database) if database else None
 
 
+def absolute_uri(tracking_uri: str) -> str:
+    """The same store for processes in other directories."""
+    path = sqlite_path(tracking_uri)
+    return tracking_uri if path is None else f"sqlite:///{path.absolute()}"
+
+
 def local_path(location: str) -> Path | None:
     """Local directory of artifacts; None if a server or a remote store has them."""
     scheme = urlparse(location).scheme

@@ -66,7 +66,7 @@ AS_STUDIED = Checked("tests/integration/study/test_study_lightning.py runs the l
 AS_SWEPT = Checked("tests/integration/sweep/test_sweep_lightning.py runs the like on tests/packages/text")
 AS_SERVED = Checked("tests/integration/services/test_serve_lightning.py serves tests/packages/text")
 AS_JUDGED = Checked("tests/integration/run/test_judge.py judges scripts with planted work, and two revisions")
-AS_SETTINGS = Checked("tests/integration/run/test_judge.py judges digits; own code only up to the start of its sides")
+AS_SETTINGS = Checked("tests/integration/run/test_judge.py judges digits and tests/packages/text")
 AS_WATCHED = Checked("tests/integration/run/test_watch.py runs it on tests/packages/scripts")
 ON_A_STORE = Checked("tests/integration/data/test_object_store.py runs it on a server of S3")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/cluster/test_clusters.py has real hosts over SSH")
@@ -93,6 +93,8 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline watch train.py --epochs 3": AS_WATCHED,
     "paceline judge --old 'python train.py 32' --new 'python train.py 64' --metric 'loss=(.+)' "
     "--lower-is-better --budget 110": AS_JUDGED,
+    "paceline judge --old 'python train.py' --new 'python train.py --fused' --mlflow-metric val_loss "
+    "--lower-is-better": AS_JUDGED,
     "paceline judge digits --old execution.precision=32-true --new execution.precision=bf16-mixed": AS_SETTINGS,
     "paceline judge digits recipe.num_epochs=4 --old '' "
     '--new "execution.memory_format=channels_last execution.loading=resident"': AS_SETTINGS,

@@ -62,7 +62,7 @@ def test_a_failure_is_a_comment_too():
 
 @pytest.mark.parametrize("ratio", [Interval(value=1.25, low=1.2, high=1.3), Interval(value=1.25), None])
 def test_the_picture_has_a_mark_for_each_round(ratio, tmp_path):
-    figure = script.draw(judgement(ratio=ratio))
+    figure = script.draw_rounds(judgement(ratio=ratio))
     (axis,) = figure.axes
     good, bad = axis.lines[:2]
     assert (list(good.get_xdata()), list(bad.get_xdata())) == ([1, 2, 4, 5, 6], [3])

@@ -1,5 +1,6 @@
 """A judgement with a real ledger and a real store, on a machine that is always taken as quiet."""
 
+import json
 import signal
 import subprocess
 from functools import partial
@@ -82,6 +83,8 @@ def test_a_failure_counts_from_the_first_look_on_and_commits_change_no_ledger(ju
     subprocess.run([*git, "commit", "--quiet", "--allow-empty", "--message", "a candidate"], check=True)
     with judge(NEW) as judgement:
         assert (judgement.outcome, judgement.candidate, judgement.level) == ("KEEP", 2, next_level([False]))
+    artifacts = MlflowClient(Environment().tracking_uri).list_artifacts(judgement.run_id)
+    assert {each.path for each in artifacts} == {"pictures", "report.html", "summary.json"}
     kept = candidates(tmp_path)[1]
     assert (kept.outcome, kept.run_id, status(kept.run_id)) == ("KEEP", judgement.run_id, "FINISHED")
 
@@ -157,3 +160,16 @@ def test_trainings_of_a_round_share_a_seed_and_their_runs_are_nested(judge, tmp_
     with flow.judge_settings(Environment(), question, old, None) as again:
         assert (again.ledger, again.candidate) == (judgement.ledger, 2)
     assert f"seed={first}" not in (tmp_path / "sides").read_text().split()[2 * len(rows) :], "other seeds"
+
+
+def test_trainings_that_other_work_disturbed_do_not_count(judge, tmp_path):
+    """The watch of this machine sees nothing, as where the ranks are on another one."""
+    summary = {"train": {"steady": 100, "validity": {"reasons": ["1.50 of 2 cores busy"]}}, "evaluate": {"accuracy": 1}}
+    command = f"echo '{json.dumps(summary)}' #"  # what follows is the seed
+    sides = {name: {"name": name, "command": command, "directory": str(tmp_path)} for name in ("old", "new")}
+    options = {"metric_key": "evaluate.accuracy", "rate_key": "train.steady"}
+    question = Question(**sides, **options, budget_seconds=10, limit_seconds=10)
+    with flow.judge_settings(Environment(), question, load("digits", ["seed=40"]), None) as judgement:
+        assert (judgement.outcome, judgement.num_rounds) == ("RETEST", 0)
+        assert {each.contaminated for each in judgement.rounds} == {("1.50 of 2 cores busy",)}
+    assert candidates(tmp_path) == []

@@ -66,6 +66,13 @@ def test_a_rate_of_samples_is_the_speed_of_a_training():
         run_process(*ask(summary, rate_key="train.none"))
 
 
+def test_a_training_says_what_disturbed_it():
+    summary = """echo '{"train": {"rate": 200.0, "validity": {"reasons": ["1.50 of 2 cores busy"]}}}'"""
+    assert run_process(*ask(summary, rate_key="train.rate")).contaminated == ("1.50 of 2 cores busy",)
+    quiet = """echo '{"train": {"rate": 200.0, "validity": null}}'"""
+    assert run_process(*ask(quiet, rate_key="train.rate")).contaminated == ()
+
+
 def test_a_training_may_end_what_it_has_started_elsewhere(tmp_path):
     script = tmp_path / "training.sh"
     script.write_text(f"trap 'touch {tmp_path}/ended; exit' TERM; sleep {LEFT} & wait")

@@ -99,5 +99,6 @@ def test_every_template_belongs_to_a_report():
         "layout.html.j2",
         "parts.html.j2",
         "report.css",
-        *(f"{name}.html.j2" for name in ("run", "study", "sweep", "no_gpu", "forecast", "hardware", "compare")),
+        *(f"{name}.html.j2" for name in ("run", "study", "sweep", "no_gpu", "forecast", "hardware")),
+        *(f"{name}.html.j2" for name in ("compare", "judgement")),
     }
