@@ -33,6 +33,15 @@ for _ in range(40):
     if len(sys.argv) == 2:
         step()
 """
+LOGGED = """
+import sys
+import mlflow
+with mlflow.start_run(run_name="mine"):
+    mlflow.log_metric("loss", float(sys.argv[2]))
+total = 0
+for number in range(int(sys.argv[1])):
+    total += number * number % 7
+"""
 JUDGE = (sys.executable, "-m", "paceline.flows.cli", "judge")
 NUM_STEPS = 1_500_000
 
@@ -82,6 +91,23 @@ def test_planted_work_is_found_and_counted(judge, tmp_path):
     }
     stored = load_dict(f"{runs[0].info.artifact_uri}/summary.json")
     assert all(len(each["runs"]) == 4 for each in stored["rounds"])
+
+
+@pytest.mark.slow
+def test_a_metric_in_mlflow_counts_and_its_runs_are_nested(judge, tmp_path):
+    (tmp_path / "logged.py").write_text(LOGGED)
+    old, new = (f"{sys.executable} logged.py {NUM_STEPS} {loss}" for loss in (0.5, 0.6))
+    options = ("--mlflow-metric", "loss", "--lower-is-better", "--budget", "300", "--json")
+    done, told = judge("--old", old, "--new", new, *options)
+    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    assert (told["outcome"], done.returncode, told["parity"]) == ("DISCARD", 3, "worse"), done.stderr
+    client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("judgements").experiment_id])
+    nested = [run for run in runs if run.info.run_name == "mine"]
+    assert len(nested) == 2 + sum(len(each["runs"]) for each in told["rounds"])
+    assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {told["run_id"]}
+    assert "report.html" in {each.path for each in client.list_artifacts(told["run_id"])}
 
 
 @pytest.mark.slow
