@@ -55,7 +55,9 @@ def bisect_packages(
         def open_side(name: SideName, changed: Collection[Change]) -> Side:
             return side_with(name, side, packages, changed, place)
 
-        start_search = partial(Search, recorded=recorded, note=note, run=RUN, what="package")
+        names: tuple[SideName, ...] = ("good", "bad")
+        run = refuse_changed_data(RUN, [side.model_copy(update={"name": name}) for name in names])
+        start_search = partial(Search, recorded=recorded, note=note, run=run, what="package")
         found = find_minimal_set(packages, question, open_side, start_search)
         old, new = (f"{file}: {side.command}" for file in files)
         found = found.model_copy(update={"old": old, "new": new})

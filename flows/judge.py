@@ -160,7 +160,7 @@ def record_judgement(
             if isinstance(recorded, Judgement):
                 figures = draw_judgement(recorded)
                 log_report(handle, render_judgement(recorded, figures), figures)
-    except Exception as error:  # noqa: BLE001  hours of measurement are not lost because of the store
+    except Exception as error:  # noqa: BLE001  hours of measurement are not lost because of the store or a picture
         get_logger("paceline").warning("MLflow did not take the judgement (%s)", one_line(error))
         return judgement
     return recorded

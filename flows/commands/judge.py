@@ -97,8 +97,9 @@ def judge(options: Namespace) -> int:
         given = {"old": options.old, "new": options.new}
         sides = {name: {"command": program or text, "revision": program and text} for name, text in given.items()}
         judge_sides = judge_revisions if program else judge_commands
-        logged = options.mlflow_metric and {"name": options.mlflow_metric, "tracking_uri": absolute_uri(site.tracking_uri)}
-        judging = judge_sides(site, _question(options, sides, BUDGET, logged=logged), options.ledger or None)
+        store = {"name": options.mlflow_metric, "tracking_uri": absolute_uri(site.tracking_uri)}
+        question = _question(options, sides, BUDGET, logged=store if options.mlflow_metric else None)
+        judging = judge_sides(site, question, options.ledger or None)
     with json_stream(options.json) as stream, judging as found:
         place = [("run", run_location(found.run_id, str(found.experiment)))] if found.run_id else []
         say_pairs(*judgement_rows(found), *place)
@@ -166,6 +167,8 @@ def _check(options: Namespace, is_training: bool) -> None:
         if given is None or not (given.strip() or is_training):
             raise InputError(f"paceline judge needs --{name}", hint=f"for example: {EXAMPLE}", setting=f"--{name}")
     check_values(options, ("budget", "limit", "margin"), ("metric", "steps"))
+    if options.mlflow_metric is not None and not options.mlflow_metric.strip():
+        raise InputError("--mlflow-metric has no name", hint="--mlflow-metric loss", setting="--mlflow-metric")
     qualities = ("metric", "metric_key", "mlflow_metric")
     given = [f"--{name.replace('_', '-')}" for name in qualities if getattr(options, name)]
     if len(given) > 1:

@@ -1,10 +1,10 @@
 """Whether a side changes the data that it reads: the processes after it would find other data.
 
-Nobody knows what a program reads. Watched are the files that its command names, those in directories that it names
-outside of the side's own directory, and those that git tracks in the side's own directory. What appears after the
-snapshot is a result. So is a file to which the shell writes the output.
+Nobody knows what a program reads. Watched are the files that its command names, and those that git tracks in its
+directory. What appears after the snapshot is a result, and so is what the command names as its output.
 """
 
+import re
 import shlex
 import stat
 import subprocess
@@ -17,25 +17,27 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.judge.records import ProcessRun, Question, Side
 
 MAX_FILES = 4000  # of a side, those that its command names first
-NO_DATA = {"cd", ">", ">>", ">|", "&>", "&>>", ">&"}  # the word behind one of these names no data
+BEFORE_OUTPUT = re.compile(r"\W*>\W*|cd|tee|-o|--out\w*")
+"""The word behind it is a result, or the directory of what follows."""
 Run = Callable[[Side, Question], ProcessRun]
 
 
 def refuse_changed_data(run: Run, sides: Sequence[Side]) -> Run:
     """Wrap `run`: it raises InputError if the first process of one of the sides changes data that are there now."""
-    before = {
-        side.name: {path: state for path in islice(_data_files(side), MAX_FILES) if (state := _state(path))}
-        for side in sides
-    }
+    files = {path for side in sides for path in islice(_data_files(side), MAX_FILES)}
+    before = {path: state for path in files if (state := _state(path))}
+    unchecked = {side.name for side in sides}
 
     def checked(side: Side, question: Question) -> ProcessRun:
         found = run(side, question)
-        changed = [str(path) for path, state in before.pop(side.name, {}).items() if _state(path) != state]
-        if changed:
-            names = changed[0] + (f" and {len(changed) - 1} more files" if len(changed) > 1 else "")
-            fault = f"--{side.name} {side.label}: it changes {names}, and later processes would find other data"
-            hint = "remove results of earlier runs, or let it write elsewhere; then restore the data"
-            raise InputError(fault, hint=hint, setting=f"--{side.name}")
+        if side.name in unchecked:
+            unchecked.remove(side.name)
+            touched = [path for path, state in before.items() if _state(path) != state]
+            if changed := sorted(str(path) for path in touched if not _is_committed(path)):
+                names = changed[0] + (f" and {len(changed) - 1} more files" if len(changed) > 1 else "")
+                fault = f"--{side.name} {side.label}: it changes {names}, and later processes would find other data"
+                hint = "remove results of earlier runs, or let it write elsewhere; then restore the data"
+                raise InputError(fault, hint=hint, setting=f"--{side.name}")
         return found
 
     return checked
@@ -43,25 +45,19 @@ def refuse_changed_data(run: Run, sides: Sequence[Side]) -> Run:
 
 def _data_files(side: Side) -> Iterator[Path]:
     place = Path(side.directory)
-    words = shlex.shlex(side.command, posix=True, punctuation_chars=True)
-    words.whitespace_split = True
-    named = []
+    lexer = shlex.shlex(side.command, posix=True, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    words = []
     with suppress(ValueError):  # a quote without an end, of which the shell will complain
-        named = [place / word.split("=")[-1] for before, word in pairwise(["", *words]) if before not in NO_DATA]
-    for path in named:
-        with suppress(OSError, ValueError):
-            if path.is_dir() and not path.resolve().is_relative_to(place.resolve()):
-                yield from (each for each in sorted(path.rglob("*")) if not _is_hidden(each.relative_to(path)))
-            else:
-                yield path
+        words = ["", *lexer]
+    for before, word in pairwise(words):
+        key, _, value = word.rpartition("=")
+        is_assignment = key and not key.startswith("-")
+        if not (is_assignment or BEFORE_OUTPUT.fullmatch(before) or BEFORE_OUTPUT.fullmatch(key)):
+            yield place / value
     with suppress(OSError):
-        git = ["git", "-C", side.directory, "ls-files", "-z"]
-        listed = subprocess.run(git, capture_output=True, errors="surrogateescape", check=False).stdout
+        listed = _git(place, "ls-files", "-z").stdout
         yield from (place / name for name in listed.split("\0") if name)
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
 
 
 def _state(path: Path) -> tuple[int, int] | None:
@@ -71,3 +67,16 @@ def _state(path: Path) -> tuple[int, int] | None:
         if stat.S_ISREG(found.st_mode):
             return found.st_size, found.st_mtime_ns
     return None
+
+
+def _is_committed(path: Path) -> bool:
+    """Whether a file that was written again has the content that git knows."""
+    tracked = ("ls-files", "--error-unmatch", "--", str(path)), ("diff", "--quiet", "--", str(path))
+    with suppress(OSError):
+        return all(_git(path.parent, *words).returncode == 0 for words in tracked)
+    return False
+
+
+def _git(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(place), *words]
+    return subprocess.run(command, capture_output=True, errors="surrogateescape", check=False)

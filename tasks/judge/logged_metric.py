@@ -11,7 +11,7 @@ import secrets
 from paceline.tasks.errors import InputError
 from paceline.tasks.judge.records import MlflowMetric, Side
 from paceline.tasks.names import JUDGEMENT_EXPERIMENT, Tag
-from paceline.tasks.track.queries import find_runs
+from paceline.tasks.track.queries import runs_with_tag
 
 NOT_INHERITED = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID")  # they would lead to a run or an experiment of the caller
 
@@ -32,7 +32,7 @@ def logging_environment(logged: MlflowMetric, token: str) -> dict[str, str]:
 
 def read_logged(logged: MlflowMetric, token: str, side: Side) -> tuple[float, str]:
     """The last value in the newest run of a process that has the metric, and the run's id; InputError without one."""
-    runs = find_runs(logged.tracking_uri, None, f"tags.`{Tag.PROCESS}` = '{token}'")
+    runs = runs_with_tag(logged.tracking_uri, Tag.PROCESS, token)
     for run in runs:
         if logged.name in run.metrics:
             return run.metrics[logged.name], run.run_id

@@ -53,8 +53,8 @@ def describe_caches(found: Judgement) -> str:
     old, new = (median(run.read_bytes for each in found.valid_rounds for run in each.of(name)) for name in COLOURS)
     if max(old, new) < MIN_READ_BYTES or max(old, new) < 2 * min(old, new):
         return ""
-    amounts = f"{old / MEBIBYTE:,.0f} MiB by a process of the old side, {new / MEBIBYTE:,.0f} MiB by one of the new side"
-    return f"not alike: read from disks were {amounts}; the page cache may explain a part of the ratio"
+    amounts = f"{old / MEBIBYTE:,.0f} MiB from disks, a process of the new side {new / MEBIBYTE:,.0f} MiB"
+    return f"a process of the old side reads {amounts}: the page cache may explain a part of the ratio"
 
 
 def draw_judgement(found: Judgement) -> dict[str, Figure]:
@@ -73,9 +73,11 @@ def draw_rounds(found: Judgement) -> Figure:
     figure, (axis,) = new_figure(2.4, "Throughput of the new side over the old one")
     ratios = np.exp(log_ratios(found.rounds))
     is_valid = np.array([not each.contaminated for each in found.rounds])
-    for is_drawn, look in ((is_valid, {"color": BLUE, "marker": "o"}), (~is_valid, {"color": GREY, "marker": "x"})):
+    valid, contaminated = {"color": BLUE, "marker": "o"}, {"color": GREY, "marker": "x"}
+    looks: tuple[tuple[Any, dict[str, Any]], ...] = ((is_valid, valid), (~is_valid, contaminated))
+    for is_drawn, look in looks:
         axis.plot(1 + np.flatnonzero(is_drawn), ratios[is_drawn], linestyle="none", markersize=4, **look)
-    if found.ratio is not None and found.ratio.low is not None:
+    if found.ratio is not None and found.ratio.low is not None and found.ratio.high is not None:
         axis.axhspan(found.ratio.low, found.ratio.high, color=BLUE, alpha=0.15, linewidth=0)
         axis.axhline(found.ratio.value, color=BLUE, linewidth=1)
     axis.axhline(1.0, **DASHED)
@@ -108,7 +110,7 @@ def render_judgement(found: Judgement, figures: dict[str, Figure]) -> str:
         f"Old: `{found.old}`",
         f"New: `{found.new}`",
         "Each round has four fresh processes: old, new, new, old, or the reverse, as a coin decided.",
-        "A cross stands for a round next to other work on the machine. It does not count, and was repeated.",
+        "A cross stands for a round next to other work on the machine. It does not count.",
         "The interval holds the true ratio in 95 % of the judgements, over all planned looks together.",
         f"A candidate that is not faster is kept with a chance of at most {found.level:.2g}.",
         "The artifact `summary.json` holds the time and the metric of each process.",

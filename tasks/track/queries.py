@@ -14,6 +14,7 @@ from mlflow.store.entities.paged_list import PagedList
 from mlflow.tracking import MlflowClient
 from mlflow.utils import get_results_from_paginated_fn
 from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.records.record import Record
@@ -78,6 +79,14 @@ def find_runs(
     client = open_store(tracking_uri) if is_patient else existing_client(tracking_uri)
     named = client.search_experiments() if experiment is None else [client.get_experiment_by_name(experiment)]
     return _search(client, [entity.experiment_id for entity in named if entity is not None], condition, limit)
+
+
+def runs_with_tag(tracking_uri: str, name: str, value: str) -> list[FoundRun]:
+    """Runs of all experiments with a value of a tag, newest first. Raises InputError: the store does not answer."""
+    try:
+        return find_runs(tracking_uri, None, f"tags.`{name}` = '{value}'", is_patient=True)
+    except (MlflowException, SQLAlchemyError) as error:
+        raise InputError(f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be read ({one_line(error)})") from error
 
 
 def _search(

@@ -1,8 +1,10 @@
-"""`paceline judge` next to other tools, on equal programs and planted ones: python -m tests.benchmarks.judge_peers FOLDER
+"""`paceline judge` next to other tools, on equal programs and planted ones.
+
+    python -m tests.benchmarks.judge_peers FOLDER
 
 hyperfine is on the PATH; FOLDER/asv, FOLDER/pytest-benchmark and FOLDER/codspeed are virtual environments with the
 tool of this name (`pip install asv virtualenv`, `pytest-benchmark`, `pytest-codspeed`). Each comparison is a line of
-FOLDER/comparisons.jsonl once it is done, and the same command resumes. Needs a quiet machine: the neighbours are its own.
+FOLDER/comparisons.jsonl once it is done, and the same command resumes. Needs a quiet machine.
 
 hyperfine and `paceline judge` time processes, the others time the function inside. A tool is asked for about --seconds:
 
@@ -53,8 +55,9 @@ ASV = {"version": 1, "project": "work", "repo": ".", "environment_type": "existi
 def called(*command, place, **environment):
     """Standard output of a command."""
     variables = os.environ | {"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"} | environment
-    done = subprocess.run(command, cwd=place, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode not in (0, 3, 4):  # the last two are decisions of judge
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, cwd=place, env=variables, text=True, check=False, **streams)
+    if done.returncode != 0:
         raise RuntimeError(f"{command} ended with status {done.returncode}: {done.stdout[-2000:]}")
     return done.stdout
 
@@ -66,12 +69,14 @@ def by_threshold(ratio):
 
 def by_judge(old, new, seconds, _):
     home = old.parent / "home"
-    sides = [word for name, side in (("--old", old), ("--new", new)) for word in (name, f"{sys.executable} -S {side}/work.py")]
+    sides = ["--old", f"{sys.executable} -S {old}/work.py", "--new", f"{sys.executable} -S {new}/work.py"]
     command = [sys.executable, "-m", "paceline.flows.cli", "judge", *sides, "--budget", str(seconds), "--json"]
     variables = os.environ | {"PACELINE_HOME": str(home)}
     variables.pop("MLFLOW_TRACKING_URI", None)
-    done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     told = json.loads(done.stdout.splitlines()[-1])
+    if "error" in told:
+        raise RuntimeError(told["error"])
     ratio = told.get("ratio") or {"value": None}
     return {"KEEP": "faster", "DISCARD": "slower"}.get(told.get("outcome"), "none"), ratio["value"]
 

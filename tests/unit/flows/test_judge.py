@@ -120,7 +120,8 @@ def interrupt(monkeypatch, num_signals):
 
 def test_a_store_that_fails_loses_no_outcome(judge, home, tmp_path, caplog, capfd):
     artifacts = home / "mlartifacts"
-    with judge(f"rm -rf {artifacts}; echo > {artifacts}; echo loss=0.5") as judgement:
+    (tmp_path / "break.sh").write_text(f"rm -rf {artifacts}; echo > {artifacts}; echo loss=0.5")
+    with judge("sh break.sh") as judgement:
         assert (judgement.outcome, judgement.run_id) == ("KEEP", None)
     assert "MLflow did not take the judgement" in caplog.text + capfd.readouterr().err
     assert last_run().status != "RUNNING", "the run of this judgement, or the one before if it could not even begin"
@@ -168,7 +169,7 @@ def test_trainings_that_other_work_disturbed_do_not_count(judge, tmp_path):
     command = f"echo '{json.dumps(summary)}' #"  # what follows is the seed
     sides = {name: {"name": name, "command": command, "directory": str(tmp_path)} for name in ("old", "new")}
     options = {"metric_key": "evaluate.accuracy", "rate_key": "train.steady"}
-    question = Question(**sides, **options, budget_seconds=10, limit_seconds=10)
+    question = Question(**sides, **options, budget_seconds=8, limit_seconds=8)
     with flow.judge_settings(Environment(), question, load("digits", ["seed=40"]), None) as judgement:
         assert (judgement.outcome, judgement.num_rounds) == ("RETEST", 0)
         assert {each.contaminated for each in judgement.rounds} == {("1.50 of 2 cores busy",)}

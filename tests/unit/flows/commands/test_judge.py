@@ -36,6 +36,7 @@ def home(tmp_path, monkeypatch):
         ([*SIDES, "--steps", "*"], "--steps"),
         ([*SIDES, "--metric", "a", "--metric-key", "b"], "--metric"),
         ([*SIDES, "--metric", "a", "--mlflow-metric", "b"], "--metric"),
+        ([*SIDES, "--mlflow-metric", ""], "--mlflow-metric"),
         ([*SIDES, "--margin", "0.1"], "--margin"),
         ([*SIDES, "--metric", "a", "--margin", "-1"], "--margin"),
         (["--ledger"], "--ledger"),

@@ -13,14 +13,13 @@ DONE = ProcessRun(seconds=1.0)
 
 @pytest.fixture
 def place(tmp_path):
-    """A directory of a repository with tracked files, a set of data beside it and a log of earlier runs."""
+    """A directory of a repository with tracked files, a file of data beside it and a log of earlier runs."""
     directory = tmp_path / "code"
     (directory / "sub").mkdir(parents=True)
     (directory / "sub" / "tracked.csv").write_text("1")
     (directory / "train.log").write_text("before")
-    (tmp_path / "data" / ".cache").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
     (tmp_path / "data" / "part.bin").write_text("1")
-    (tmp_path / "data" / ".cache" / "index").write_text("1")
     (directory / "link").symlink_to(tmp_path / "data")
     git = ["git", "-C", str(directory)]
     subprocess.run([*git, "init", "--quiet"], check=True)
@@ -48,8 +47,7 @@ def first_process(place, command, change, others=()):
     ("command", "path"),
     [
         ("python train.py", "sub/tracked.csv"),
-        ("python train.py ../data", "../data/part.bin"),
-        ("(cd .. && cat ../data/part.bin; true)", "../data/part.bin"),
+        ("(cd .. && cat ../data/part.bin#1 ../data/part.bin; true)", "../data/part.bin"),
         ("python train.py --data=../data/part.bin", "../data/part.bin"),
         ("python train.py train.log", "train.log"),
     ],
@@ -65,19 +63,31 @@ def test_a_changed_or_removed_file_is_named(command, path, place):
 @pytest.mark.parametrize(
     ("command", "path"),
     [
-        ("python train.py ../data", "../data/new.bin"),
-        ("python train.py ../data", "../data/.cache/index"),
-        ("cd ../data && python train.py", "../data/part.bin"),
-        ("python train.py 2>&1 > train.log", "train.log"),
+        ("python train.py ../data link", "../data/new.bin"),
+        ("cd train.log && python train.py", "train.log"),
+        ("(python train.py 2>&1)> train.log", "train.log"),
         ("python train.py >> train.log", "train.log"),
+        ("python train.py | tee train.log", "train.log"),
+        ("cc -o train.log a.c && ./train", "train.log"),
+        ("python train.py --out=train.log", "train.log"),
+        ("LOG=train.log python train.py $((n / 2))", "train.log"),
         ("make sub", "sub/new.o"),
         ("python train.py", "train.log"),
-        ("python 'train.py ../data", "../data/part.bin"),
+        ("python 'train.py train.log", "train.log"),
     ],
-    ids=["new", "hidden", "cd", "output", "appended", "built", "not named", "no end of a quote"],
 )
 def test_what_is_no_data_may_change(command, path, place):
     first_process(place, command, lambda: (place / path).write_text("before and after"))
+
+
+def test_a_tracked_file_may_be_written_again_with_its_content(place):
+    first_process(place, "python train.py", lambda: (place / "sub" / "tracked.csv").write_text("1"))
+
+
+def test_the_side_whose_process_changes_data_of_the_other_is_named(place):
+    data = place.parent / "data" / "part.bin"
+    with refused("--new"):
+        first_process(place, "python train.py", lambda: data.write_text("12"), [f"python train.py {data}"])
 
 
 def test_both_sides_may_write_the_same_result_and_later_processes_are_not_looked_at(place):
