@@ -78,9 +78,7 @@ def judge_revisions(site: Environment, question: Question, ledger_name: str | No
 
 
 @contextmanager
-def _judge(
-    site: Environment, question: Question, base: Base, ledger_name: str | None, run: Run
-) -> Iterator[Judgement]:
+def _judge(site: Environment, question: Question, base: Base, ledger_name: str | None, run: Run) -> Iterator[Judgement]:
     """Judge, and record the judgement; runs that its processes leave in MLflow are nested in its run."""
     run_ids = list[str]()
 
