@@ -99,6 +99,7 @@ def test_a_run_that_succeeds_leaves_none(done, home):
     assert check_files(home) > 20  # the next test reads what Prefect's server has kept of both runs
 
 
+@pytest.mark.slow
 def test_a_rank_that_logs_and_fails_with_them_leaves_none(call, home, prefect_url, done):
     path = os.pathsep.join([PLANTED, os.environ.get("PYTHONPATH", "")])
     status, out, said = call("run", "digits", *SMALL, "name=loud", PYTHONPATH=path, LOUD=LOUD)
