@@ -83,7 +83,6 @@ def judge(options: Namespace) -> int:
     site, is_training = Environment(), bool(options.overrides) and not options.has_dashes
     _check(options, is_training)
     from paceline.flows.judge import judge_commands, judge_revisions, judge_settings
-    from paceline.tasks.report.judgement_report import judgement_rows
     from paceline.tasks.track.store import absolute_uri
 
     if is_training:
@@ -101,6 +100,8 @@ def judge(options: Namespace) -> int:
         question = _question(options, sides, BUDGET, logged=store if options.mlflow_metric else None)
         judging = judge_sides(site, question, options.ledger or None)
     with json_stream(options.json) as stream, judging as found:
+        from paceline.tasks.report.judgement_report import judgement_rows  # with matplotlib, which no check waits for
+
         place = [("run", run_location(found.run_id, str(found.experiment)))] if found.run_id else []
         say_pairs(*judgement_rows(found), *place)
         write_json(stream, found.model_dump(mode="json"))

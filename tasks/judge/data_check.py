@@ -8,18 +8,18 @@ import re
 import shlex
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise
 from pathlib import Path
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.judge.records import ProcessRun, Question, Side
+from paceline.tasks.judge.rounds import Run
 
 MAX_FILES = 4000  # of a side, those that its command names first
 BEFORE_OUTPUT = re.compile(r"\W*>\W*|cd|tee|-o|--out\w*")
 """The word behind it is a result, or the directory of what follows."""
-Run = Callable[[Side, Question], ProcessRun]
 
 
 def refuse_changed_data(run: Run, sides: Sequence[Side]) -> Run:

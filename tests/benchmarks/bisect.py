@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from paceline.tasks.fingerprint import code_fingerprint
+from tests.benchmarks.stored_lines import add_line, read_lines
 from tests.support.slow_history import make_history
 
 ROOT = Path(__file__).parents[2]
@@ -103,8 +104,7 @@ def attempt(part, number, budget, num_steps):
 
 def stored(file):
     """The attempts that this code has done."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [line for line in map(json.loads, lines) if line["code"] == code_fingerprint()]
+    return [line for line in read_lines(file) if line["code"] == code_fingerprint()]
 
 
 def main():
@@ -123,9 +123,7 @@ def main():
     for number in range(chosen.attempts):
         for part in chosen.part:
             if (part, number) not in done and not chosen.table and time.monotonic() < until:
-                line = json.dumps(attempt(part, number, chosen.budget, chosen.num_steps))
-                with chosen.file.open("a") as lines:
-                    lines.write(line + "\n")
+                add_line(chosen.file, attempt(part, number, chosen.budget, chosen.num_steps))
     print("| part | attempt | slow commit | outcome | remain | rounds | seconds |")
     print("|---|---|---|---|---|---|---|")
     lines = stored(chosen.file)

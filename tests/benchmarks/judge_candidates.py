@@ -17,6 +17,8 @@ from statistics import fmean, stdev
 
 from scipy import stats
 
+from tests.benchmarks.stored_lines import add_line, read_lines
+
 WORK = "import sys\ntotal = 0\nfor number in range(int(sys.argv[1])):\n    total += number * number % 7\n"
 UNITS = 1_000_000  # of the base, a twelfth of a second
 LARGE = 1.04  # true ratio of a large gain
@@ -96,13 +98,12 @@ def run(folder, count, budget):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "work.py").write_text(WORK)
     file = folder / "candidates.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = read_lines(file)
     done = {line["number"] for line in lines}
     for number, ratio in enumerate(candidates(count)):
         if number not in done:
             lines.append(judge(folder, number, ratio, budget))
-            with file.open("a") as stream:
-                stream.write(json.dumps(lines[-1]) + "\n")
+            add_line(file, lines[-1])
     return lines
 
 

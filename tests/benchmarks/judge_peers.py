@@ -28,6 +28,8 @@ from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 
+from tests.benchmarks.stored_lines import add_line, read_lines
+
 UNITS = 1_000_000  # of the old side, a twelfth of a second
 THRESHOLD = 0.025  # for tools that let the user choose one; half of what is planted
 CASES = {"equal": 1.0, "equal, a neighbour comes": 1.0, "5 % faster": 1.05, "5 % slower": 1 / 1.05}
@@ -120,27 +122,26 @@ def by_asv(old, new, seconds, environment):
     return {"-": "faster", "+": "slower"}.get(cells[0], "none"), 1 / float(cells[3].lstrip("~"))
 
 
-def by_pytest_benchmark(old, new, seconds, environment):
-    least = []
+def by_plugin(old, new, environment, options, results, read):
+    """What a plugin of pytest measures of both sides, one after the other."""
+    found = []
     for side in (old, new):
         (side / "test_work.py").write_text(TEST)
-        options = ("--benchmark-json=found.json", f"--benchmark-max-time={seconds / 2}", "-q", "test_work.py")
-        called(str(environment / "bin" / "python"), "-m", "pytest", *options, place=side)
-        (found,) = json.loads((side / "found.json").read_text())["benchmarks"]
-        least.append(found["stats"]["min"])
-    return by_threshold(least[0] / least[1]), least[0] / least[1]
+        called(str(environment / "bin" / "python"), "-m", "pytest", *options, "-q", "test_work.py", place=side)
+        (file,) = side.glob(results)
+        (benchmark,) = json.loads(file.read_text())["benchmarks"]
+        found.append(benchmark["stats"][read])
+    return by_threshold(found[0] / found[1]), found[0] / found[1]
+
+
+def by_pytest_benchmark(old, new, seconds, environment):
+    options = ("--benchmark-json=found.json", f"--benchmark-max-time={seconds / 2}")
+    return by_plugin(old, new, environment, options, "found.json", "min")
 
 
 def by_codspeed(old, new, seconds, environment):
-    means = []
-    for side in (old, new):
-        (side / "test_work.py").write_text(TEST)
-        options = ("--codspeed", "--codspeed-mode=walltime", f"--codspeed-max-time={seconds / 2}", "-q", "test_work.py")
-        called(str(environment / "bin" / "python"), "-m", "pytest", *options, place=side)
-        (file,) = (side / ".codspeed").glob("results_*.json")
-        (found,) = json.loads(file.read_text())["benchmarks"]
-        means.append(found["stats"]["mean_ns"])
-    return by_threshold(means[0] / means[1]), means[0] / means[1]
+    options = ("--codspeed", "--codspeed-mode=walltime", f"--codspeed-max-time={seconds / 2}")
+    return by_plugin(old, new, environment, options, ".codspeed/results_*.json", "mean_ns")
 
 
 TOOLS = {
@@ -194,7 +195,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=8.0)
     options = parser.parse_args()
     file = options.folder.absolute() / "comparisons.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = read_lines(file)
     done = {(line["tool"], line["case"], line["repeat"]) for line in lines}
     for repeat in range(options.repeats):
         for case in CASES:
@@ -204,8 +205,7 @@ def main():
                     after = median(usual) / 2 if "neighbour" in case else None
                     found = compare(file.parent, tool, case, options.seconds, after)
                     lines.append({"tool": tool, "case": case, "repeat": repeat} | found)
-                    with file.open("a") as stream:
-                        stream.write(json.dumps(lines[-1]) + "\n")
+                    add_line(file, lines[-1])
     print("| tool | " + " | ".join(CASES) + " | seconds |")
     print("|---" * (len(CASES) + 2) + "|")
     for tool in TOOLS:

@@ -1,8 +1,9 @@
 """The loop of the benchmarks that plant a cause and count how often Paceline names it."""
 
-import json
 import os
 from collections import defaultdict
+
+from tests.benchmarks.stored_lines import add_line, read_lines
 
 KEYS = ("bottleneck", "cause", "contaminated", "verdict", "diagnosis", "shares")
 
@@ -21,7 +22,7 @@ def count_named(folder, repeats, names, measure, is_named, shown):
     so that an interrupted benchmark resumes.
     """
     results = folder / "results.jsonl"
-    lines = [json.loads(text) for text in results.read_text().splitlines()] if results.exists() else []
+    lines = read_lines(results)
     for repeat in range(repeats):
         for name in names:
             if any((line["planted"], line["repeat"]) == (name, repeat) for line in lines):
@@ -29,9 +30,8 @@ def count_named(folder, repeats, names, measure, is_named, shown):
             result = measure(name)
             line = {"planted": name, "repeat": repeat, "is_named": is_named(name, result)}
             line |= {key: result[key] for key in KEYS}
-            lines.append(json.loads(json.dumps(line)))
-            with results.open("a") as file:
-                print(json.dumps(line), file=file)
+            lines.append(line)
+            add_line(results, line)
             print(f"{name} {repeat}: {'named' if line['is_named'] else line[shown]}", flush=True)
     print_table(lines, shown)
 

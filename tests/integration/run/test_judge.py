@@ -61,6 +61,11 @@ def judge(tmp_path):
     return call
 
 
+def skip_if_busy(told):
+    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
+        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+
+
 def side(num_steps, loss=0.5):
     return f"{sys.executable} work.py {num_steps} {loss}"
 
@@ -99,8 +104,7 @@ def test_a_metric_in_mlflow_counts_and_its_runs_are_nested(judge, tmp_path):
     old, new = (f"{sys.executable} logged.py {NUM_STEPS} {loss}" for loss in (0.5, 0.6))
     options = ("--mlflow-metric", "loss", "--lower-is-better", "--budget", "300", "--json")
     done, told = judge("--old", old, "--new", new, *options)
-    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
-        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    skip_if_busy(told)
     assert (told["outcome"], done.returncode, told["parity"]) == ("DISCARD", 3, "worse"), done.stderr
     client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
     runs = client.search_runs([client.get_experiment_by_name("judgements").experiment_id])
@@ -116,8 +120,7 @@ def test_marked_steps_count_in_place_of_the_process(judge, tmp_path):
     old, new = (f"{sys.executable} steps.py {number}" for number in (40_000, 30_000))
     limits = ("--budget", "100", "--json")
     done, told = judge("--old", old, "--new", new, *limits)
-    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
-        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    skip_if_busy(told)
     assert told["outcome"] == "KEEP"
     assert told["ratio"]["value"] > 1.2, "by the processes it is less than 1.15"
     assert {run["num_steps"] for each in told["rounds"] for run in each["runs"]} == {29}
@@ -174,8 +177,7 @@ def test_two_revisions_are_judged_in_worktrees(judge, tmp_path):
     done, told = judge(*command)
     assert (told["outcome"], done.returncode) in (("KEEP", 0), ("RETEST", 4)), done.stderr
     assert told["old"].startswith("HEAD~1 (")
-    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
-        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    skip_if_busy(told)
     assert told["outcome"] == "KEEP"
     assert 2 < told["ratio"]["value"] < 4
     (tmp_path / "work.py").write_text("changed")
@@ -191,8 +193,7 @@ def test_a_slower_setting_of_a_training_is_discarded(judge, tmp_path):
     """Ten rounds or more of four trainings, each with a start of its own."""
     shared, new = ("recipe.num_epochs=2", "recipe.warmup_epochs=0.5"), "execution.precision=64-true"
     done, told = judge("digits", *shared, "--old", "", "--new", new, "--budget", "2400", "--json")
-    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
-        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    skip_if_busy(told)
     assert (told["outcome"], done.returncode) == ("DISCARD", 3), done.stderr
     assert told["new"] == f"paceline run digits {' '.join(shared)} {new}"
     assert told["ratio"]["high"] < 0.8
@@ -215,8 +216,7 @@ def test_two_ranks_on_a_cluster_by_address_are_judged(judge):
         there = ["cluster.kind=address", f"cluster.address={cluster.address}"]
         sides = ("--old", "", "--new", "execution.precision=64-true")
         done, told = judge("digits", *shared, *there, *sides, "--budget", "2400", "--json")
-    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
-        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    skip_if_busy(told)
     assert (told["outcome"], done.returncode) == ("DISCARD", 3), done.stderr
     assert told["ratio"]["high"] < 0.9
 
@@ -230,7 +230,6 @@ def test_own_lightning_code_is_judged(judge, tmp_path):
     sides = ("--old", "", "--new", "model.init_args.depth=4")
     quality = ("--metric-key", "metrics.val_loss", "--lower-is-better", "--margin", "1")
     done, told = judge(str(PACKAGE / "config.yaml"), *code, *shared, *sides, *quality, "--budget", "2400", "--json")
-    if told["outcome"] == "RETEST" and any(each["contaminated"] for each in told["rounds"]):
-        pytest.skip(f"the machine is busy: {told['rounds'][-1]['contaminated']}")
+    skip_if_busy(told)
     assert (told["outcome"], done.returncode) == ("DISCARD", 3), done.stderr
     assert told["ratio"]["high"] < 0.9

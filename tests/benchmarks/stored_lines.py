@@ -1,0 +1,15 @@
+"""Results of a long benchmark, each a line of JSON in a file, so that the same command goes on where it was."""
+
+import json
+from pathlib import Path
+
+
+def read_lines(file: Path):
+    """The results so far; none where the file does not exist yet."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def add_line(file: Path, line):
+    """Store one more result."""
+    with file.open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
