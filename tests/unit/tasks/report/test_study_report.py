@@ -11,7 +11,15 @@ from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study, study_notes, study_table
 from paceline.tasks.speedup.forecast.device_profile import rank_moves
 from paceline.tasks.speedup.forecast.model import Forecast
-from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, ProfilePoint, calibration, check
+from paceline.tasks.speedup.forecast.records import (
+    AdviseResult,
+    DeviceProfile,
+    Interference,
+    Link,
+    ProfilePoint,
+    calibration,
+    check,
+)
 from tests.support.studies import PRECISION, arms_of, result_of, training
 
 QUESTIONS = [
@@ -293,6 +301,24 @@ def test_advice_shows_predictions_limits_moves_and_how_earlier_ones_did():
     assert "Cheapest within" in table["deadline"]
     assert "1 device," in table["deadline"]
     assert "No prediction has been checked yet" in render_advise(result, [])
+
+
+def test_advice_shows_what_two_devices_took_together():
+    company = Interference(
+        batch_size=64,
+        contention=Interval(value=1.1),
+        waiting=Interval(value=1.02),
+        token_seconds=1e-5,
+        step_seconds=Interval(value=2.5e-3),
+    )
+    result = advice()
+    page = render_advise(
+        result.model_copy(update={"profile": result.profile.model_copy(update={"company": (company,)})}), []
+    )
+    told = (
+        "64 samples each: a step takes +10.0% because both compute, and +2.0% more because they wait for each other. "
+    )
+    assert told + "With the exchange of the gradients it takes 2.5 ms" in " ".join(page.split())
 
 
 def test_on_a_cpu_more_devices_need_more_cores():
