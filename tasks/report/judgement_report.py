@@ -115,4 +115,5 @@ def render_judgement(found: Judgement, figures: dict[str, Figure]) -> str:
         f"A candidate that is not faster is kept with a chance of at most {found.level:.2g}.",
         "The artifact `summary.json` holds the time and the metric of each process.",
     ]
-    return render_page("judgement", figures, found=found, rows=list(judgement_rows(found)), notes=notes)
+    rows = [row for row in judgement_rows(found) if row[0] != "outcome"]  # the page's heading
+    return render_page("judgement", figures, found=found, rows=rows, notes=notes)

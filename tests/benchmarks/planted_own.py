@@ -36,7 +36,7 @@ CAUSES = {
     "equal arms": Cause(("identical arms", "no measurable difference")),
     "slow __getitem__": Cause(
         ("data-bound",),
-        (("corpus.py", "        start = index", "        import time; time.sleep(0.002)\n        start = index"),),
+        (("corpus.py", "        start = index", "        import time; time.sleep(0.01)\n        start = index"),),
         ("data.init_args.num_workers=1",),
     ),
     "a step that waits": Cause(

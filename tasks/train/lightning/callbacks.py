@@ -61,6 +61,7 @@ class StepAccount(StepParts):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.is_training = lambda: trainer.training
+        self._state.num_started = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if math.isinf(trainer.num_training_batches) and trainer.max_steps == -1:

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from paceline.conf.environment import Environment
 from paceline.conf.lightning import Lightning
 from paceline.conf.plugins import code_digest, code_of
 from paceline.tasks.errors import InputError
@@ -22,6 +23,8 @@ FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
 START_CHECKPOINT = "start.ckpt"
 """Copy of the checkpoint that a run starts from, in its directory."""
+OUTPUTS = ("lightning_logs", "mlruns", "mlflow.db", "mlflow.db-journal", "mlflow.db-shm", "mlflow.db-wal")
+"""What Lightning and MLflow write beside the code of a script, by default. They change with each training."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
 
@@ -145,10 +148,10 @@ def copy(source: Path, directory: Path) -> None:
     if target.is_dir():
         return
     temporary = target.with_name(f".{FOLDER}")
-    for path in _files(source):
-        place = temporary / path.relative_to(source)
+    for name in _files(source):
+        place = temporary / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(place, path.read_bytes())
+        write_durably(place, (source / name).read_bytes())
     temporary.rename(target)
 
 
@@ -172,25 +175,33 @@ def check_size(directory: Path) -> None:
     if not directory.is_dir():
         raise InputError(f"--code {directory} is no directory", hint="give the directory of your code")
     files = list(_files(directory))
-    if not any(path.suffix == ".py" for path in files):
+    if not any(name.suffix == ".py" for name in files):
         raise InputError(f"--code {directory} holds no Python file", hint="give the directory of your code")
-    size = sum(path.stat().st_size for path in files)
+    size = sum((directory / name).stat().st_size for name in files)
     if size > MAX_BYTES:
         fault = f"--code {directory} holds {size / 2**20:,.0f} MiB, and each run copies at most {MAX_BYTES / 2**20:.0f}"
         raise InputError(fault, hint="move data and checkpoints out of the directory of your code")
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    """All files of a directory, except hidden ones and compiled code."""
+    """All files of a directory by their relative paths, except hidden ones and compiled code.
+
+    Nor what trainings have written into the user's directory; a copy in a run holds what was copied.
+    """
+    directory, home = directory.resolve(), Environment().root.resolve()
+    has_home, is_copy = directory in home.parents, home in directory.parents
     for path in sorted(directory.rglob("*")):
-        parts = path.relative_to(directory).parts
-        if path.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in parts):
-            yield path
+        name = path.relative_to(directory)
+        is_output = name.parts[0] in OUTPUTS or (has_home and path.is_relative_to(home))
+        is_left_out = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+        if path.is_file() and not is_left_out and (is_copy or not is_output):
+            yield name
 
 
 def _digest(directory: Path) -> str:
     digest = hashlib.sha256()
-    for path in _files(directory):
-        digest.update(f"{path.relative_to(directory)} {path.stat().st_size}\n".encode())
-        digest.update(path.read_bytes())
+    for name in _files(directory):
+        content = (directory / name).read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(content)
     return digest.hexdigest()[:12]

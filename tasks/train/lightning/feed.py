@@ -5,8 +5,10 @@ again with the random numbers of its start, reads the batches that were trained,
 with a state of its own continues by that: Lightning stores it in its checkpoints, and restores it.
 """
 
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -33,6 +35,8 @@ class Position:
     """Batches of the epoch before the checkpoint; 0 after its last one."""
     num_read: int
     """Batches that were read; Lightning reads one ahead where a loader has no length."""
+    last_read_random: RandomState = field(default_factory=dict)
+    """Before the last of them was read ahead."""
 
 
 class FeedState:
@@ -41,16 +45,19 @@ class FeedState:
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self.is_training: Callable[[], bool] = lambda: False
+        self.num_started: Callable[[], int] = lambda: sys.maxsize
+        """Batches of the epoch whose training has begun; fewer than were read where Lightning reads ahead."""
         self.loader: Any = None
         """The training loader that was read last."""
         self.epoch_random: RandomState = {}
         self.num_read = 0
+        self.last_read_random: RandomState = {}
         self.resume: Position | None = None
         """Position to resume at, until the first batch has been read."""
 
     def position(self, num_trained: int) -> Position:
         """The position after so many batches of the epoch."""
-        return Position(random_state(self.loader), self.epoch_random, num_trained, self.num_read)
+        return Position(random_state(self.loader), self.epoch_random, num_trained, self.num_read, self.last_read_random)
 
 
 class LoaderProxy:
@@ -100,32 +107,80 @@ class Feed(LoaderProxy):
         if resume is not None:  # hooks may have drawn numbers since
             set_random_state(drawn, self._loader)
             if resume.num_trained:
-                num_again = 0 if isinstance(self, StatefulFeed) else resume.num_read
-                ahead = list(islice(islice(iterator, num_again), resume.num_trained, None))
+                ahead = self._read_again(iterator, resume)
                 set_random_state(resume.random, self._loader)
                 state.num_read = resume.num_read
                 yield from ahead
         while True:
+            self._note_place()
             with state.stopwatch.during("data_wait"):
                 batch = next(iterator, state)  # the state is no batch
             if batch is state:
+                self._note_end()
                 return
             state.num_read += 1
             yield batch
 
+    def _read_again(self, iterator: Iterator[Any], resume: Position) -> list[Any]:
+        """Skip what was trained of the epoch; the batches that were read ahead, with the random numbers of then."""
+        for _ in islice(iterator, self._num_to_skip(resume)):
+            pass
+        num_ahead, random = resume.num_read - resume.num_trained, resume.last_read_random
+        if num_ahead and random:  # none in checkpoints of earlier versions
+            set_random_state(random, self._loader)
+        self._state.last_read_random = random
+        return list(islice(iterator, num_ahead))
+
+    def _num_to_skip(self, resume: Position) -> int:
+        """Batches that the loader gives again, though they were trained."""
+        return resume.num_trained
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether the next batch is read before the training of the last one has begun."""
+        return self._state.num_read > self._state.num_started()
+
+    def _note_place(self) -> None:
+        """Called before a batch is read."""
+        if self._is_ahead:
+            self._state.last_read_random = random_state(self._loader)
+
+    def _note_end(self) -> None:
+        """Called when all are read."""
+
 
 class StatefulFeed(Feed):
-    """The same for a loader with a state of its own, such as torchdata's StatefulDataLoader."""
+    """The same for a loader with a state of its own, such as torchdata's StatefulDataLoader.
+
+    Where Lightning has read a batch ahead, the state is that before this batch, which is read again after a resume.
+    """
+
+    def __init__(self, state: FeedState, loader: Any) -> None:
+        super().__init__(state, loader)
+        self._before: dict[str, Any] | None = None
+        """The loader's state before the batch that was read ahead."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state."""
-        state: dict[str, Any] = self._loader.state_dict()
+        """Return the loader's state after the batches that Lightning has handed out."""
+        state: dict[str, Any] = self._loader.state_dict() if self._before is None else self._before
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it inside an epoch. At the end of one, the loader would give an epoch without batches."""
-        if self._state.resume is None or self._state.resume.num_trained:
+        resume = self._state.resume
+        if resume is None or resume.num_trained:
             self._loader.load_state_dict(state_dict)
+            self._before = state_dict if resume is not None and resume.num_read > resume.num_trained else None
+
+    def _num_to_skip(self, resume: Position) -> int:
+        return 0
+
+    def _note_place(self) -> None:
+        super()._note_place()
+        self._before = deepcopy(self._loader.state_dict()) if self._is_ahead else None  # it may be the loader's own
+
+    def _note_end(self) -> None:
+        self._before = None
 
 
 def feed(state: FeedState, loader: Any) -> Feed:

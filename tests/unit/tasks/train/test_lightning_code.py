@@ -8,7 +8,15 @@ import pytest
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.train.lightning.child import Request, _do
-from paceline.tasks.train.lightning.code import START_CHECKPOINT, copy_checkpoint, require_named, source_digest
+from paceline.tasks.train.lightning.code import (
+    FOLDER,
+    START_CHECKPOINT,
+    copy,
+    copy_checkpoint,
+    identities,
+    require_named,
+    source_digest,
+)
 from tests.support.refusals import refused
 
 RECORDED = ("directory (code 0123)", "PyYAML 6.0 (code 4567)", "tagger (code 89ab)")
@@ -49,6 +57,35 @@ def test_a_checkpoint_is_the_one_that_was_read(tmp_path):
     assert (tmp_path / "run" / START_CHECKPOINT).read_bytes() == b"first"
     with refused("ckpt_path", f"ckpt_path={source}"):
         copy_checkpoint(source, tmp_path / "another", digest)
+
+
+def test_what_trainings_write_beside_the_code_does_not_change_it(tmp_path, monkeypatch):
+    directory = tmp_path / "code"
+    home = directory / "home"
+    (directory / "tagger").mkdir(parents=True)
+    (directory / "tagger" / "net.py").write_text("WIDTH = 8\n")
+    monkeypatch.setenv("PACELINE_HOME", str(home))
+    before = identities({}, directory)
+    outputs = (
+        "home/runs/1/rank.py",
+        "lightning_logs/0/metrics.csv",
+        "mlruns/0/meta.yaml",
+        "mlflow.db-wal",
+        ".git/HEAD",
+    )
+    for written in outputs:
+        (directory / written).parent.mkdir(parents=True, exist_ok=True)
+        (directory / written).write_text("written by a training\n")
+    assert identities({}, directory) == before
+    copy(directory, home / "runs" / "1")
+    copied = home / "runs" / "1" / FOLDER
+    assert [str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()] == ["tagger/net.py"]
+    assert identities({}, copied) == before, "the copy lies in PACELINE_HOME"
+    (copied / "mlruns").mkdir()
+    (copied / "mlruns" / "notes.py").write_text("an older version has copied it\n")
+    assert identities({}, copied) != before, "a copy holds what its digest was made of"
+    (directory / "tagger" / "net.py").write_text("WIDTH = 16\n")
+    assert identities({}, directory) != before
 
 
 def test_the_command_line_can_unset_the_checkpoint_of_a_file(tmp_path):

@@ -16,6 +16,8 @@ from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
 NUM_EPOCHS, NUM_BATCHES = 3, 8
+READ_AHEAD = {"limit_train_batches": 1.0, "max_steps": NUM_EPOCHS * NUM_BATCHES}
+"""Without a number of batches, Lightning reads one ahead to notice the last one."""
 NEEDS_TORCHDATA = pytest.mark.skipif(find_spec("torchdata") is None, reason="torchdata is not installed")
 
 
@@ -44,6 +46,24 @@ class Stateful(DataLoader):
 
     def load_state_dict(self, state):
         self.restored = state["position"]
+
+
+class StatefulStream(DataLoader):
+    """Batches drawn from torch's generator, without a length, from the place that its state holds."""
+
+    position, first = 0, 0
+
+    def __iter__(self):
+        first, self.first = self.first, 0
+        for number in range(first, NUM_BATCHES):
+            self.position = number + 1
+            yield torch.randn(8, 4) + number
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.first = state["position"]
 
 
 def torchdata_loader():
@@ -114,6 +134,7 @@ LOADERS = {
     "with state": lambda: Stateful(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8),
     "of torchdata": torchdata_loader,
     "without length": lambda: DataLoader(Noise(), batch_size=8),
+    "with state, without length": lambda: StatefulStream(Noise(), batch_size=8),
 }
 
 
@@ -158,8 +179,13 @@ def train(loader, options, directory=None, every=None, stop_at=None):
         ("with state", {}, None, 13),
         ("with state", {}, 3, 13),
         pytest.param("of torchdata", {}, 3, 13, marks=NEEDS_TORCHDATA),
+        ("with state, without length", {}, 3, 13),
+        ("with state, without length", READ_AHEAD, None, 13),
+        ("with state, without length", READ_AHEAD, 3, 13),
+        ("with state, without length", READ_AHEAD, 7, 7),
         ("without length", {}, None, 13),
         ("without length", {}, 3, 12),
+        ("without length", READ_AHEAD, 3, 12),
     ],
 )
 def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, loader, options, every, stop_at):
