@@ -72,6 +72,12 @@ def torchdata_loader():
     return StatefulDataLoader(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True)
 
 
+def torchdata_stream():
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return StatefulDataLoader(Noise(), batch_size=8)
+
+
 class Module(pl.LightningModule):
     """Draws random numbers in each step, and logs in each way."""
 
@@ -133,6 +139,7 @@ LOADERS = {
     ),
     "with state": lambda: Stateful(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8),
     "of torchdata": torchdata_loader,
+    "of torchdata, without length": torchdata_stream,
     "without length": lambda: DataLoader(Noise(), batch_size=8),
     "with state, without length": lambda: StatefulStream(Noise(), batch_size=8),
 }
@@ -179,6 +186,7 @@ def train(loader, options, directory=None, every=None, stop_at=None):
         ("with state", {}, None, 13),
         ("with state", {}, 3, 13),
         pytest.param("of torchdata", {}, 3, 13, marks=NEEDS_TORCHDATA),
+        pytest.param("of torchdata, without length", READ_AHEAD, 3, 13, marks=NEEDS_TORCHDATA),
         ("with state, without length", {}, 3, 13),
         ("with state, without length", READ_AHEAD, None, 13),
         ("with state, without length", READ_AHEAD, 3, 13),
