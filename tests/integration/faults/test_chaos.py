@@ -3,7 +3,8 @@
     pytest -m slow tests/integration/faults/test_chaos.py --faults 500 --faults-record chaos.jsonl
 
 --faults-seed draws another list. With a record, faults of another call follow those that it has, so that a long list
-can be injected in parts. The summary is of the complete record: what came of each fault, and the time of restarts.
+can be injected in parts; several lists can run next to each other. The summary is of the complete record: what came of
+each fault, and the time of restarts.
 """
 
 import json
@@ -24,11 +25,15 @@ from tests.integration.conftest import SMALL
 from tests.integration.faults.test_recovery import told_steps
 from tests.support.faults import Faults, clock_settings
 from tests.support.hosts import skip_unless_permitted, two_hosts
+from tests.support.jobs import PLANTED
 from tests.support.patience import until
 from tests.support.services import started
 from tests.support.small_disk import small_disk
 
-EPOCHS_PER_FAULT, MOST_EPOCHS = 60, 1200
+EPOCHS_PER_FAULT, MOST_EPOCHS = 12, 240
+SLOW = "rank-0=0.0015"
+"""Seconds that one rank waits for each sample, and the other one with it. A fault lasts for seconds in any case. Ranks
+that compute all the time would only make the machine busy, and restarts slow."""
 NUM_TEST = 359
 RUN = [*SMALL, "execution.num_nodes=2", "execution.num_threads=1", "execution.checkpoint_steps=10"]
 RUN += ["execution.memory_format=contiguous", "execution.loading=resident", "execution.compile=off"]  # no search
@@ -201,7 +206,8 @@ def site(tmp_path, monkeypatch):
     with small_disk(runs, megabytes=512) as filler, started() as services:
         for name, value in services.environment().items():
             monkeypatch.setenv(name, value)
-        with two_hosts(tmp_path / "hosts", clock) as hosts:
+        path = os.pathsep.join(filter(None, [PLANTED, os.environ.get("PYTHONPATH")]))
+        with two_hosts(tmp_path / "hosts", clock | {"PYTHONPATH": path, "PLANT": SLOW}) as hosts:
             yield hosts, Faults(hosts, services, filler, tmp_path / "clock"), clock
 
 
