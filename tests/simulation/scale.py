@@ -112,6 +112,7 @@ def simulate(num_ranks, lost):
         clock.run(1e6, lambda: len(simulation.ledger._devices) == num_ranks)
         start = (clock.now, *meter.figures)
         clock.run(clock.now + 5.0)
+        assert clock.failure is None, clock.failure
         before, at = meter.figures, clock.now
         clock.run(at + WATCH_SECONDS)
         pairs = zip(meter.figures, before, strict=True)

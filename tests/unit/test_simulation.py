@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.simulation import shrink, world
+from paceline.tasks.train.launch import rank_group
+from tests.simulation import scale, shrink, world
 from tests.simulation.patches import simulated
 from tests.simulation.plants import PLANTS
 
@@ -16,6 +17,20 @@ def test_no_history_violates_an_invariant(block):
         outcomes = [world.run(seed) for seed in range(block * BLOCK, (block + 1) * BLOCK)]
     assert {outcome.seed: outcome.violation for outcome in outcomes if outcome.violation} == {}
     assert any(len(outcome.faults) > 2 and outcome.num_attempts > 2 for outcome in outcomes), "no history was hard"
+
+
+def test_no_history_violates_an_invariant_where_ranks_are_started_in_parts(monkeypatch):
+    monkeypatch.setattr(rank_group, "MAX_STARTS", 1)
+    with simulated():
+        outcomes = [world.run(seed) for seed in range(BLOCK)]
+    assert {outcome.seed: outcome.violation for outcome in outcomes if outcome.violation} == {}
+
+
+def test_a_start_asks_each_host_once_and_each_rank_a_few_times():
+    with simulated():
+        few, many = (scale.simulate(num_ranks, "rank").start[2] for num_ranks in (16, 64))
+    assert many <= 8 * 64, "messages: four to claim and start each rank, and one for each host of eight"
+    assert many <= 4 * few, "they do not grow faster than the ranks"
 
 
 def run_planted(name, seed, chosen=None, **options):

@@ -212,12 +212,15 @@ class _Attempts:
 
     def _specs(self, client: Client, placements: list[Placement], resume_from: Path | None) -> list[RankSpec]:
         job, attempt = self._job, self._number - 1
-        requests: list[Request] = [(placements[0].worker, free_port, ())]
-        requests += [(placement.worker, interface_of, (placement.host,)) for placement in placements]
-        port, *interfaces = call_workers(client, requests, ANSWER_SECONDS)
-        lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
+        hosts = {placement.host: placement for placement in placements}
+        requests: list[Request] = [(each.worker, interface_of, (host,)) for host, each in hosts.items()]
+        answers = call_workers(client, requests, ANSWER_SECONDS, batched=True)
+        answers += call_workers(client, [(placements[0].worker, free_port, ())], ANSWER_SECONDS)
+        lost = next((answer for answer in answers if isinstance(answer, BaseException)), None)
         if lost is not None:
             raise LostError(f"a worker does not answer: {lost}")
+        *answers, port = answers
+        interfaces = dict(zip(hosts, answers, strict=True))
         directories = [job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" for placement in placements]
         strategy = "single" if len(placements) == 1 else job.plan.strategy
         shared: dict[str, Any] = {name: getattr(job, name) for name in Work.model_fields}
@@ -228,7 +231,6 @@ class _Attempts:
         if job.prepared is not None:
             shared["prepared"] = job.prepared.normalised_for(model_facts(job.config.model.name))
         shared["packages"] = job.packages or tuple(package.identity for package in job.config.packages)
-        hosts = {placement.host: placement for placement in placements}
         devices = {host: gpus_on_host(each, placements, job.plan.accelerator) for host, each in hosts.items()}
         return [
             RankSpec(
@@ -244,13 +246,13 @@ class _Attempts:
                 num_devices=placements[-1].local_rank + 1,
                 master_address=placements[0].host,
                 master_port=port,
-                interface=interface,
+                interface=interfaces[placement.host],
                 devices=devices[placement.host],
                 coordinator=(host_identity(), os.getpid()),
                 code_fingerprint=code_fingerprint(),
                 compile_cache=str(compiled_directory(directory if job.cold_compile else Path(job.home))),
             )
-            for placement, interface, directory in zip(placements, interfaces, directories, strict=True)
+            for placement, directory in zip(placements, directories, strict=True)
         ]
 
     def _start_attempt(self) -> None:

@@ -28,6 +28,7 @@ POLL_SECONDS = 0.25
 ASK_SECONDS = 2.0
 ANSWER_SECONDS = 3.0  # a request to a worker that takes longer is repeated
 SILENT_SECONDS = 12.0  # a rank or worker without a heartbeat for so long is lost. A heartbeat comes every second.
+MAX_STARTS = 1024  # ranks that are started before all are asked again; a message to each takes about two seconds
 START_SECONDS = 120.0  # until a rank's first heartbeat: its imports, on a cold disk
 SETTLE_SECONDS = 0.6
 """Time for the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
@@ -105,16 +106,21 @@ class RankGroup:
 
     def start(self, specs: Sequence[RankSpec]) -> None:
         """Start every rank. Raises LostError: a worker is gone."""
+        pairs = list(zip(self._placements, specs, strict=True))
+        for first in range(0, len(pairs), MAX_STARTS):
+            if first:
+                self._claim_statuses()  # a supervisor that nobody asks takes this process for gone
+            some = pairs[first : first + MAX_STARTS]
+            requests = [
+                (placement.worker, send_spec, (self._keys[placement.rank], spec.model_dump_json()))
+                for placement, spec in some
+            ]
+            answers = call_workers(self._client, requests, ANSWER_SECONDS)
+            for (placement, _), answer in zip(some, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    raise LostError(f"{_describe_worker(placement)} cannot be reached to start: {_describe(answer)}")
         self._is_started = True
         self._last_answer = [time.monotonic()] * len(self._placements)
-        requests = [
-            (placement.worker, send_spec, (self._keys[placement.rank], spec.model_dump_json()))
-            for placement, spec in zip(self._placements, specs, strict=True)
-        ]
-        answers = call_workers(self._client, requests, ANSWER_SECONDS)
-        for placement, answer in zip(self._placements, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise LostError(f"{_describe_worker(placement)} cannot be reached to start: {_describe(answer)}")
 
     def watch(self, between: Callable[[], None] = lambda: None) -> list[RankOutcome]:
         """Wait until all ranks have ended.
