@@ -134,10 +134,10 @@ class Faults:
         self._repair_workers()
 
     def cut_a_link_for_a_while(self, flow, chance):
-        letter = chance.choice("ab")
-        self._hosts.cut(letter)
+        end = chance.choice(["b", "here"])  # host b, or the flow, from host a and its scheduler
+        self._hosts.cut(end)
         time.sleep(chance.choice([SHORT, LONG]))
-        self._hosts.mend(letter)
+        self._hosts.mend(end)
         self._repair_workers()
 
     def kill_the_flow(self, flow, chance):

@@ -128,11 +128,11 @@ class TwoHosts:
         return next(found, None)
 
     def cut(self, letter):
-        """Pull a host's cable: nothing comes through any more, and nobody is told."""
+        """Pull the cable of host `b`, or `here`: nothing comes through any more, and nobody is told."""
         self.hosts["a"].ip(f"link set to-{letter} down")
 
     def mend(self, letter):
-        """Plug a host's cable in again."""
+        """Plug it in again."""
         self.hosts["a"].ip(f"link set to-{letter} up")
 
     def processes(self, letter):
