@@ -1,6 +1,7 @@
 """Guards flows against signals, failing stages and outages of Prefect's API, and shows their results in its UI."""
 
 import html
+import os
 import re
 import sys
 import threading
@@ -17,7 +18,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.concurrency import _leases
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.logging import get_logger
+from prefect.logging import get_logger, handlers
 from prefect.runtime import deployment, flow_run
 
 from paceline.conf.config import Limits
@@ -41,11 +42,12 @@ ENGINE = "prefect.engine"  # the program that a runner or a worker starts for on
 def guard_flow(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Make a flow stop on signals, redact its errors, lock its run, clean up after lost runs, and outlive outages.
 
-    It waits at its end until Prefect answers. The decorator changes the renewal of leases and locks the run of this
-    process at once: Prefect starts both before it calls the function.
+    It waits at its end until Prefect answers. The decorator changes the renewal of leases and the log, and locks the
+    run of this process at once: Prefect starts them before it calls the function.
     """
     redacted = redact_errors(function)
     _leases._lease_renewal_loop = _renew_while_running
+    handlers.Console.on_broken_pipe = _go_on_unread  # type: ignore[attr-defined, assignment]
     if ENGINE in sys.orig_argv:
         with suppress(InputError):  # raised again when the flow is called
             _own()
@@ -76,6 +78,18 @@ def with_retries(stage: Task[Arguments, Result], limits: Limits) -> Task[Argumen
         retry_delay_seconds=limits.retry_delay_seconds,
         retry_condition_fn=lambda stage, run, state: is_transient(state.data),
     )
+
+
+def _go_on_unread(console: Any) -> None:
+    """Go on without a log when its reader is gone, as after a kill of `paceline serve`.
+
+    By itself the console ends the process then, or in the thread of a Dask client its event loop.
+    """
+    console.quiet = True
+    with suppress(OSError, ValueError):  # not a file, or a closed one
+        unread = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(unread, console.file.fileno())
+        os.close(unread)
 
 
 def _renew_while_running(lease_id: UUID, lease_duration: float, stop_event: threading.Event) -> None:
