@@ -89,7 +89,7 @@ class Host:
         self._unshare.stdin.close()
         self._unshare.stdout.close()
         for process in (self._unshare, *self._started):
-            process.wait(10)
+            process.wait(60)  # the kernel ends all of its processes first
 
 
 class TwoHosts:
