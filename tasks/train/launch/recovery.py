@@ -88,7 +88,8 @@ class Recovery:
             seconds=time.monotonic() - failure.at,
         )
         self.restarts.append(restart)
-        logger.warning("Resuming from step %d; %d steps are repeated", first_step, restart.lost_steps)
+        text = "Resuming from step %d %.1f s after the failure; %d steps are repeated"
+        logger.warning(text, first_step, restart.seconds, restart.lost_steps)
 
     def judge(self, error: RankError | LostError, num_ranks: int, steps_done: int) -> None:
         """Return if the group may restart, else raise `error`."""

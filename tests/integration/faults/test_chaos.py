@@ -9,6 +9,7 @@ each fault, and the time of restarts.
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ RUN += ["track.experiment=chaos", "cluster.kind=address", "limits.min_free_gib=0
 LATEST = 3.0
 """Seconds between progress and the next fault, at most."""
 CLEAR = ("error: ", "hint: ")
+RESTART = re.compile(r"Resuming from step \d+ ([\d.]+) s after the failure; (\d+) steps are repeated")
 
 
 class Record:
@@ -80,7 +82,7 @@ class Record:
             times = f"progress again after {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
             lines.append(f"{len(found):4} {fault}: {ended} flows ended; {times}")
         restarts = [one for facts in self.facts for one in facts.get("restarts", [])]
-        trainings = [facts for facts in self.facts if "restarts" in facts]
+        trainings = [facts for facts in self.facts if "finished" in facts]
         lines.append(f"{len(self.faults)} faults in {len(trainings)} trainings, {len(restarts)} restarts within a run")
         if restarts:
             seconds = sorted(one["seconds"] for one in restarts)
@@ -122,9 +124,11 @@ class Course:
                     flow.wait(600)
                 continue
             said = self._said()
+            self._record_restarts()
             assert status < 0 or status > 128 or any(line.startswith(CLEAR) for line in said.splitlines()[-3:]), said
             flow, num_resumed = self._resume(), num_resumed + 1
             assert num_resumed <= len(self._record.faults), f"a resume does not help: {said}"
+        self._record_restarts()
         self._check()
 
     def check_nothing_is_left(self):
@@ -174,13 +178,22 @@ class Course:
     def _check(self):
         summary = json.loads(Path(self._output).read_text().splitlines()[-1])
         run = self._client.get_run(summary["run_id"])
-        restarts = summary["train"]["restarts"]
+        restarts = summary["train"]["restarts"]  # of the last process of the flow
+        assert len(restarts) == len(self._restarts())
         assert run.info.status == "FINISHED"
         assert run.data.metrics.get("recovery/seconds") == max((one["seconds"] for one in restarts), default=None)
         assert summary["evaluate"]["num_samples"] == NUM_TEST
         steps = [one.step for one in self._client.get_metric_history(run.info.run_id, "train/loss")]
         assert steps == told_steps(self._epochs), "no step is missing or logged twice"
-        self._record.add(restarts=restarts)
+        self._record.add(finished=run.info.run_id)
+
+    def _restarts(self):
+        """Those that the process of the flow has told of: seconds and steps done again of each."""
+        told = RESTART.findall(self._output.with_suffix(".err").read_text())
+        return [{"seconds": float(seconds), "lost_steps": int(steps)} for seconds, steps in told]
+
+    def _record_restarts(self):
+        self._record.add(restarts=self._restarts())
 
     def _said(self):
         path = self._output.with_suffix(".err")
@@ -244,8 +257,10 @@ def test_a_record_continues_where_it_ended(tmp_path):
     first = Record(tmp_path / "record", "1")
     first.add(number=0, fault="kill_a_rank", seconds=2.0, ended=False)
     first.add(restarts=[{"seconds": 1.5, "lost_steps": 7}])
+    first.add(finished="0123")
     again = Record(tmp_path / "record", "1")
     assert len(again.faults) == 1
     assert "p99 1.50 s" in str(again)
+    assert "1 faults in 1 trainings, 1 restarts" in str(again)
     with pytest.raises(AssertionError, match="another --faults-seed"):
         Record(tmp_path / "record", "2")
