@@ -47,7 +47,7 @@ def guard_flow(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
     """
     redacted = redact_errors(function)
     _leases._lease_renewal_loop = _renew_while_running
-    handlers.Console.on_broken_pipe = _go_on_unread  # type: ignore[attr-defined, assignment]
+    handlers.Console.on_broken_pipe = _continue_unread  # type: ignore[attr-defined, assignment]
     if ENGINE in sys.orig_argv:
         with suppress(InputError):  # raised again when the flow is called
             _own()
@@ -80,16 +80,16 @@ def with_retries(stage: Task[Arguments, Result], limits: Limits) -> Task[Argumen
     )
 
 
-def _go_on_unread(console: Any) -> None:
-    """Go on without a log when its reader is gone, as after a kill of `paceline serve`.
+def _continue_unread(console: Any) -> None:
+    """Continue without a log when its reader has ended, for example because `paceline serve` was killed.
 
-    By itself the console ends the process then, or in the thread of a Dask client its event loop.
+    Rich's default ends the process, or the event loop if a Dask client's thread writes the line.
     """
     console.quiet = True
     with suppress(OSError, ValueError):  # not a file, or a closed one
-        unread = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(unread, console.file.fileno())
-        os.close(unread)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, console.file.fileno())
+        os.close(nowhere)
 
 
 def _renew_while_running(lease_id: UUID, lease_duration: float, stop_event: threading.Event) -> None:

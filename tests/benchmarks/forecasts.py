@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from paceline.tasks.speedup.forecast.records import Prediction, calibration, check
+from tests.benchmarks.stored_lines import add_line, read_lines
 
 WORKLOADS = [(64, 16), (128, 16), (128, 32), (256, 16), (256, 32)]
 """Batch size and width of the network."""
@@ -60,13 +61,11 @@ def measured_speedup(folder, batch, width, precision, scaling):
 
 
 def stored(path):
-    lines = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
-    return {tuple(line["key"]): line["value"] for line in lines}
+    return {tuple(line["key"]): line["value"] for line in read_lines(path)}
 
 
 def store(path, key, value):
-    with path.open("a") as file:
-        print(json.dumps({"key": key, "value": value, "time": time.time()}), file=file)
+    add_line(path, {"key": key, "value": value, "time": time.time()})
     print(*key, value, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Results of a long benchmark, each a line of JSON in a file, so that the same command goes on where it was."""
+"""Results of a long benchmark, one JSON object per line. The same command continues from them after an interruption."""
 
 import json
 from pathlib import Path

@@ -127,13 +127,13 @@ class TwoHosts:
         found = (process for process in self.processes("a") if "distributed.cli.dask_scheduler" in process.cmdline())
         return next(found, None)
 
-    def cut(self, letter):
-        """Pull the cable of host `b`, or `here`: nothing comes through any more, and nobody is told."""
-        self.hosts["a"].ip(f"link set to-{letter} down")
+    def cut(self, end):
+        """Cut the link from host a to `b`, or to this process, `here`. Connections over it do not notice at once."""
+        self.hosts["a"].ip(f"link set to-{end} down")
 
-    def mend(self, letter):
-        """Plug it in again."""
-        self.hosts["a"].ip(f"link set to-{letter} up")
+    def mend(self, end):
+        """Restore the link."""
+        self.hosts["a"].ip(f"link set to-{end} up")
 
     def processes(self, letter):
         """All that live on a host, as seen from here."""

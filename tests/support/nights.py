@@ -1,11 +1,16 @@
 """Nights that follow each other: what they run, and earlier ones made from one real night."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
+
+from tests.support.documents import ROOT
 
 NIGHT = [
     "digits",
@@ -47,6 +52,14 @@ def repeat(client, run_id, num_nights, rate=QUIET_RATE, first_number=2):
             client.log_metric(copy.info.run_id, name, usual * np.exp(rng.normal(0, 0.01)))
         client.log_artifact(copy.info.run_id, facts)
         client.set_terminated(copy.info.run_id)
+
+
+def set_alarm(address, **environment):
+    """Send regressions and nights that did not run well to a web hook from now on; what `infra/alarm` prints."""
+    environment = os.environ | {"PACELINE_ALARM_URL": address, "PYTHON": sys.executable} | environment
+    done = subprocess.run([ROOT / "infra" / "alarm"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Simulated histories of placement, ranks, leases, recovery, checkpoints and statuses, and what they can find."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from paceline.tasks.train.launch import rank_group
@@ -26,7 +28,8 @@ def test_no_history_violates_an_invariant_where_ranks_are_started_in_parts(monke
     assert {outcome.seed: outcome.violation for outcome in outcomes if outcome.violation} == {}
 
 
-def test_a_start_asks_each_host_once_and_each_rank_a_few_times():
+def test_a_start_asks_each_host_once_and_each_rank_a_few_times(monkeypatch):
+    monkeypatch.setattr(scale, "time", SimpleNamespace(process_time=lambda: 0.0))  # the same on every machine
     with simulated():
         few, many = (scale.simulate(num_ranks, "rank").start[2] for num_ranks in (16, 64))
     assert many <= 8 * 64, "messages: four to claim and start each rank, and one for each host of eight"

@@ -214,13 +214,12 @@ class _Attempts:
         job, attempt = self._job, self._number - 1
         hosts = {placement.host: placement for placement in placements}
         requests: list[Request] = [(each.worker, interface_of, (host,)) for host, each in hosts.items()]
-        answers = call_workers(client, requests, ANSWER_SECONDS, batched=True)
-        answers += call_workers(client, [(placements[0].worker, free_port, ())], ANSWER_SECONDS)
-        lost = next((answer for answer in answers if isinstance(answer, BaseException)), None)
+        found = call_workers(client, requests, ANSWER_SECONDS, batched=True)
+        (port,) = call_workers(client, [(placements[0].worker, free_port, ())], ANSWER_SECONDS)
+        lost = next((answer for answer in (port, *found) if isinstance(answer, BaseException)), None)
         if lost is not None:
             raise LostError(f"a worker does not answer: {lost}")
-        *answers, port = answers
-        interfaces = dict(zip(hosts, answers, strict=True))
+        interfaces = dict(zip(hosts, found, strict=True))
         directories = [job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" for placement in placements]
         strategy = "single" if len(placements) == 1 else job.plan.strategy
         shared: dict[str, Any] = {name: getattr(job, name) for name in Work.model_fields}

@@ -24,7 +24,7 @@ FOLDER = "code"
 START_CHECKPOINT = "start.ckpt"
 """Copy of the checkpoint that a run starts from, in its directory."""
 OUTPUTS = ("lightning_logs", "mlruns", "mlflow.db", "mlflow.db-journal", "mlflow.db-shm", "mlflow.db-wal")
-"""What Lightning and MLflow write beside the code of a script, by default. They change with each training."""
+"""Files and folders that Lightning and MLflow write next to a script by default. Each training changes them."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
 

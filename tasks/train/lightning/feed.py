@@ -46,7 +46,7 @@ class FeedState:
         self.stopwatch = stopwatch
         self.is_training: Callable[[], bool] = lambda: False
         self.num_started: Callable[[], int] = lambda: sys.maxsize
-        """Batches of the epoch whose training has begun; fewer than were read where Lightning reads ahead."""
+        """Batches of the epoch whose training has started; fewer than were read where Lightning reads ahead."""
         self.loader: Any = None
         """The training loader that was read last."""
         self.epoch_random: RandomState = {}
@@ -116,7 +116,6 @@ class Feed(LoaderProxy):
             with state.stopwatch.during("data_wait"):
                 batch = next(iterator, state)  # the state is no batch
             if batch is state:
-                self._note_end()
                 return
             state.num_read += 1
             yield batch
@@ -137,16 +136,13 @@ class Feed(LoaderProxy):
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether the next batch is read before the training of the last one has begun."""
+        """Whether a batch was read whose training has not started."""
         return self._state.num_read > self._state.num_started()
 
     def _note_place(self) -> None:
         """Called before a batch is read."""
         if self._is_ahead:
             self._state.last_read_random = random_state(self._loader)
-
-    def _note_end(self) -> None:
-        """Called when all are read."""
 
 
 class StatefulFeed(Feed):
@@ -158,11 +154,13 @@ class StatefulFeed(Feed):
     def __init__(self, state: FeedState, loader: Any) -> None:
         super().__init__(state, loader)
         self._before: dict[str, Any] | None = None
-        """The loader's state before the batch that was read ahead."""
+        """The loader's state before it was read ahead."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the batches that Lightning has handed out."""
-        state: dict[str, Any] = self._loader.state_dict() if self._before is None else self._before
+        if self._before is not None and self._is_ahead:
+            return self._before
+        state: dict[str, Any] = self._loader.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -170,7 +168,7 @@ class StatefulFeed(Feed):
         resume = self._state.resume
         if resume is None or resume.num_trained:
             self._loader.load_state_dict(state_dict)
-            self._before = state_dict if resume is not None and resume.num_read > resume.num_trained else None
+            self._before = state_dict
 
     def _num_to_skip(self, resume: Position) -> int:
         return 0
@@ -178,9 +176,6 @@ class StatefulFeed(Feed):
     def _note_place(self) -> None:
         super()._note_place()
         self._before = deepcopy(self._loader.state_dict()) if self._is_ahead else None  # it may be the loader's own
-
-    def _note_end(self) -> None:
-        self._before = None
 
 
 def feed(state: FeedState, loader: Any) -> Feed:

@@ -188,9 +188,9 @@ class Course:
         self._record.add(finished=run.info.run_id)
 
     def _restarts(self):
-        """Those that the process of the flow has told of: seconds and steps done again of each."""
-        told = RESTART.findall(self._output.with_suffix(".err").read_text())
-        return [{"seconds": float(seconds), "lost_steps": int(steps)} for seconds, steps in told]
+        """Seconds and repeated steps of each restart in the log of the current flow process."""
+        found = RESTART.findall(self._output.with_suffix(".err").read_text())
+        return [{"seconds": float(seconds), "lost_steps": int(steps)} for seconds, steps in found]
 
     def _record_restarts(self):
         self._record.add(restarts=self._restarts())

@@ -1,8 +1,5 @@
 """The automations that infra/alarm creates send nights that did not run well to a web hook."""
 
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from uuid import uuid4
 
@@ -15,9 +12,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 from prefect.types._datetime import now
 
-from tests.support.nights import web_hook
+from tests.support.nights import set_alarm, web_hook
 from tests.support.patience import until
-from tests.support.services import ROOT
 
 
 @flow(name="guarded")
@@ -35,11 +31,7 @@ def client(prefect_url):
 def received(prefect_url):
     """What has been sent to the web hook, which this server calls from now on."""
     with web_hook() as (address, texts):
-        known = {"PREFECT_API_URL": prefect_url, "PACELINE_ALARM_URL": address, "PYTHON": sys.executable}
-        command = [ROOT / "infra" / "alarm"]
-        done = subprocess.run(command, env=os.environ | known, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert address not in done.stdout + done.stderr
+        assert address not in set_alarm(address, PREFECT_API_URL=prefect_url)
         yield texts
 
 

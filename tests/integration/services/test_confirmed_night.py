@@ -15,9 +15,8 @@ from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
 from paceline.tasks.measure.validity import MAX_FOREIGN_CORES
-from paceline.tasks.names import Metric, Tag
-from tests.support.documents import ROOT
-from tests.support.nights import web_hook
+from paceline.tasks.names import Metric, Tag, is_contaminated
+from tests.support.nights import set_alarm, web_hook
 from tests.support.patience import until
 from tests.support.wheels import write_wheel
 
@@ -97,7 +96,7 @@ def night(paceline, wheels, site):
 def is_undisturbed(client, summary):
     data = client.get_run(summary["run_id"]).data
     is_quiet = data.metrics.get(Metric.FOREIGN_CORES, 0.0) < MAX_FOREIGN_CORES
-    return is_quiet and data.tags[Tag.DISTURBED] == "False" and data.tags[Tag.CONTAMINATED] == "False"
+    return is_quiet and not is_contaminated(data.tags)
 
 
 @pytest.mark.slow
@@ -113,8 +112,7 @@ def test_a_slower_version_of_a_package_is_confirmed_and_named(install, night, pr
     else:
         pytest.skip(f"the machine is busy: {len(good)} of {MOST_BEFORE} nights were undisturbed")
     with web_hook() as (address, received):
-        environment = {"PREFECT_API_URL": prefect_url, "PACELINE_ALARM_URL": address, "PYTHON": sys.executable}
-        subprocess.run([ROOT / "infra" / "alarm"], env=os.environ | environment, check=True, capture_output=True)
+        set_alarm(address, PREFECT_API_URL=prefect_url)
         install("2.0")
         summary = night("track.on_regression=bisect")
         if not is_undisturbed(client, summary):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -14,10 +12,9 @@ from paceline.conf.environment import Environment
 from paceline.flows.run.history import past_runs
 from paceline.tasks.track.run import RunHandle
 from tests.support.jobs import PLANTED
-from tests.support.nights import NIGHT, QUIET_RATE, repeat, web_hook
+from tests.support.nights import NIGHT, QUIET_RATE, repeat, set_alarm, web_hook
 from tests.support.patience import until
 
-ROOT = Path(__file__).parents[3]
 WORSE = {"PYTHONPATH": PLANTED, "PLANT": "input=0.002", "BLIND": "yes"}
 """Slow, and without anything learned: what is slow alone may be laid to others, who are there in any suite of tests."""
 NUM_NIGHTS = 8
@@ -101,15 +98,7 @@ def test_the_table_of_the_hardware_is_made_of_undisturbed_nights(first_nights, p
 
 def test_a_slow_night_is_told_of_and_its_model_is_not_handed_on(first_nights, night, client, prefect_url, hook):
     address, received = hook
-    alarm = subprocess.run(
-        [ROOT / "infra" / "alarm"],
-        env=os.environ | {"PREFECT_API_URL": prefect_url, "PACELINE_ALARM_URL": address, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert alarm.returncode == 0, alarm.stderr
-    assert "secret-path" not in alarm.stdout + alarm.stderr
+    assert "secret-path" not in set_alarm(address, PREFECT_API_URL=prefect_url)
 
     status, summary, stderr = night(**WORSE)
     assert status == 0, stderr

@@ -6,10 +6,7 @@ one to be overlapped, and the alarm is for when it has ended. One test in place 
 
 import base64
 import json
-import os
 import re
-import subprocess
-import sys
 import zlib
 
 import httpx
@@ -19,9 +16,9 @@ from mlflow.tracking import MlflowClient
 
 from infra.services.daemon import MARK
 from tests.support.jobs import planted
-from tests.support.nights import NIGHT, repeat, web_hook
+from tests.support.nights import NIGHT, repeat, set_alarm, web_hook
 from tests.support.patience import until
-from tests.support.services import NAMES, ROOT
+from tests.support.services import NAMES
 
 SLOW = "input=0.03"
 """Seconds for each of 1,293 samples in two epochs: longer than a minute."""
@@ -86,13 +83,6 @@ def run_of(client, flow):
     experiment = client.get_experiment_by_name("nights")
     found = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{flow['id']}'")
     return found[0] if found else None
-
-
-def set_alarm(address):
-    """From now on, regressions and nights that did not run well are sent to a web hook."""
-    environment = os.environ | {"PACELINE_ALARM_URL": address, "PYTHON": sys.executable}
-    done = subprocess.run([ROOT / "infra" / "alarm"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def three_nights(nights, client, known):

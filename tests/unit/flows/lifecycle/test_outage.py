@@ -6,7 +6,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 from paceline.flows.lifecycle.outage import guard_flow, plain, table
 
 
-def test_a_flow_goes_on_when_nobody_reads_its_log_any_more():
+def test_a_flow_continues_when_nobody_reads_its_log_any_more():
     guard_flow(lambda: None)
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
