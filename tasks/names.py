@@ -117,7 +117,7 @@ class Metric:
 
     LOST_STEPS = "recovery/lost_steps"
     NUM_RESTARTS = "recovery/num_restarts"
-    RECOVERY_SECONDS = "recovery/seconds"  # longest time from a failure to the start of the next attempt's ranks
+    RECOVERY_SECONDS = "recovery/seconds"  # longest time from a noticed failure to the start of the next ranks
 
     SPEEDUP, SPEEDUP_LOW, SPEEDUP_HIGH = "speedup/ratio", "speedup/low", "speedup/high"
     SPEEDUP_INTERVAL = "speedup/interval"

@@ -31,7 +31,8 @@ class Restart(Record):
     num_ranks: int  # of the attempt that ended
     first_step: int  # step of the newest valid checkpoint, from which training resumed
     lost_steps: int  # done before, and done again
-    seconds: float  # from the failure to the start of the next attempt's ranks
+    seconds: float  # from the moment at which the failure was noticed to the start of the next attempt's ranks
+    wait_seconds: float = 0.0  # of them, while the cluster was not complete or did not answer
 
 
 STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop", "device")

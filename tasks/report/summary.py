@@ -129,12 +129,7 @@ def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         origin = "from the cache, " if stats["is_warm"] else ""
         rate = f"hit rate {stats['hit_rate']:.2%} over {stats['num_calls']:,} calls"
         yield "compile", f"{graphs} in {format_seconds(stats['seconds'])}, {origin}{rate}"
-    restarts = (
-        f"{one['cause']}: resumed from step {one['first_step']} after {format_seconds(one['seconds'])}, "
-        f"{one['lost_steps']} steps repeated"
-        for one in train.get("restarts") or ()
-    )
-    yield "restarts", "; ".join(restarts)
+    yield "restarts", "; ".join(map(_restart_text, train.get("restarts") or ()))
     yield "metrics", ", ".join(f"{name} {value:.4g}" for name, value in (summary.get("metrics") or {}).items())
     yield "not measured", ", ".join(summary.get("not_measured") or ())
     choice = ((summary.get("execution") or {}).get("reasons") or {}).get("checkpoint_steps")
@@ -146,6 +141,13 @@ def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     process = f"training process {format_seconds(sum(item[1] for item in items))}: {shares}" if items else ""
     total = "" if seconds is None else f"{format_seconds(seconds)} in all"
     yield "time", "; ".join(filter(None, [total, process, clock_text(train.get("clock_difference"))]))
+
+
+def _restart_text(restart: Mapping[str, Any]) -> str:
+    wait = restart.get("wait_seconds")  # older summaries have none
+    waited = f" ({format_seconds(wait)} waiting for the cluster)" if wait else ""
+    resumed = f"resumed from step {restart['first_step']} after {format_seconds(restart['seconds'])}{waited}"
+    return f"{restart['cause']}: {resumed}, {restart['lost_steps']} steps repeated"
 
 
 def energy_text(energy: Mapping[str, Any] | None) -> str:

@@ -219,6 +219,7 @@ class Faults:
         time.sleep(1)
         for letter in self._hosts.hosts:
             with suppress(TimeoutError):
-                until(lambda letter=letter: self._hosts.has_joined(letter), "worker", JOIN_SECONDS)
-                continue
+                if self._hosts.worker_runs(letter):
+                    until(lambda letter=letter: self._hosts.has_joined(letter), "worker", JOIN_SECONDS)
+                    continue
             self._hosts.restart_worker(letter)

@@ -8,6 +8,7 @@ process of both hosts and takes their networks down, so that a crashed run leave
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -88,6 +89,8 @@ class Host:
         """End all that lives here; the network goes with it."""
         self._unshare.stdin.close()
         self._unshare.stdout.close()
+        for process in self._started:
+            process.send_signal(signal.SIGCONT)  # nsenter stops with its program, and does not continue with it
         for process in (self._unshare, *self._started):
             process.wait(60)  # the kernel ends all of its processes first
 

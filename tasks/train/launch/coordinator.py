@@ -140,11 +140,11 @@ def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -
         except (RankError, LostError) as error:
             attempts.require_newest()
             if attempts.adapt(error):
-                recovery.restart(error, attempts.num_ranks, attempts.steps_done)
+                recovery.restart(error, attempts.num_ranks, attempts.steps_done, attempts.failed_at)
             else:
-                recovery.judge(error, attempts.num_ranks, attempts.steps_done)
+                recovery.judge(error, attempts.num_ranks, attempts.steps_done, attempts.failed_at)
         except _RegroupError as reason:
-            recovery.restart(reason, attempts.num_ranks, attempts.steps_done)
+            recovery.restart(reason, attempts.num_ranks, attempts.steps_done, attempts.failed_at)
         except _ReplaceError:
             logger.warning("Another device is free now; using that one")
 
@@ -171,11 +171,13 @@ class _Attempts:
         self._saved_epochs_before: int | None = None  # the same when more workers than ranks were seen first
         self.num_ranks = 0  # number of ranks of the last attempt
         self.steps_done = 0  # step that the last attempt reached
+        self.failed_at: float | None = None  # monotonic time at which its failure was noticed
 
     def connect(self, stack: ExitStack, address: str) -> tuple[Client, list[Placement]]:
         """Connect to the scheduler and choose devices; `stack` releases both."""
         job = self._job
-        self.num_ranks, self.steps_done, self._saved_epochs, self._saved_epochs_before = 0, 0, None, None
+        self.num_ranks, self.steps_done, self.failed_at = 0, 0, None
+        self._saved_epochs, self._saved_epochs_before = None, None
         with ExitStack() as connection:
             client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else job.config.cluster.min_workers
@@ -207,7 +209,7 @@ class _Attempts:
             self._recovery.record_start(step_of(resume_from) if resume_from else 0)
             return group.watch(lambda: self._regroup_with_more(client))
         finally:
-            self.steps_done = group.steps_done
+            self.steps_done, self.failed_at = group.steps_done, group.failed_at or time.monotonic()
             group.end()
 
     def _specs(self, client: Client, placements: list[Placement], resume_from: Path | None) -> list[RankSpec]:

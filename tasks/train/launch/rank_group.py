@@ -58,6 +58,7 @@ class RankGroup:
         self._is_started = False
         self._outcomes: dict[int, RankOutcome] = {}
         self.steps_done = 0  # step that the furthest rank has reached
+        self.failed_at: float | None = None  # monotonic time at which a rank's failure was noticed
 
     def claim(self, waiting: Callable[[list[Placement]], None] = lambda held: None) -> None:
         """Claim all devices, waiting for those in use. Raises LostError, TimeLimitError: as `watch`."""
@@ -132,6 +133,7 @@ class RankGroup:
         while True:
             outcomes = self._collect_outcomes()
             if any(outcome.error is not None for outcome in outcomes):
+                self.failed_at = time.monotonic()
                 raise self._root_cause()
             if len(outcomes) == len(self._placements):
                 return sorted(outcomes, key=lambda outcome: outcome.rank)

@@ -47,6 +47,7 @@ class Recovery:
         """Step up to which there was progress."""
         self._last_message = ""
         self._starts: list[float] = []
+        self._wait_seconds = 0.0  # since the failure, while the cluster was not complete or did not answer
 
     @property
     def lost_seconds(self) -> float:
@@ -58,10 +59,13 @@ class Recovery:
 
         Raises LostError: the cluster did not come back; before any failure, what `find` raises.
         """
-        give_up = time.monotonic() + WAIT_SECONDS
+        began = time.monotonic()
+        give_up, waited = began + WAIT_SECONDS, 0.0
         while True:
             try:
-                return find()
+                found = find()
+                self._wait_seconds += waited
+                return found
             except (InputError, OSError, TimeoutError) as error:
                 if self._last_end is None:
                     raise
@@ -71,12 +75,14 @@ class Recovery:
                     raise LostError(f"{cause}; and {lost}", final=True) from error
                 deadline.check()
                 time.sleep(RETRY_SECONDS)
+                waited = time.monotonic() - began
 
     def record_start(self, first_step: int) -> None:
         """Record that the ranks start from a step."""
         self._starts.append(time.monotonic())
         self._first_step = first_step
         failure, self._failure = self._failure, None
+        wait_seconds, self._wait_seconds = self._wait_seconds, 0.0
         if failure is None:
             return
         restart = Restart(
@@ -86,13 +92,21 @@ class Recovery:
             first_step=first_step,
             lost_steps=max(0, failure.steps_done - first_step),
             seconds=time.monotonic() - failure.at,
+            wait_seconds=wait_seconds,
         )
         self.restarts.append(restart)
-        text = "Resuming from step %d %.1f s after the failure; %d steps are repeated"
-        logger.warning(text, first_step, restart.seconds, restart.lost_steps)
+        waited = f" ({wait_seconds:.1f} s of them waiting for the cluster)" if wait_seconds else ""
+        text = "Resuming from step %d %.1f s after the failure%s; %d steps are repeated"
+        logger.warning(text, first_step, restart.seconds, waited, restart.lost_steps)
 
-    def judge(self, error: RankError | LostError, num_ranks: int, steps_done: int) -> None:
-        """Return if the group may restart, else raise `error`."""
+    def judge(
+        self, error: RankError | LostError, num_ranks: int, steps_done: int, failed_at: float | None = None
+    ) -> None:
+        """Return if the group may restart, else raise `error`; arguments as for `restart`.
+
+        Returns after a pause where an immediate restart would probably fail as well: without progress, or without a
+        worker.
+        """
         step = step_of(newest) if (newest := newest_valid_checkpoint(self._checkpoints)) else 0
         self._num_fruitless = 0 if step > self._first_step else self._num_fruitless + 1
         self._first_step = max(self._first_step, step)
@@ -101,13 +115,22 @@ class Recovery:
         self._last_message = message
         if error.final or is_repeated or self._num_fruitless > self._max_restarts:
             raise error
-        self.restart(error, num_ranks, steps_done, error.rank if isinstance(error, RankError) else None)
-        time.sleep(RETRY_SECONDS)
+        rank = error.rank if isinstance(error, RankError) else None
+        self.restart(error, num_ranks, steps_done, failed_at, rank)
+        if self._num_fruitless or isinstance(error, LostError):
+            time.sleep(RETRY_SECONDS)
 
-    def restart(self, cause: Exception, num_ranks: int, steps_done: int, rank: int | None = None) -> None:
-        """Record that the group restarts after a failure, or on purpose."""
+    def restart(
+        self,
+        cause: Exception,
+        num_ranks: int,
+        steps_done: int,
+        failed_at: float | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """Record that the group restarts, on purpose or after a failure noticed at a monotonic time; None for now."""
         self._last_end = time.monotonic()
-        self._failure = self._failure or _Failure(self._last_end, str(cause), rank, num_ranks, steps_done)
+        self._failure = self._failure or _Failure(failed_at or self._last_end, str(cause), rank, num_ranks, steps_done)
         logger.warning("%s; restarting the group", cause)
 
     def waits_for_all(self) -> bool:

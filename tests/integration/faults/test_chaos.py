@@ -21,6 +21,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from paceline.tasks.metrics_file import FILE
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.integration.conftest import SMALL
 from tests.integration.faults.test_recovery import told_steps
@@ -42,7 +43,12 @@ RUN += ["track.experiment=chaos", "cluster.kind=address", "limits.min_free_gib=0
 LATEST = 3.0
 """Seconds between progress and the next fault, at most."""
 CLEAR = ("error: ", "hint: ")
-RESTART = re.compile(r"Resuming from step \d+ ([\d.]+) s after the failure; (\d+) steps are repeated")
+RESTART = re.compile(
+    r"Resuming from step \d+ ([\d.]+) s after the failure"
+    r"(?: \(([\d.]+) s of them waiting for the cluster\))?; (\d+) steps are repeated"
+)
+LONGEST_START = 60.0
+"""Seconds; what seems longer had the clock set in between."""
 
 
 class Record:
@@ -84,14 +90,22 @@ class Record:
         restarts = [one for facts in self.facts for one in facts.get("restarts", [])]
         trainings = [facts for facts in self.facts if "finished" in facts]
         lines.append(f"{len(self.faults)} faults in {len(trainings)} trainings, {len(restarts)} restarts within a run")
-        if restarts:
-            seconds = sorted(one["seconds"] for one in restarts)
-            p99 = seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))]
-            lines.append(
-                f"restart: median {statistics.median(seconds):.2f} s, p99 {p99:.2f} s, most {seconds[-1]:.2f} s"
-            )
-            lines.append(f"steps done again: at most {max(one['lost_steps'] for one in restarts)}")
+        waits = [one.get("wait_seconds", 0.0) for one in restarts]
+        own = [one["seconds"] - wait for one, wait in zip(restarts, waits, strict=True)]
+        lines.append(f"from the failure to the start of the ranks: {_distribution(own)}")
+        lines.append(f"the wait for the cluster, which is not in it: {_distribution(waits)}")
+        started = [seconds for facts in self.facts for seconds in facts.get("seconds_to_train", [])]
+        lines.append(f"from the start of the ranks to the first losses: {_distribution(started)}")
+        lines.append(f"steps done again: at most {max((one['lost_steps'] for one in restarts), default=0)}")
         return "\n".join(lines)
+
+
+def _distribution(values):
+    values = sorted(values)
+    if not values:
+        return "none"
+    p99 = values[min(len(values) - 1, int(0.99 * len(values)))]
+    return f"median {statistics.median(values):.2f} s, p99 {p99:.2f} s, most {values[-1]:.2f} s"
 
 
 class Course:
@@ -183,14 +197,17 @@ class Course:
         assert run.info.status == "FINISHED"
         assert run.data.metrics.get("recovery/seconds") == max((one["seconds"] for one in restarts), default=None)
         assert summary["evaluate"]["num_samples"] == NUM_TEST
-        steps = [one.step for one in self._client.get_metric_history(run.info.run_id, "train/loss")]
+        steps = sorted(one.step for one in self._client.get_metric_history(run.info.run_id, "train/loss"))
         assert steps == told_steps(self._epochs), "no step is missing or logged twice"
-        self._record.add(finished=run.info.run_id)
+        self._record.add(finished=run.info.run_id, seconds_to_train=seconds_to_train())
 
     def _restarts(self):
-        """Seconds and repeated steps of each restart in the log of the current flow process."""
-        found = RESTART.findall(self._output.with_suffix(".err").read_text())
-        return [{"seconds": float(seconds), "lost_steps": int(steps)} for seconds, steps in found]
+        """Each restart in the log of the current flow process."""
+        log = self._output.with_suffix(".err").read_text()
+        return [
+            {"seconds": float(seconds), "wait_seconds": float(waited or 0), "lost_steps": int(steps)}
+            for seconds, waited, steps in RESTART.findall(log)
+        ]
 
     def _record_restarts(self):
         self._record.add(restarts=self._restarts())
@@ -205,6 +222,22 @@ class Course:
         if experiment is None:
             return []
         return list(self._client.search_runs([experiment.experiment_id], "attributes.status != 'FINISHED'"))
+
+
+def seconds_to_train():
+    """Seconds from the start of rank 0 to its first losses, of each attempt that came so far, the first excepted.
+
+    Five steps of 0.05 s lie before them. The times of files are of the kernel's clock; the rank's clock differs by as
+    much when it writes the last line of a file as when it writes the first, unless the clock is set in between.
+    """
+    found = []
+    for path in Environment().root.glob(f"runs/*/attempt-*/rank-0/{FILE}"):
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")]
+        losses = [when / 1000 for name, _, when, _ in lines if name == "train/loss"]
+        if losses and path.parents[1].name != "attempt-0":
+            trained = losses[0] + path.stat().st_mtime - lines[-1][2] / 1000
+            found.append(trained - (path.parent / "spec.json").stat().st_mtime)
+    return [seconds for seconds in found if 0 < seconds < LONGEST_START]
 
 
 @pytest.fixture
@@ -256,11 +289,13 @@ def test_the_list_of_faults_has_every_fault_and_follows_from_its_seed():
 def test_a_record_continues_where_it_ended(tmp_path):
     first = Record(tmp_path / "record", "1")
     first.add(number=0, fault="kill_a_rank", seconds=2.0, ended=False)
-    first.add(restarts=[{"seconds": 1.5, "lost_steps": 7}])
-    first.add(finished="0123")
+    first.add(restarts=[{"seconds": 4.5, "wait_seconds": 3.0, "lost_steps": 7}])
+    first.add(finished="0123", seconds_to_train=[2.25])
     again = Record(tmp_path / "record", "1")
     assert len(again.faults) == 1
-    assert "p99 1.50 s" in str(again)
+    assert "to the start of the ranks: median 1.50 s, p99 1.50 s" in str(again)
+    assert "not in it: median 3.00 s" in str(again)
+    assert "to the first losses: median 2.25 s" in str(again)
     assert "1 faults in 1 trainings, 1 restarts" in str(again)
     with pytest.raises(AssertionError, match="another --faults-seed"):
         Record(tmp_path / "record", "2")

@@ -104,16 +104,17 @@ def test_a_stopped_rank_is_found_and_a_truncated_checkpoint_passed_over(whole, m
     def stop_and_truncate(job):
         os.kill(rank_pid(job, 1), signal.SIGSTOP)
         time.sleep(1)  # rank 0 comes to no further checkpoint without it
-        newest = sorted(job.checkpoints.glob("step-*.ckpt"))[-1]
-        newest.write_bytes(newest.read_bytes()[:-100])
+        kept.extend(sorted(job.checkpoints.glob("step-*.ckpt")))
+        kept[-1].write_bytes(kept[-1].read_bytes()[:-100])
 
-    job = make_job(*LONG)
+    job, kept = make_job(*LONG), []
     with happening(job, stop_and_truncate):
         result = train_group(job, cluster_address)
     restart = check_nothing_is_lost(job, result, whole)
     assert restart.cause.startswith("rank 1 on 127.0.0.1 has given no sign of life for 1")
     assert restart.cause.endswith("its process is stopped")
-    assert restart.lost_steps >= 10
+    assert restart.first_step == step_of(kept[-2])
+    assert restart.lost_steps >= step_of(kept[-1]) - step_of(kept[-2])
     assert len(list(job.checkpoints.glob("*.damaged"))) == 1
 
 

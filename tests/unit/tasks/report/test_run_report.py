@@ -160,6 +160,16 @@ def test_the_factor_card_shows_shapley_values_and_the_interaction(report):
     assert "run with --diagnose for all combinations" in render_report(report)
 
 
+def test_the_summary_reports_the_wait_of_a_restart_for_workers():
+    killed = {"cause": "rank 1 failed", "first_step": 40, "lost_steps": 3, "seconds": 0.4}  # of an older version
+    gone = {"cause": "a worker is gone", "first_step": 60, "lost_steps": 0, "seconds": 9.5, "wait_seconds": 7.0}
+    rows = dict(summary_table({"train": {"restarts": [killed, gone]}}))
+    assert rows["restarts"] == (
+        "rank 1 failed: resumed from step 40 after 0.4 s, 3 steps repeated; "
+        "a worker is gone: resumed from step 60 after 9.5 s (7.0 s waiting for the cluster), 0 steps repeated"
+    )
+
+
 def test_summary_table(report):
     rows = dict(summary_table(report.summary))
     assert list(rows) == ["data", "quality", "speedup", "factors", "efficiency", "throughput", "time"]

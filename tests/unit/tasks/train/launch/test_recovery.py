@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from paceline.tasks.errors import InputError, LostError, RankError
@@ -29,7 +31,8 @@ def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path, caplog):
     recovery = make(tmp_path)
     recovery.record_start(0)
     save(tmp_path, 40)
-    recovery.judge(RankError("rank 1 failed: ended by SIGKILL", 1), num_ranks=2, steps_done=55)
+    error = RankError("rank 1 failed: ended by SIGKILL", 1)
+    recovery.judge(error, num_ranks=2, steps_done=55, failed_at=time.monotonic() - 0.5)
     recovery.record_start(40)
     (restart,) = recovery.restarts
     assert (restart.cause, restart.rank, restart.num_ranks) == ("rank 1 failed: ended by SIGKILL", 1, 2)
@@ -38,7 +41,7 @@ def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path, caplog):
         "rank 1 failed: ended by SIGKILL; restarting the group",
         f"Resuming from step 40 {restart.seconds:.1f} s after the failure; 15 steps are repeated",
     ]
-    assert 0 <= restart.seconds <= recovery.lost_seconds
+    assert 0.5 <= restart.seconds <= recovery.lost_seconds + 0.5, "it counts from when the failure was noticed"
 
 
 def test_without_progress_only_so_many_are_made(tmp_path):
@@ -92,3 +95,43 @@ def test_patience_begins_with_the_first_failure(tmp_path):
         recovery.judge(error.value, 0, 0)  # it is not tried again
     assert again.value is error.value
     assert recovery.wait_for_cluster(lambda: 7) == 7
+
+
+def test_the_wait_for_workers_is_told_apart_from_the_restart(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.15)
+    recovery, answers = make(tmp_path), iter([InputError("1 worker for 2 ranks"), TimeoutError("silent"), 7])
+
+    def find():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    recovery.record_start(0)
+    recovery.judge(LostError("a worker is gone"), 2, 5)
+    assert recovery.wait_for_cluster(find) == 7
+    recovery.record_start(0)
+    (restart,) = recovery.restarts
+    assert 0.3 <= restart.wait_seconds <= restart.seconds - 0.15, "the first pause is of the restart"
+    assert f" s after the failure ({restart.wait_seconds:.1f} s of them waiting for the cluster); " in caplog.text
+    recovery.judge(LostError("a worker is gone"), 2, 5)
+    assert recovery.wait_for_cluster(lambda: 7) == 7
+    recovery.record_start(0)
+    assert recovery.restarts[1].wait_seconds == 0
+
+
+@pytest.mark.parametrize(("error", "progress", "pauses"), [
+    (RankError("rank 1 failed: ended by SIGKILL"), True, False),
+    (RankError("rank 1 failed: ended by SIGKILL"), False, True),
+    (LostError("a worker is gone"), True, True),
+])  # fmt: skip
+def test_a_failed_rank_on_workers_that_answer_restarts_without_a_pause(tmp_path, monkeypatch, error, progress, pauses):
+    pause = []
+    monkeypatch.setattr(module.time, "sleep", pause.append)
+    recovery = make(tmp_path)
+    recovery.record_start(0)
+    if progress:
+        save(tmp_path, 10)
+    recovery.judge(error, 2, 12)
+    assert bool(pause) == pauses
