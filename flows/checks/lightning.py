@@ -181,8 +181,14 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
     execution = {"precision": EXECUTION["precision"]} | given
     for key, name in (("devices", "num_devices"), ("num_nodes",) * 2, ("precision",) * 2, ("accelerator",) * 2):
         value = trainer.pop(key, None)
-        if value in (None, "auto", -1, "-1"):
+        if value in (None, "auto") or (value in (-1, "-1") and name in given):
             continue
+        if value in (-1, "-1"):
+            raise InputError(
+                f"trainer.{key}={value} leaves the number of devices to the host",
+                hint=f"give their number: execution.{name}=2",
+                setting=f"trainer.{key}",
+            )
         value = len(value) if isinstance(value, list) else WORDS.get(key, {}).get(str(value), value)
         if given.get(name, value) not in (value, str(value)):
             raise InputError(

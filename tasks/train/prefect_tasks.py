@@ -143,7 +143,7 @@ def prepare_module_partitions(
 @redact_errors
 def fit_module(job: TrainJob, address: str) -> ModuleResult:
     """Train the user's own Lightning code on the cluster; a finished training is not repeated. Raises as `train`."""
-    logger, last_epoch = get_run_logger(), -1
+    logger, last_epoch, noted = get_run_logger(), -1, set[str]()
     done = load_result(job.result_path, ModuleResult) if job.resume else None
     if done is not None:
         logger.info("The training has finished before (%s)", job.result_path)
@@ -158,6 +158,9 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
         if facts["epoch"] > last_epoch:
             last_epoch = facts["epoch"]
             logger.info("Epoch %d: %s", last_epoch + 1, note)
+        if facts["note"] and facts["note"] not in noted:
+            noted.add(facts["note"])
+            logger.warning("%s", facts["note"])
 
     _log_choices(logger, job.plan.reasons, {})
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -206,13 +207,15 @@ class Account:
         number = min(MAX_BLOCK, max(MIN_BLOCK, math.ceil(BLOCK_SECONDS / seconds)))
         affordable = MAX_AHEAD_BYTES // max(1, num_bytes) - 1  # the first step of a block does not count
         self._num_in_block = max(MIN_BLOCK, min(number, affordable))
-        is_stream = isinstance(loader.dataset, IterableDataset)
+        is_stream, length = isinstance(loader.dataset, IterableDataset), math.inf
+        with suppress(TypeError):  # a sampler may have no length
+            length = len(loader)
         if affordable < MIN_BLOCK:
             self.stop_replay(f"a batch takes {num_bytes / 2**20:,.0f} MiB")
         if is_stream and not loader.num_workers:
             self.stop_replay("the data set is a stream of the training's own process")
         ready = 1 + loader.num_workers * (loader.prefetch_factor or 0)  # batches that workers may have ready
-        self._num_to_settle = ready if is_stream else min(ready, max(1, len(loader) // 2))
+        self._num_to_settle = ready if is_stream else min(ready, max(1, length // 2))
         self._order = ("normal",) if self.why_not_measured else PALINDROME
         self._watch = ValidityWatch([os.getpid()])
 

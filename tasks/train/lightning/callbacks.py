@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, Timer
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import distributed
 
 from paceline.tasks.names import Metric, metric_name
@@ -32,6 +33,8 @@ from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomic
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
+
+SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
 
 
 class StepAccount(StepParts):
@@ -52,6 +55,8 @@ class StepAccount(StepParts):
         self.startup_seconds: float | None = None
         self.fit_seconds = 0.0
         self.num_saved_epochs = 0
+        self.note = ""
+        """What the user should know of this training; empty for nothing."""
         self.epoch_ends: list[float] = []
         self._pending: list[torch.Tensor] = []
         self._num_samples: float = 0
@@ -130,6 +135,7 @@ class StepAccount(StepParts):
             "num_epochs": trainer.max_epochs,
             "epochs_kept": self.num_saved_epochs,
             "metrics": metrics_of(trainer)["metrics"],
+            "note": self.note,
         }
         with suppress(OSError):  # a progress file must not stop a training
             write_atomically(self._progress, json.dumps(facts))
@@ -202,6 +208,9 @@ class SaveCheckpoint(Checkpoint):
         validates = 0 in (number % every, position % every)
         is_last = number >= trainer.num_training_batches
         if self._is_due and not validates and not is_last and number % trainer.accumulate_grad_batches == 0:
+            if self._state.has_several:
+                self._account.note = SEVERAL
+                return
             self._save(trainer, number)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -231,11 +240,42 @@ class SaveCheckpoint(Checkpoint):
 
 
 class FileLogger(Logger):
-    """Lightning's logger of a rank: metrics go to MLflow under the names that the module gives them."""
+    """Lightning's logger of a rank: metrics go to MLflow under the names that the module gives them.
+
+    A module that uses `experiment` or `log_dir` gets those of the logger that Lightning has by default.
+    """
 
     def __init__(self, log: LogMetrics | None, directory: Path, run_id: str) -> None:
         super().__init__()
         self._log, self._directory, self._run_id = log, directory, run_id
+        self._default: TensorBoardLogger | CSVLogger | None = None
+
+    def default(self) -> TensorBoardLogger | CSVLogger:
+        """The logger of a Trainer without one, in the rank's directory."""
+        if self._default is None:
+            has_board = any(find_spec(name) is not None for name in ("tensorboard", "tensorboardX"))
+            self._default = (TensorBoardLogger if has_board else CSVLogger)(self._directory)
+        return self._default
+
+    @property
+    def experiment(self) -> Any:
+        """What the module writes to directly: files in the rank's directory."""
+        return self.default().experiment
+
+    @property
+    def log_dir(self) -> str:
+        """Directory of these files."""
+        return self.default().log_dir
+
+    def save(self) -> None:
+        """Write what is left for these files."""
+        if self._default is not None:
+            self._default.save()
+
+    def finalize(self, status: str) -> None:
+        """End these files."""
+        if self._default is not None:
+            self._default.finalize(status)
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -67,7 +68,10 @@ class ModuleCLI(LightningCLI):
             self.datamodule.prepared_directory = self._partitions.directory
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Instantiate the trainer with the execution and the callbacks of Paceline."""
+        """Instantiate the trainer with the execution and the callbacks of Paceline, without progress bars."""
+        given = self.config_init["trainer"].get("callbacks") or []
+        given = given if isinstance(given, list) else [given]
+        self.config_init["trainer"]["callbacks"] = [each for each in given if not isinstance(each, ProgressBar)]
         callbacks = self._options.get("callbacks", [])
         self.trainer_defaults["callbacks"] = callbacks
         # Where `int | float` was first imported as `float | int`, jsonargparse makes 1 batch 1.0: all batches.

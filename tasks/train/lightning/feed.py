@@ -54,6 +54,13 @@ class FeedState:
         self.last_read_random: RandomState = {}
         self.resume: Position | None = None
         """Position to resume at, until the first batch has been read."""
+        self.feeds: list[Feed] = []
+        """Those of the training's loaders, in the order in which an epoch has started them."""
+
+    @property
+    def has_several(self) -> bool:
+        """Whether the training reads several loaders: their places inside an epoch are not known."""
+        return len(self.feeds) > 1
 
     def position(self, num_trained: int) -> Position:
         """The position after so many batches of the epoch."""
@@ -88,24 +95,38 @@ class Feed(LoaderProxy):
     def __init__(self, state: FeedState, loader: Any) -> None:
         super().__init__(loader)
         self._state = state
+        self._drawn: RandomState = {}
 
     def __iter__(self) -> Iterator[Any]:
         state = self._state
         if not state.is_training():
             return iter(self._loader)
-        if (resume := state.resume) is not None:
-            set_random_state(resume.epoch_random if resume.num_trained else resume.random, self._loader)
-        state.loader, state.num_read = self._loader, 0
-        state.epoch_random = random_state(self._loader)
+        if self not in state.feeds:
+            state.feeds.append(self)
+        if self._is_first:
+            if (resume := state.resume) is not None:
+                set_random_state(resume.epoch_random if resume.num_trained else resume.random, self._loader)
+            state.loader, state.num_read = self._loader, 0
+            state.epoch_random = random_state(self._loader)
         iterator = iter(self._loader)  # made now: a DataLoader draws a random number for it
-        return self._batches(iterator, random_state(self._loader))
+        state.feeds[0].note_drawn()
+        return self._batches(iterator)
 
-    def _batches(self, iterator: Iterator[Any], drawn: RandomState) -> Iterator[Any]:
-        """The batches; `drawn` is the state after the iterator was made."""
-        state = self._state
-        resume, state.resume = state.resume, None
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is the only feed of the training, or the one of several that a resume starts with."""
+        return self is self._state.feeds[0]
+
+    def note_drawn(self) -> None:
+        """Note the random numbers after the iterators were made."""
+        self._drawn = random_state(self._loader)
+
+    def _batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        state, resume = self._state, None
+        if self._is_first:
+            resume, state.resume = state.resume, None
         if resume is not None:  # hooks may have drawn numbers since
-            set_random_state(drawn, self._loader)
+            set_random_state(self._drawn, self._loader)
             if resume.num_trained:
                 ahead = self._read_again(iterator, resume)
                 set_random_state(resume.random, self._loader)
@@ -117,7 +138,7 @@ class Feed(LoaderProxy):
                 batch = next(iterator, state)  # the state is no batch
             if batch is state:
                 return
-            state.num_read += 1
+            state.num_read += self._is_first
             yield batch
 
     def _read_again(self, iterator: Iterator[Any], resume: Position) -> list[Any]:

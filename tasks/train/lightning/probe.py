@@ -29,6 +29,7 @@ from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import BASELINE, Arm, Plan, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
+from paceline.tasks.train.lightning.callbacks import FileLogger
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import Wrap
 from paceline.tasks.train.lightning.random_state import random_state, set_random_state
@@ -230,12 +231,13 @@ class ModuleProbe:
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,
-                **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False},
+                "logger": FileLogger(None, Path(self._spec.directory) / "probe", self._spec.run_id),
+                **{"enable_checkpointing": False, "enable_progress_bar": False},
                 "enable_model_summary": False,
             }
             cli = ModuleCLI(self._settings, options, self._spec.partitions)
-            if self._spec.world_size > 1 and not is_group:  # all ranks would meet around an overridden one
-                cli.model.prepare_data = MethodType(LightningModule.prepare_data, cli.model)
+            # The data are prepared, and all ranks would meet around an overridden one.
+            cli.model.prepare_data = MethodType(LightningModule.prepare_data, cli.model)
             if arm.variant == "no_update":
                 _leave_out_update(cli.model)
             cli.trainer.fit(cli.model, datamodule=self._share(cli.datamodule))

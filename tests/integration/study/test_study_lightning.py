@@ -53,7 +53,7 @@ def test_the_first_training_ends_a_study_that_names_a_metric_of_nobody(study):
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
-        (["--axis", "execution.compile=off,step"], "execution.compile"),
+        (["--axis", "execution.compile=off,graph"], "execution.compile"),
         (["--axis", "model.init_args.widht=8,16"], "model.init_args.widht"),
         (["--axis", "trainer.devices=1,2"], "trainer.devices"),
         (["--axis", PRECISION, "--target", "0.9"], "--target"),

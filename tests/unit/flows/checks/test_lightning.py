@@ -50,6 +50,7 @@ def test_the_word_is_one_and_presets_are_none():
         ({"devices": [0, 1], "accelerator": "cuda"}, {}, {"num_devices": 2, "accelerator": "gpu"}),
         ({"devices": 2}, {"num_devices": 2}, {"num_devices": 2}),
         ({"precision": 32}, {}, {"precision": "32-true"}),
+        ({"devices": -1}, {"num_devices": 2}, {"num_devices": 2}),
     ],
 )
 def test_keys_of_the_trainer_become_the_execution(trainer, given, expected):
@@ -62,6 +63,13 @@ def test_a_key_that_contradicts_a_setting_is_named_with_it():
     with pytest.raises(InputError, match=r"trainer\.devices=2 conflicts with execution\.num_devices=4") as refusal:
         lightning.execution_of({"devices": 2}, {"num_devices": 4})
     assert "remove trainer.devices" in refusal.value.hint
+
+
+@pytest.mark.parametrize("number", [-1, "-1"])
+def test_all_devices_of_a_host_need_a_number(number):
+    with pytest.raises(InputError, match=r"trainer\.devices=-1 leaves the number") as refusal:
+        lightning.execution_of({"devices": number}, {})
+    assert "execution.num_devices=2" in refusal.value.hint
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A user's training with feeds has the losses of Lightning alone, also when it is interrupted and resumed."""
 
+import re
 from functools import partial
 from importlib.util import find_spec
 
@@ -18,6 +19,7 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 NUM_EPOCHS, NUM_BATCHES = 3, 8
 READ_AHEAD = {"limit_train_batches": 1.0, "max_steps": NUM_EPOCHS * NUM_BATCHES}
 """Without a number of batches, Lightning reads one ahead to notice the last one."""
+STEP = re.compile(r"step-(\d+)\.ckpt\b")
 NEEDS_TORCHDATA = pytest.mark.skipif(find_spec("torchdata") is None, reason="torchdata is not installed")
 
 
@@ -88,6 +90,8 @@ class Module(pl.LightningModule):
         self.seen = {}
 
     def training_step(self, batch, batch_idx):
+        if isinstance(batch, dict):
+            batch = [batch["long"][0] + batch["short"][0]]
         inputs = batch[0] if isinstance(batch, list) else batch
         loss = (self.net(inputs) - inputs.sum(1, keepdim=True)).square().mean()
         self.log("loss", loss, on_step=True, on_epoch=True)
@@ -132,8 +136,12 @@ class Interrupt(pl.Callback):
             raise ConnectionError("interrupted")
 
 
+def shuffled(num_batches):
+    return DataLoader(TensorDataset(torch.randn(8 * num_batches, 4)), batch_size=8, shuffle=True)
+
+
 LOADERS = {
-    "shuffled": lambda: DataLoader(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True),
+    "shuffled": lambda: shuffled(NUM_BATCHES),
     "own generator": lambda: DataLoader(
         TensorDataset(torch.ones(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True, generator=torch.Generator()
     ),
@@ -142,6 +150,7 @@ LOADERS = {
     "of torchdata, without length": torchdata_stream,
     "without length": lambda: DataLoader(Noise(), batch_size=8),
     "with state, without length": lambda: StatefulStream(Noise(), batch_size=8),
+    "several": lambda: {"long": shuffled(NUM_BATCHES), "short": shuffled(NUM_BATCHES // 2)},
 }
 
 
@@ -194,14 +203,19 @@ def train(loader, options, directory=None, every=None, stop_at=None):
         ("without length", {}, None, 13),
         ("without length", {}, 3, 12),
         ("without length", READ_AHEAD, 3, 12),
+        ("several", {}, None, 13),
+        ("several", {}, 3, 19),
     ],
 )
 def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, loader, options, every, stop_at):
     weights, curve = train(loader, options)
     with pytest.raises(ConnectionError):
         train(loader, options, tmp_path / "checkpoints", every, stop_at)
+    kept = " ".join(path.name for path in (tmp_path / "checkpoints").iterdir())
     resumed, rest = train(loader, options, tmp_path / "checkpoints", every)
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    if loader == "several":
+        assert {int(step) for step in STEP.findall(kept)} <= {NUM_BATCHES, 2 * NUM_BATCHES}, "ends of epochs only"
     # means over an epoch that was resumed inside cover the batches since then
     exact = {key: value for key, value in rest.items() if every is None or not key[0].endswith("_epoch")}
     assert {name for name, _ in exact} >= {"loss_step"}

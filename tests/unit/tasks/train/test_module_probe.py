@@ -150,6 +150,19 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
     assert speedup_result(result.probe, result).cause == "identical arms"
 
 
+def test_progress_bars_and_the_logger_of_a_script_do_not_end_the_training(settings, make_spec):
+    bars = [{"class_path": f"lightning.pytorch.callbacks.{name}"} for name in ("TQDMProgressBar", "DeviceStatsMonitor")]
+    settings["model"] = {"class_path": "more_shapes.Diarist"}
+    settings["data"] = {"class_path": "shapes.Noise"}
+    settings["trainer"] |= {"callbacks": bars}
+    spec = make_spec()
+    result = train(spec)
+    assert result.no_probe is None
+    assert result.probe is not None
+    (notes,) = Path(spec.directory).rglob("notes.txt")
+    assert notes.read_text() == "epoch 0\n"
+
+
 AUTO = {"precision": "auto"}
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from paceline.tasks.measure.validity import judge as judge_validity
 from paceline.tasks.records.measurement import Validity
@@ -108,7 +108,15 @@ def watched(loader, *arguments, **options):
     return outcome, account
 
 
+class Half(Sampler):
+    """The first half of the samples; a sampler need not have a length."""
+
+    def __iter__(self):
+        return iter(range(NUM_SAMPLES // 2))
+
+
 LOADERS = {
+    "by a sampler without length": lambda **options: DataLoader(Numbers(**options), BATCH, sampler=Half()),
     "in this process": lambda **options: DataLoader(Numbers(**options), BATCH, shuffle=True),
     "in workers": lambda **options: DataLoader(Numbers(**options), BATCH, shuffle=True, num_workers=1),
     "with a generator": lambda **options: DataLoader(
