@@ -52,7 +52,6 @@ def survey(home: Path, inventory: Inventory, keep: int, older_than: float) -> li
     groups, recent = _groups(home, inventory, keep), f"one of the {keep} newest runs"
     busy = next((PROCESS for group in groups if group.needed_by == PROCESS), None)
     used = {name: group.needed_by or recent for group in groups for name in _names_used_by(group)}
-    digests = {run.tags.get(Tag.MODEL_DIGEST): inventory.models.get(run.run_id) for run in inventory.runs}
     sources = {run.params.get("model.pretrained", "") for run in inventory.runs if _is_unfinished(run)}
     folders = {part for source in sources if ":/" not in source for part in Path(source).parts[:-1]}
     # What needs no lock comes first, because its removal needs no space.
@@ -61,7 +60,7 @@ def survey(home: Path, inventory: Inventory, keep: int, older_than: float) -> li
     items += [_item("compiled code", path, older_than, busy) for path in compiled]
     items += [item for group in groups for item in _of_group(group, older_than, recent, folders)]
     for path in _entries(home / "models"):
-        needed_by = used.get(path.name) or digests.get(path.name)
+        needed_by = used.get(path.name) or inventory.digests.get(path.name)
         items.append(_item("weights", path, older_than, needed_by, path / FACTS))
     pretrained = _entries(home / "pretrained")
     items += [_item("weights", path, older_than, used.get(path.name), path) for path in pretrained]
@@ -116,7 +115,7 @@ def _groups(home: Path, inventory: Inventory, keep: int) -> list[_Group]:
         if is_locked(directory) or (run is not None and run.tags.get("prefect.flow_run_id") in live):
             needed_by = PROCESS
         elif run is None:
-            needed_by = None if owner in inventory.deleted else UNKNOWN
+            needed_by = needed_by or (None if owner in inventory.deleted else UNKNOWN)
         elif _is_unfinished(run):
             needed_by = UNFINISHED
         lock = directory / "lock" if directory.exists() else None
@@ -161,8 +160,8 @@ def _damaged(home: Path, older_than: float) -> Iterator[Item]:
 
 
 def _logs(home: Path, older_than: float, busy: str | None) -> Iterator[Item]:
-    for path in _entries(home / "slurm"):
-        yield _item("logs", path, older_than, busy)
+    for path in _entries(home / "slurm"):  # a job of run.sbatch locks its directory, certificates included
+        yield _item("logs", path, older_than, PROCESS if is_locked(path) else busy)
     for path in (home / "services" / "logs").glob("*.log*"):
         if path.suffix != ".log":
             yield _item("logs", path, older_than)

@@ -17,6 +17,7 @@ from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.names import Tag
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client, open_store, sqlite_path
@@ -105,6 +106,8 @@ class Inventory(Record):
     deleted: frozenset[str] = frozenset()  # ids of runs that are deleted, and not yet removed for ever
     models: dict[str, str] = Field(default_factory=dict)
     """Registered model, such as `models:/digits@champion` or `models:/digits/3` without an alias, by its run's id."""
+    digests: dict[str, str] = Field(default_factory=dict)
+    """The same by the digest of the model."""
 
 
 def take_inventory(tracking_uri: str) -> Inventory:
@@ -121,8 +124,13 @@ def take_inventory(tracking_uri: str) -> Inventory:
             for alias, number in model.aliases.items():
                 owner = client.get_model_version(model.name, str(number)).run_id or ""
                 models[owner] = f"models:/{model.name}@{alias}"
-        deleted = frozenset(run.run_id for run in _search(client, ids, "", None, ViewType.DELETED_ONLY))
-        return Inventory(runs=tuple(_search(client, ids, "", None)), deleted=deleted, models=models)
+        runs, deleted = (
+            tuple(_search(client, ids, "", None, view)) for view in (ViewType.ACTIVE_ONLY, ViewType.DELETED_ONLY)
+        )
+        registered = (run for run in (*runs, *deleted) if run.run_id in models and Tag.MODEL_DIGEST in run.tags)
+        digests = {run.tags[Tag.MODEL_DIGEST]: models[run.run_id] for run in registered}
+        gone = frozenset(run.run_id for run in deleted)
+        return Inventory(runs=runs, deleted=gone, models=models, digests=digests)
     except MlflowException as error:
         raise InputError(f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be read ({one_line(error)})") from error
 

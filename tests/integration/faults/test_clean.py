@@ -373,6 +373,44 @@ def test_a_deleted_run_with_a_registered_model_stays_in_mlflow(home):
     assert f"the deleted run {kept.name} has the model models:/digits/1" in remove_deleted_runs(home.uri, None)
 
 
+def test_a_champion_whose_run_was_deleted_stays(home):
+    champion = home.add_run("none")
+    copy = home.add_model("champion")
+    home.register(champion, copy.name, "champion")
+    home.client.delete_run(champion.name)
+    stays = home.clean()
+    assert {stays[str(path)] for path in (copy, champion)} == {"models:/digits@champion needs it"}
+    assert (copy / "weights.pt").exists()
+
+
+def test_a_registered_model_stays_though_an_older_run_has_the_same_weights(home):
+    older, registered = home.add_run("none"), home.add_run("none")
+    copy = home.add_model("the same")
+    home.client.set_tag(older.name, Tag.MODEL_DIGEST, copy.name)
+    home.register(registered, copy.name)
+    assert home.clean()[str(copy)] == "models:/digits/1 needs it"
+    assert (copy / "weights.pt").exists()
+
+
+def test_the_directory_of_a_slurm_job_stays_until_the_job_ends(home):
+    job, ended = (home.root / "slurm" / number for number in ("17", "16"))
+    for directory in (job, ended):
+        (directory / "tls").mkdir(parents=True)
+        (directory / "tls" / "key.pem").write_text("key")
+    with subprocess.Popen(
+        ["bash", "-c", 'exec 9>"$0/lock" && flock 9; echo ready; read', job],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert home.clean()[str(job)] == "a running process needs it"
+        assert not ended.exists()
+        process.stdin.close()
+    home.clean()
+    assert not job.exists()
+
+
 def test_a_run_that_would_fill_the_disk_is_refused_before_any_work(home, capfd):
     (home.root / "mlflow.db").unlink()
     assert cli.main(["run", "digits", "limits.min_free_gib=1000000", "--json"]) == 2
