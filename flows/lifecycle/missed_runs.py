@@ -14,7 +14,7 @@ from prefect.types._datetime import now
 
 MARGIN = timedelta(minutes=1)
 """The server makes the first runs of a new schedule some seconds late, and a run of this moment is not missed yet."""
-MAX_RUNS = 31  # a month of nights
+MAX_RUNS = 31  # that are made in one call: a month of nights
 
 
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
@@ -38,14 +38,14 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
             limits = {"min_runs": MAX_RUNS, "max_runs": MAX_RUNS}
             path = {"id": deployment.id}
             client.request("POST", "/deployments/{id}/schedule", path_params=path, json=window | limits)
-            for run_id, due in _scheduled_runs(client, deployment.id, since, until).items():
-                if run_id in scheduled:
-                    continue
+            made = _scheduled_runs(client, deployment.id, since, until)
+            missed = {run_id: due for run_id, due in made.items() if run_id not in scheduled}
+            for run_id, due in missed.items():
                 message = f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away"
                 log.warning("A run of %s was missed: %s", deployment_name, message)
                 if not catch_up:
                     client.set_flow_run_state(run_id, State(type=StateType.CANCELLED, name="Missed", message=message))
-            return until
+            return until if len(missed) < MAX_RUNS else max(missed.values())  # there may be more
     except ObjectNotFound:  # the deployment is new
         return None
     except (httpx.HTTPError, PrefectException) as error:

@@ -113,7 +113,8 @@ def write_compose(site: Site, user: pwd.struct_passwd, path: Path) -> None:
 def _container(site: Site, service: Service, user: pwd.struct_passwd) -> Iterator[tuple[str, Any]]:
     home, required = site.home.root, [site[name] for name in service.requires]
     yield "image", f"paceline:{metadata.version('paceline')}"
-    yield "build", {"context": str(REPOSITORY), "dockerfile": "infra/Dockerfile"}
+    account = {"USER_ID": user.pw_uid, "GROUP_ID": user.pw_gid}
+    yield "build", {"context": str(REPOSITORY), "dockerfile": "infra/Dockerfile", "args": account}
     yield "command", command(site, "run", service, python="python")
     is_low = _has_low_port(site, service)
     yield "user", "0:0" if is_low else f"{user.pw_uid}:{user.pw_gid}"

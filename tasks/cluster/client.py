@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONNECT_SECONDS, ANSWER_SECONDS, POLL_SECONDS = 10, 5, 0.2
+CLOSE_SECONDS = 2.0  # for a farewell to the scheduler, which may be gone
 MAX_MESSAGES = 64  # at once: Dask opens a connection for each, and a message takes 1 to 2 ms of a core
 MARGIN_SECONDS = 1.0  # between the limit of a connection, which is retried that long, and that of the answer
 
@@ -84,7 +85,7 @@ def connect(address: str) -> Iterator[Client]:
     try:
         yield client
     finally:
-        client.close(timeout=5)
+        client.close(timeout=CLOSE_SECONDS)
 
 
 def _find_fault(address: str, security: Security | None) -> tuple[str, Exception | None]:

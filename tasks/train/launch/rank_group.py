@@ -32,7 +32,7 @@ MAX_STARTS = 1024  # ranks that are started before all are asked again; a messag
 START_SECONDS = 120.0  # until a rank's first heartbeat: its imports, on a cold disk
 SETTLE_SECONDS = 0.6
 """Time for the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
-ECHO_SECONDS = 5.0  # the same where all are consequences: a worker's end is noticed later than the broken connections
+ECHO_SECONDS = 3.0  # the same where all are consequences: a worker's end is noticed later than the broken connections
 ABORT_SECONDS = 15.0
 MAX_NAMED = 8  # ranks in a message
 # Errors of ranks that lost their connection to another; the root cause is the earliest other error.
