@@ -4,12 +4,15 @@ import csv
 import os
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 
+import psutil
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from tests.conftest import RANK_MODULE
 
 PACKAGE = Path(__file__).parents[1] / "packages" / "text"
 SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
@@ -45,3 +48,23 @@ def values_of_run(run_id, names):
         name: [metric.value for metric in sorted(history, key=lambda metric: metric.step)]
         for name, history in histories.items()
     }
+
+
+def wait_for_checkpoint(process, name):
+    """Wait until the run of a process has a checkpoint; the id of the run."""
+    deadline = time.monotonic() + 120
+    before = set(Environment().root.glob(f"runs/*/checkpoints/{name}"))
+    while not (found := set(Environment().root.glob(f"runs/*/checkpoints/{name}")) - before):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found.pop().parents[1].name
+
+
+def ranks_of(process):
+    """The running ranks of a command."""
+    return [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if RANK_MODULE in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
+    ]

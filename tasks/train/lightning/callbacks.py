@@ -2,6 +2,8 @@
 
 import json
 import math
+import pickle
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import distributed
 
+from paceline.tasks.errors import one_line
 from paceline.tasks.names import Metric, metric_name
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import MAX_SHARE, MIN_SECONDS
@@ -31,9 +34,15 @@ from paceline.tasks.train.lightning.step_parts import (
 )
 from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomically
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
+UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
+UNREADABLE = (
+    "a restart cannot read the checkpoints, because they hold {}: keep tensors and plain values in them, for "
+    "example in on_save_checkpoint"
+)
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
 
 
@@ -166,6 +175,7 @@ class SaveCheckpoint(Checkpoint):
         self._ends_epoch = False
         self._next_save = time.monotonic() + MIN_SECONDS
         self._is_due = False
+        self._is_checked = rank != 0  # whether the first checkpoint was read again
 
     @property
     def state_key(self) -> str:
@@ -200,6 +210,7 @@ class SaveCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         position, number = _position(trainer), batch_idx + 1
+        self._check_first(trainer)
         if self._every == "auto" and position % _settings(trainer).log_every_n_steps == 0:
             self._is_due = bool(broadcast(float(time.monotonic() > self._next_save)))
         elif isinstance(self._every, int):
@@ -223,6 +234,19 @@ class SaveCheckpoint(Checkpoint):
         if trainer.fit_loop.epoch_loop.batch_idx + 1 >= trainer.num_training_batches:
             self._account.epoch_ends.append(self._account.stopwatch.seconds_without("probe"))
         self._account.write_progress(trainer)
+
+    def _check_first(self, trainer: Trainer) -> None:
+        """Note, once, that a restart could not read the checkpoints."""
+        writer = trainer.strategy.checkpoint_io
+        if self._is_checked or self.last is None or not (isinstance(writer, AtomicCheckpointIO) and writer.is_idle()):
+            return
+        self._is_checked = True
+        try:
+            torch.load(self.last, mmap=True, weights_only=True)
+        except pickle.UnpicklingError as error:
+            found = UNSAFE.search(str(error))
+            self._account.note = UNREADABLE.format(found[1] if found else one_line(error)[:200])
+            self._account.write_progress(trainer)
 
     def _save(self, trainer: Trainer, num_trained: int) -> None:
         started, path = time.monotonic(), checkpoint_path(self._directory, _position(trainer))

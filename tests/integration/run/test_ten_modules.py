@@ -2,11 +2,12 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.support.own_lightning import values_of_run, values_of_script
+from tests.support.own_lightning import ranks_of, values_of_run, values_of_script, wait_for_checkpoint
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 
@@ -42,3 +43,45 @@ def test_values_are_those_of_the_script(paceline, tmp_path, name, num_ranks):
     assert values_of_run(summary["run_id"], plain) == plain
     assert summary["train"]["samples_per_second"] > 0
     assert summary["speedup"]["verdict"]
+
+
+DOCUMENTED = {"autoencoder": "train_loss", "configured": "train_loss", "gan": "judge_loss"}
+"""Modules of the shapes that Lightning's documentation shows, and a metric of each."""
+
+
+@pytest.fixture
+def code(tmp_path):
+    return Path(shutil.copytree(PACKAGE, tmp_path / "code"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_killed_rank_leaves_the_values_of_the_script(paceline, tmp_path, code, name):
+    trainer = ["log_every_n_steps=1", "max_epochs=200", "max_steps=-1", *options(name, 2)]
+    trainer = [one if one.startswith("trainer.") else f"trainer.{one}" for one in trainer]
+    alone = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "trainer.devices=2"]
+    plain = values_of_script(code, f"configs/{name}.yaml", tmp_path, *trainer, *alone)
+    settings = ["execution.num_devices=2", "execution.checkpoint_steps=50", "speedup.baseline=none", *trainer]
+    process = paceline("run", str(code / "configs" / f"{name}.yaml"), "--code", str(code), "--json", *settings)
+    wait_for_checkpoint(process, "step-0000000050.ckpt")
+    ranks_of(process)[-1].send_signal(signal.SIGKILL)
+    out, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    summary = json.loads(out.splitlines()[-1])
+    assert len(summary["train"]["restarts"]) == 1
+    exact = {metric: values for metric, values in plain.items() if not metric.endswith("_epoch")}
+    assert values_of_run(summary["run_id"], exact) == exact
+    for metric in plain.keys() - exact.keys():  # the mean over the epoch that was resumed inside is of its rest
+        values = values_of_run(summary["run_id"], [metric])[metric]
+        assert sum(own != theirs for own, theirs in zip(values, plain[metric], strict=True)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_study_compares_its_settings(paceline, code, name):
+    axis = ["--axis", "data.init_args.batch_size=16,32", "--minimize", DOCUMENTED[name], "--repeats", "1"]
+    process = paceline("study", str(code / "configs" / f"{name}.yaml"), "--code", str(code), "--json", *axis)
+    out, said = process.communicate(timeout=280)
+    assert process.returncode == 0, said
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["run_id"]

@@ -1,5 +1,7 @@
 """A small GPT on bytes."""
 
+from typing import ClassVar
+
 import lightning.pytorch as pl
 import torch
 from torch import nn
@@ -30,6 +32,8 @@ class Block(nn.Module):
 
 class GPT(pl.LightningModule):
     """Predicts the next byte."""
+
+    paceline: ClassVar = {"units": {"tokens": "bytes"}}  # each byte is a token
 
     def __init__(
         self,

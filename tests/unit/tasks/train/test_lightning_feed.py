@@ -1,5 +1,6 @@
 """A user's training with feeds has the losses of Lightning alone, also when it is interrupted and resumed."""
 
+import json
 import re
 from functools import partial
 from importlib.util import find_spec
@@ -154,7 +155,7 @@ LOADERS = {
 }
 
 
-def train(loader, options, directory=None, every=None, stop_at=None):
+def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(), progress=None):
     """Weights and metrics of a training, by Lightning alone without a directory."""
     pl.seed_everything(3)
     curve = Curve()
@@ -170,8 +171,8 @@ def train(loader, options, directory=None, every=None, stop_at=None):
         return module.state_dict(), curve.metrics
     stopwatch = Stopwatch("setup")
     state = FeedState(stopwatch)
-    account = StepAccount(stopwatch, state, None, None)
-    callbacks = [account, SaveCheckpoint(account, state, directory, every, 0)]
+    account = StepAccount(stopwatch, state, None, progress)
+    callbacks = [*callbacks, account, SaveCheckpoint(account, state, directory, every, 0)]
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
     plugins = {
         "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
@@ -181,6 +182,25 @@ def train(loader, options, directory=None, every=None, stop_at=None):
     trainer = pl.Trainer(**settings, **plugins)
     trainer.fit(module, ckpt_path=str(newest) if newest else None, weights_only=True)
     return module.state_dict(), curve.metrics
+
+
+class Keeper(pl.Callback):
+    """Keeps an object in the checkpoint that torch does not load as plain values."""
+
+    def on_save_checkpoint(self, trainer, module, checkpoint):
+        checkpoint["kept"] = self.kept
+
+    def __init__(self, kept):
+        self.kept = kept
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize(("kept", "note"), [({"plain": 1}, ""), (partial(int, "7"), "they hold functools.partial")])
+def test_checkpoints_that_no_restart_can_read_are_noted(tmp_path, kept, note):
+    train("shuffled", {}, tmp_path / "checkpoints", 3, callbacks=[Keeper(kept)], progress=tmp_path / "progress.json")
+    noted = json.loads((tmp_path / "progress.json").read_text())["note"]
+    assert note in noted
+    assert bool(noted) == bool(note)
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice
