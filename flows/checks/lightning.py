@@ -185,8 +185,8 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
             continue
         if value in (-1, "-1"):
             raise InputError(
-                f"trainer.{key}={value} leaves the number of devices to the host",
-                hint=f"give their number: execution.{name}=2",
+                f"trainer.{key}={value} leaves the number to the host",
+                hint=f"give the number: execution.{name}=2",
                 setting=f"trainer.{key}",
             )
         value = len(value) if isinstance(value, list) else WORDS.get(key, {}).get(str(value), value)

@@ -1,6 +1,8 @@
 """Runs that a schedule did not make, because Prefect's server was away for longer than it schedules ahead."""
 
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import count
 from uuid import UUID
 
 import httpx
@@ -14,7 +16,8 @@ from prefect.types._datetime import now
 
 MARGIN = timedelta(minutes=1)
 """The server makes the first runs of a new schedule some seconds late, and a run of this moment is not missed yet."""
-MAX_RUNS = 31  # that are made in one call: a month of nights
+MAX_RUNS = 1000  # of each schedule that are made: six weeks of hours
+PAGE = 200  # flow runs that Prefect's server returns at once
 
 
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
@@ -38,14 +41,14 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
             limits = {"min_runs": MAX_RUNS, "max_runs": MAX_RUNS}
             path = {"id": deployment.id}
             client.request("POST", "/deployments/{id}/schedule", path_params=path, json=window | limits)
-            made = _scheduled_runs(client, deployment.id, since, until)
-            missed = {run_id: due for run_id, due in made.items() if run_id not in scheduled}
-            for run_id, due in missed.items():
+            for run_id, due in _scheduled_runs(client, deployment.id, since, until).items():
+                if run_id in scheduled:
+                    continue
                 message = f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away"
                 log.warning("A run of %s was missed: %s", deployment_name, message)
                 if not catch_up:
                     client.set_flow_run_state(run_id, State(type=StateType.CANCELLED, name="Missed", message=message))
-            return until if len(missed) < MAX_RUNS else max(missed.values())  # there may be more
+            return until
     except ObjectNotFound:  # the deployment is new
         return None
     except (httpx.HTTPError, PrefectException) as error:
@@ -58,9 +61,17 @@ def _scheduled_runs(
 ) -> dict[UUID, datetime]:
     """The runs of a deployment that its schedule has made, with the time at which they were due."""
     due = {"expected_start_time": {"after_": since, "before_": until}, "tags": {"all_": ["auto-scheduled"]}}
-    runs = client.read_flow_runs(
+    read = partial(
+        client.read_flow_runs,
         deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}}),
         flow_run_filter=FlowRunFilter.model_validate(due),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=PAGE,
     )
-    return {run.id: run.expected_start_time for run in runs if run.expected_start_time is not None}
+    runs: dict[UUID, datetime] = {}
+    for number in count():
+        page = read(offset=number * PAGE)
+        runs |= {run.id: run.expected_start_time for run in page if run.expected_start_time is not None}
+        if len(page) < PAGE:
+            break
+    return runs

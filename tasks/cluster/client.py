@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -85,7 +85,8 @@ def connect(address: str) -> Iterator[Client]:
     try:
         yield client
     finally:
-        client.close(timeout=CLOSE_SECONDS)
+        with suppress(TimeoutError):
+            client.close(timeout=CLOSE_SECONDS)
 
 
 def _find_fault(address: str, security: Security | None) -> tuple[str, Exception | None]:

@@ -32,7 +32,7 @@ class Restart(Record):
     first_step: int  # step of the newest valid checkpoint, from which training resumed
     lost_steps: int  # done before, and done again
     seconds: float  # from the moment at which the failure was noticed to the start of the next attempt's ranks
-    wait_seconds: float = 0.0  # of them, while the cluster was not complete or did not answer
+    wait_seconds: float = 0.0  # of them, while the cluster was not complete or did not answer; not for a busy device
 
 
 STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop", "device")

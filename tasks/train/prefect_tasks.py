@@ -158,9 +158,10 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
         if facts["epoch"] > last_epoch:
             last_epoch = facts["epoch"]
             logger.info("Epoch %d: %s", last_epoch + 1, note)
-        if facts["note"] and facts["note"] not in noted:
-            noted.add(facts["note"])
-            logger.warning("%s", facts["note"])
+        for text in facts["notes"]:
+            if text not in noted:
+                noted.add(text)
+                logger.warning("%s", text)
 
     _log_choices(logger, job.plan.reasons, {})
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:

@@ -215,7 +215,7 @@ class Account:
         if is_stream and not loader.num_workers:
             self.stop_replay("the data set is a stream of the training's own process")
         ready = 1 + loader.num_workers * (loader.prefetch_factor or 0)  # batches that workers may have ready
-        self._num_to_settle = ready if is_stream else min(ready, max(1, length // 2))
+        self._num_to_settle = ready if is_stream else int(min(ready, max(1, length / 2)))
         self._order = ("normal",) if self.why_not_measured else PALINDROME
         self._watch = ValidityWatch([os.getpid()])
 

@@ -2,18 +2,17 @@
 
 import json
 import math
-import pickle
 import re
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -40,8 +39,8 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
-    "a restart cannot read the checkpoints, because they hold {}: keep tensors and plain values in them, for "
-    "example in on_save_checkpoint"
+    "a restart cannot read the checkpoints ({}): keep only tensors and plain values in them; look at "
+    "on_save_checkpoint and save_hyperparameters"
 )
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
 
@@ -64,8 +63,7 @@ class StepAccount(StepParts):
         self.startup_seconds: float | None = None
         self.fit_seconds = 0.0
         self.num_saved_epochs = 0
-        self.note = ""
-        """What the user should know of this training; empty for nothing."""
+        self._notes: list[str] = []
         self.epoch_ends: list[float] = []
         self._pending: list[torch.Tensor] = []
         self._num_samples: float = 0
@@ -75,6 +73,7 @@ class StepAccount(StepParts):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.is_training = lambda: trainer.training
+        self._state.training_loaders = lambda: trainer.train_dataloader
         self._state.num_started = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -132,6 +131,11 @@ class StepAccount(StepParts):
         self.write_progress(trainer)
         self._open_window(trainer)
 
+    def note(self, text: str) -> None:
+        """Note what the user should know of this training; the flow logs it with the next progress."""
+        if text not in self._notes:
+            self._notes.append(text)
+
     def write_progress(self, trainer: Trainer) -> None:
         """Replace the progress file, which the flow shows."""
         if self._progress is None:
@@ -144,7 +148,7 @@ class StepAccount(StepParts):
             "num_epochs": trainer.max_epochs,
             "epochs_kept": self.num_saved_epochs,
             "metrics": metrics_of(trainer)["metrics"],
-            "note": self.note,
+            "notes": self._notes,
         }
         with suppress(OSError):  # a progress file must not stop a training
             write_atomically(self._progress, json.dumps(facts))
@@ -219,8 +223,8 @@ class SaveCheckpoint(Checkpoint):
         validates = 0 in (number % every, position % every)
         is_last = number >= trainer.num_training_batches
         if self._is_due and not validates and not is_last and number % trainer.accumulate_grad_batches == 0:
-            if self._state.has_several:
-                self._account.note = SEVERAL
+            if len(self._state.feeds()) > 1:
+                self._account.note(SEVERAL)
                 return
             self._save(trainer, number)
 
@@ -243,9 +247,11 @@ class SaveCheckpoint(Checkpoint):
         self._is_checked = True
         try:
             torch.load(self.last, mmap=True, weights_only=True)
-        except pickle.UnpicklingError as error:
+        except OSError:  # of a file system, for now
+            return
+        except Exception as error:  # noqa: BLE001  whatever torch raises for a content that it does not load
             found = UNSAFE.search(str(error))
-            self._account.note = UNREADABLE.format(found[1] if found else one_line(error)[:200])
+            self._account.note(UNREADABLE.format(found[1] if found else one_line(error)[:200]))
             self._account.write_progress(trainer)
 
     def _save(self, trainer: Trainer, num_trained: int) -> None:
@@ -267,23 +273,30 @@ class FileLogger(Logger):
     """Lightning's logger of a rank: metrics go to MLflow under the names that the module gives them.
 
     A module that uses `experiment` or `log_dir` gets those of the logger that Lightning has by default.
+
+    Args:
+        log: Takes metrics; None to drop them.
+        directory: For the files of that logger.
+        run_id: Of MLflow.
     """
 
     def __init__(self, log: LogMetrics | None, directory: Path, run_id: str) -> None:
         super().__init__()
         self._log, self._directory, self._run_id = log, directory, run_id
         self._default: TensorBoardLogger | CSVLogger | None = None
+        self._is_written = False
 
     def default(self) -> TensorBoardLogger | CSVLogger:
         """The logger of a Trainer without one, in the rank's directory."""
         if self._default is None:
-            has_board = any(find_spec(name) is not None for name in ("tensorboard", "tensorboardX"))
+            has_board = bool(_TENSORBOARD_AVAILABLE or _TENSORBOARDX_AVAILABLE)
             self._default = (TensorBoardLogger if has_board else CSVLogger)(self._directory)
         return self._default
 
     @property
     def experiment(self) -> Any:
-        """What the module writes to directly: files in the rank's directory."""
+        """What the module writes to directly, in files."""
+        self._is_written = True
         return self.default().experiment
 
     @property
@@ -293,12 +306,12 @@ class FileLogger(Logger):
 
     def save(self) -> None:
         """Write what is left for these files."""
-        if self._default is not None:
+        if self._default is not None and self._is_written:
             self._default.save()
 
     def finalize(self, status: str) -> None:
         """End these files."""
-        if self._default is not None:
+        if self._default is not None and self._is_written:
             self._default.finalize(status)
 
     @property

@@ -134,9 +134,9 @@ def _do(request: Request) -> dict[str, Any]:
     code.import_from(directory)
     if request.task == "prepare":
         cli = ModuleCLI(request.settings)
-        owner = cli.datamodule or cli.model
-        if request.host_index == 0 or owner.prepare_data_per_node:
-            owner.prepare_data()
+        for owner in filter(None, (cli.datamodule, cli.model)):
+            if request.host_index == 0 or owner.prepare_data_per_node:
+                owner.prepare_data()
         return {}
     if request.task == "partitions":
         digest = code.source_digest(request.settings["data"]["class_path"], directory)  # before what else is imported

@@ -104,12 +104,10 @@ def check_module(settings: Settings) -> bool:
     for hook in needed:
         if isinstance(module, type) and not is_overridden(hook, module, LightningModule):
             raise InputError(f"model.class_path={path} has no {hook}", hint=f"define {hook} in {path}")
-    owner, parent = (
-        (load_class(settings["data"]["class_path"]), LightningDataModule)
-        if "data" in settings
-        else (module, LightningModule)
-    )
-    return bool(is_overridden("prepare_data", owner, parent))
+    owners: list[tuple[Any, type]] = [(module, LightningModule)]
+    if "data" in settings:
+        owners.append((load_class(settings["data"]["class_path"]), LightningDataModule))
+    return any(is_overridden("prepare_data", owner, parent) for owner, parent in owners)
 
 
 def has_partitions(settings: Settings) -> bool:

@@ -6,7 +6,7 @@ with a state of its own continues by that: Lightning stores it in its checkpoint
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
@@ -54,17 +54,23 @@ class FeedState:
         self.last_read_random: RandomState = {}
         self.resume: Position | None = None
         """Position to resume at, until the first batch has been read."""
-        self.feeds: list[Feed] = []
-        """Those of the training's loaders, in the order in which an epoch has started them."""
+        self.training_loaders: Callable[[], Any] = lambda: None
+        """What the training reads: a feed, or a tree of them."""
 
-    @property
-    def has_several(self) -> bool:
-        """Whether the training reads several loaders: their places inside an epoch are not known."""
-        return len(self.feeds) > 1
+    def feeds(self) -> list["Feed"]:
+        """The feeds of the training; of several, the places inside an epoch are not known."""
+        return [leaf for leaf in _leaves(self.training_loaders()) if isinstance(leaf, Feed)]
 
     def position(self, num_trained: int) -> Position:
         """The position after so many batches of the epoch."""
         return Position(random_state(self.loader), self.epoch_random, num_trained, self.num_read, self.last_read_random)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """The loaders in a tree of dicts and lists."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    return [leaf for branch in tree for leaf in _leaves(branch)] if isinstance(tree, list | tuple) else [tree]
 
 
 class LoaderProxy:
@@ -95,27 +101,23 @@ class Feed(LoaderProxy):
     def __init__(self, state: FeedState, loader: Any) -> None:
         super().__init__(loader)
         self._state = state
+        self._is_first = True  # the only feed of the training, or the one of several that a resume starts with
         self._drawn: RandomState = {}
 
     def __iter__(self) -> Iterator[Any]:
         state = self._state
-        if not state.is_training():
+        feeds = state.feeds() if state.is_training() else []
+        if self not in feeds:
             return iter(self._loader)
-        if self not in state.feeds:
-            state.feeds.append(self)
+        self._is_first = self is feeds[0]
         if self._is_first:
             if (resume := state.resume) is not None:
                 set_random_state(resume.epoch_random if resume.num_trained else resume.random, self._loader)
             state.loader, state.num_read = self._loader, 0
             state.epoch_random = random_state(self._loader)
         iterator = iter(self._loader)  # made now: a DataLoader draws a random number for it
-        state.feeds[0].note_drawn()
+        feeds[0].note_drawn()
         return self._batches(iterator)
-
-    @property
-    def _is_first(self) -> bool:
-        """Whether this is the only feed of the training, or the one of several that a resume starts with."""
-        return self is self._state.feeds[0]
 
     def note_drawn(self) -> None:
         """Note the random numbers after the iterators were made."""

@@ -71,6 +71,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace():
                 probe, no_probe = bench.measure()
                 facts["cost"], facts["uncounted"] = bench.cost
+        bench.remove_logs()
         state = FeedState(stopwatch)
         account = StepAccount(stopwatch, state, log, directory / "progress.json" if spec.rank == 0 else None)
         every = spec.config.execution.checkpoint_steps
@@ -82,7 +83,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
             "callbacks": [*compile_callbacks(plan.compile), account, checkpoints],
-            "logger": FileLogger(log, directory, spec.run_id),
+            "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
         cli = ModuleCLI(module.settings, options, spec.partitions)

@@ -8,6 +8,7 @@ import copy
 import ctypes
 import gc
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
@@ -47,7 +48,7 @@ from paceline.tasks.train.step.precision import lightning_precision
 M_ARENA_MAX = -8  # of glibc's mallopt
 KEPT = (
     *("accumulate_grad_batches", "benchmark", "deterministic", "gradient_clip_algorithm", "gradient_clip_val"),
-    *("inference_mode", "max_epochs", "sync_batchnorm", "use_distributed_sampler"),
+    *("inference_mode", "log_every_n_steps", "max_epochs", "sync_batchnorm", "use_distributed_sampler"),
 )
 """Settings of the trainer that an arm has too: those that change a step or the schedule of the learning rate."""
 
@@ -217,6 +218,14 @@ class ModuleProbe:
             raise ArmLostError(lost or "another rank could not run it")
         return [sum(times[first : first + number]) for first in range(0, len(times), number)]
 
+    def remove_logs(self) -> None:
+        """Remove what the module has written in the arms."""
+        shutil.rmtree(self._logs, ignore_errors=True)
+
+    @property
+    def _logs(self) -> Path:
+        return Path(self._spec.directory) / "probe"
+
     def _steps(self, arm: Arm) -> TrainerSteps:
         is_group = arm.num_devices > 1 and arm.variant != "no_sync"
         hooks = [TokenSync()] if is_group and arm.variant == "token_sync" else []
@@ -231,7 +240,7 @@ class ModuleProbe:
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,
-                "logger": FileLogger(None, Path(self._spec.directory) / "probe", self._spec.run_id),
+                "logger": FileLogger(None, self._logs, self._spec.run_id),
                 **{"enable_checkpointing": False, "enable_progress_bar": False},
                 "enable_model_summary": False,
             }

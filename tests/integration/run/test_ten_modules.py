@@ -57,13 +57,14 @@ def code(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_a_killed_rank_leaves_the_values_of_the_script(paceline, tmp_path, code, name):
-    trainer = ["log_every_n_steps=1", "max_epochs=200", "max_steps=-1", *options(name, 2)]
+    trainer = ["log_every_n_steps=1", "max_epochs=20", "max_steps=-1", *options(name, 2)]
     trainer = [one if one.startswith("trainer.") else f"trainer.{one}" for one in trainer]
+    trainer.append("data.init_args.num_samples=1600")  # 50 batches of an epoch on each rank
     alone = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "trainer.devices=2"]
     plain = values_of_script(code, f"configs/{name}.yaml", tmp_path, *trainer, *alone)
-    settings = ["execution.num_devices=2", "execution.checkpoint_steps=50", "speedup.baseline=none", *trainer]
+    settings = ["execution.num_devices=2", "execution.checkpoint_steps=40", "speedup.baseline=none", *trainer]
     process = paceline("run", str(code / "configs" / f"{name}.yaml"), "--code", str(code), "--json", *settings)
-    wait_for_checkpoint(process, "step-0000000050.ckpt")
+    wait_for_checkpoint(process, "step-*.ckpt")
     ranks_of(process)[-1].send_signal(signal.SIGKILL)
     out, said = process.communicate(timeout=300)
     assert process.returncode == 0, said

@@ -128,7 +128,7 @@ def test_containers_start_what_the_units_start(site):
         account = dict(zip(("USER_ID", "GROUP_ID"), pwd.getpwnam(site.user)[2:4], strict=True))
         assert service["build"]["args"] == account, "initdb looks it up"
     dockerfile = (INFRA / "Dockerfile").read_text()
-    assert 'useradd --uid "$USER_ID"' in dockerfile
+    assert 'useradd --no-log-init --uid "$USER_ID"' in dockerfile
     assert f"WORKDIR {IN_IMAGE}" in dockerfile
     assert ",services]" in dockerfile, "flask-wtf and the driver of PostgreSQL"
     for line in dockerfile.splitlines():

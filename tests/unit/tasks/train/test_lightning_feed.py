@@ -195,10 +195,10 @@ class Keeper(pl.Callback):
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice
-@pytest.mark.parametrize(("kept", "note"), [({"plain": 1}, ""), (partial(int, "7"), "they hold functools.partial")])
+@pytest.mark.parametrize(("kept", "note"), [({"plain": 1}, ""), (partial(int, "7"), "(functools.partial)")])
 def test_checkpoints_that_no_restart_can_read_are_noted(tmp_path, kept, note):
     train("shuffled", {}, tmp_path / "checkpoints", 3, callbacks=[Keeper(kept)], progress=tmp_path / "progress.json")
-    noted = json.loads((tmp_path / "progress.json").read_text())["note"]
+    noted = " ".join(json.loads((tmp_path / "progress.json").read_text())["notes"])
     assert note in noted
     assert bool(noted) == bool(note)
 
@@ -223,6 +223,8 @@ def test_checkpoints_that_no_restart_can_read_are_noted(tmp_path, kept, note):
         ("without length", {}, None, 13),
         ("without length", {}, 3, 12),
         ("without length", READ_AHEAD, 3, 12),
+        ("own generator", {"reload_dataloaders_every_n_epochs": 1}, 3, 13),
+        ("own generator", {"reload_dataloaders_every_n_epochs": 1}, None, 13),
         ("several", {}, None, 13),
         ("several", {}, 3, 19),
     ],

@@ -116,7 +116,9 @@ class Half(Sampler):
 
 
 LOADERS = {
-    "by a sampler without length": lambda **options: DataLoader(Numbers(**options), BATCH, sampler=Half()),
+    "by a sampler without length": lambda **options: DataLoader(
+        Numbers(**options), BATCH, sampler=Half(), num_workers=1
+    ),
     "in this process": lambda **options: DataLoader(Numbers(**options), BATCH, shuffle=True),
     "in workers": lambda **options: DataLoader(Numbers(**options), BATCH, shuffle=True, num_workers=1),
     "with a generator": lambda **options: DataLoader(
