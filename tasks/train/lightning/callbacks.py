@@ -239,6 +239,12 @@ class SaveCheckpoint(Checkpoint):
             self._account.epoch_ends.append(self._account.stopwatch.seconds_without("probe"))
         self._account.write_progress(trainer)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        writer = trainer.strategy.checkpoint_io
+        if not self._is_checked and isinstance(writer, AtomicCheckpointIO):
+            writer.wait()
+            self._check_first(trainer)
+
     def _check_first(self, trainer: Trainer) -> None:
         """Note, once, that a restart could not read the checkpoints."""
         writer = trainer.strategy.checkpoint_io
