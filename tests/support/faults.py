@@ -137,7 +137,7 @@ class Faults:
         end = chance.choice(["b", "here"])  # host b, or the flow, from host a and its scheduler
         self._hosts.cut(end)
         time.sleep(chance.choice([SHORT, LONG]))
-        self._hosts.mend(end)
+        self._hosts.restore(end)
         self._repair_workers()
 
     def kill_the_flow(self, flow, chance):

@@ -134,7 +134,7 @@ class TwoHosts:
         """Cut the link from host a to `b`, or to this process, `here`. Connections over it do not notice at once."""
         self.hosts["a"].ip(f"link set to-{end} down")
 
-    def mend(self, end):
+    def restore(self, end):
         """Restore the link."""
         self.hosts["a"].ip(f"link set to-{end} up")
 

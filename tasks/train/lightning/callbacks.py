@@ -247,8 +247,10 @@ class SaveCheckpoint(Checkpoint):
 
     def _check_first(self, trainer: Trainer) -> None:
         """Note, once, that a restart could not read the checkpoints."""
+        if self._is_checked or self.last is None:
+            return
         writer = trainer.strategy.checkpoint_io
-        if self._is_checked or self.last is None or not (isinstance(writer, AtomicCheckpointIO) and writer.is_idle()):
+        if not (isinstance(writer, AtomicCheckpointIO) and writer.is_idle()):
             return
         self._is_checked = True
         try:
@@ -312,13 +314,13 @@ class FileLogger(Logger):
 
     def save(self) -> None:
         """Write what is left for these files."""
-        if self._default is not None and self._is_written:
-            self._default.save()
+        if self._is_written:
+            self.default().save()
 
     def finalize(self, status: str) -> None:
         """End these files."""
-        if self._default is not None and self._is_written:
-            self._default.finalize(status)
+        if self._is_written:
+            self.default().finalize(status)
 
     @property
     def name(self) -> str:

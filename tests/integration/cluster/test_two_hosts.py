@@ -117,7 +117,7 @@ def test_a_cut_link_costs_a_few_steps_and_no_accuracy(hosts, make_job):
         assert not training.done(), "it was cut too late"
         # Nobody can reach the rank on `b` to end it: its worker, which has lost the scheduler, must.
         until(lambda: not ranks_on(hosts, "b", job) and not hosts.worker_runs("b"), "end of host b", every=0.05)
-        hosts.mend("b")
+        hosts.restore("b")
         hosts.restart_worker("b")
         result = training.result(timeout=240)
     assert result.losses == uninterrupted.losses

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ from tests.support.patience import until
 from tests.support.refusals import refused
 from tests.support.small_disk import fill, small_disk
 
+RUN_SBATCH = Path(__file__).parents[3] / "infra" / "slurm" / "run.sbatch"
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -397,8 +399,9 @@ def test_the_directory_of_a_slurm_job_stays_until_the_job_ends(home):
     for directory in (job, ended):
         (directory / "tls").mkdir(parents=True)
         (directory / "tls" / "key.pem").write_text("key")
+    locks = next(line for line in RUN_SBATCH.read_text().splitlines() if "flock" in line)
     with subprocess.Popen(
-        ["bash", "-c", 'exec 9>"$0/lock" && flock 9; echo ready; read', job],
+        ["bash", "-c", f"state=$0\n{locks}\necho ready; read", job],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
