@@ -220,6 +220,10 @@ class Client:
         self.connection.handlers = {self.process: self._lose, scheduler.process: self._leave}
         scheduler.clients.append(self)
 
+    @property
+    def status(self):
+        return "connecting" if self.connection.is_broken else "running"
+
     def _lose(self):
         for future in self.futures.values():
             future.status = "lost"

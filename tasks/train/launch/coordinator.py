@@ -179,7 +179,8 @@ class _Attempts:
         self.num_ranks, self.steps_done, self.failed_at = 0, 0, None
         self._saved_epochs, self._saved_epochs_before = None, None
         with ExitStack() as connection:
-            client = connection.enter_context(connect(address))
+            with self._recovery.waiting():
+                client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else job.config.cluster.min_workers
             find = partial(find_placements, client, job.config, job.plan.accelerator, fewest)
             placements = connection.enter_context(reserve(lambda reserved: find(reserved)[0]))

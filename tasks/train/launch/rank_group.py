@@ -32,7 +32,8 @@ MAX_STARTS = 1024  # ranks that are started before all are asked again; a messag
 START_SECONDS = 120.0  # until a rank's first heartbeat: its imports, on a cold disk
 SETTLE_SECONDS = 0.6
 """Time for the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
-ECHO_SECONDS = 3.0  # the same where all are consequences: a worker's end is noticed later than the broken connections
+ECHO_SECONDS = 1.5  # the same where all are consequences, and every worker answers
+PING_SECONDS = 1.0  # a worker whose rank may be the cause, and which takes longer to answer, is lost
 ABORT_SECONDS = 15.0
 MAX_NAMED = 8  # ranks in a message
 # Errors of ranks that lost their connection to another; the root cause is the earliest other error.
@@ -55,6 +56,7 @@ class RankGroup:
         self._last_answer = [time.monotonic()] * len(placements)
         self._next_look = 0.0
         self._waits: set[str] = set()
+        self._reachable = {placement.worker for placement in placements}  # workers that are not known to be lost
         self._is_started = False
         self._outcomes: dict[int, RankOutcome] = {}
         self.steps_done = 0  # step that the furthest rank has reached
@@ -119,7 +121,7 @@ class RankGroup:
             answers = call_workers(self._client, requests, ANSWER_SECONDS)
             for (placement, _), answer in zip(some, answers, strict=True):
                 if isinstance(answer, BaseException):
-                    raise LostError(f"{_describe_worker(placement)} cannot be reached to start: {_describe(answer)}")
+                    raise self._lose(placement, f"cannot be reached to start: {_describe(answer)}")
         self._is_started = True
         self._last_answer = [time.monotonic()] * len(self._placements)
 
@@ -152,8 +154,10 @@ class RankGroup:
             self._client.cancel(list(self._futures.values()), force=True)
         except Exception:  # noqa: BLE001  the scheduler is gone, and supervisors notice; the group's own error matters
             return
+        if self._client.status != "running":  # reconnecting: the same
+            return
         give_up = time.monotonic() + ABORT_SECONDS
-        hosts = {placement.host: placement.worker for placement in self._placements}
+        hosts = {each.host: each.worker for each in self._placements if each.worker in self._reachable}
         while hosts and time.monotonic() < give_up:
             requests = [(worker, running_ranks, (self._run_id,)) for worker in hosts.values()]
             ranks = dict(zip(hosts, call_workers(self._client, requests, ANSWER_SECONDS, batched=True), strict=True))
@@ -181,9 +185,13 @@ class RankGroup:
             if isinstance(answer, ClaimStatus) and answer.state in expected:
                 self._last_answer[placement.rank] = time.monotonic()
             elif time.monotonic() - self._last_answer[placement.rank] > SILENT_SECONDS:
-                worker = _describe_worker(placement)
-                raise LostError(f"{worker} has not answered for {SILENT_SECONDS:.0f} s: {answer!r}")
+                raise self._lose(placement, f"has not answered for {SILENT_SECONDS:.0f} s: {answer!r}")
         return statuses
+
+    def _lose(self, placement: Placement, why: str) -> LostError:
+        """The error of a lost worker, which is not asked anything from now on."""
+        self._reachable.discard(placement.worker)
+        return LostError(f"{_describe_worker(placement)} {why}")
 
     def _check_statuses(self, statuses: list[ClaimStatus]) -> None:
         for placement, status in zip(self._placements, statuses, strict=True):
@@ -201,13 +209,24 @@ class RankGroup:
         try:
             connected = set(workers(self._client))
         except Exception as error:
+            self._reachable.clear()
             raise LostError(f"the Dask scheduler is gone: {_describe(error)}") from error
+        self._reachable &= connected
         for placement in self._placements:
             if placement.worker not in connected and placement.rank not in self._outcomes:
-                raise LostError(f"{_describe_worker(placement)} is gone; look at the worker's log")
+                raise self._lose(placement, "is gone; look at the worker's log")
+
+    def _ping_workers(self) -> None:
+        """Raise LostError: the worker of a rank that has not ended does not answer."""
+        running = [each for each in self._placements if each.rank not in self._outcomes]
+        requests = [(each.worker, running_ranks, (self._run_id,)) for each in running]
+        answers = call_workers(self._client, requests, PING_SECONDS, batched=True)
+        for placement, answer in zip(running, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise self._lose(placement, f"does not answer: {_describe(answer)}")
 
     def _root_cause(self) -> RankError:
-        """The first error that is not a consequence of another rank's end."""
+        """The first error that is not a consequence of another rank's end. Raises LostError: a worker is the cause."""
         time.sleep(SETTLE_SECONDS)
         give_up = time.monotonic() + ECHO_SECONDS
         while True:
@@ -217,6 +236,7 @@ class RankGroup:
                 break
             self._next_look = 0.0
             self._check_workers()
+            self._ping_workers()
             time.sleep(POLL_SECONDS)
         # A killed rank has no time: it ended before those that noticed.
         first = min(causes or failed, key=lambda outcome: outcome.failed_at or 0.0)

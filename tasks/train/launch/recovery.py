@@ -6,7 +6,8 @@ that a rank raised twice at the same step ends the training.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -59,13 +60,11 @@ class Recovery:
 
         Raises LostError: the cluster did not come back; before any failure, what `find` raises.
         """
-        began = time.monotonic()
-        give_up, waited = began + WAIT_SECONDS, 0.0
+        began, before = time.monotonic(), self._wait_seconds
+        give_up = began + WAIT_SECONDS
         while True:
             try:
-                found = find()
-                self._wait_seconds += waited
-                return found
+                return find()
             except (InputError, OSError, TimeoutError) as error:
                 if self._last_end is None:
                     raise
@@ -75,7 +74,14 @@ class Recovery:
                     raise LostError(f"{cause}; and {lost}", final=True) from error
                 deadline.check()
                 time.sleep(RETRY_SECONDS)
-                waited = time.monotonic() - began
+                self._wait_seconds = before + time.monotonic() - began
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the body, in `wait_for_cluster`, as a wait for the cluster: for a scheduler that does not answer."""
+        began = time.monotonic()
+        yield
+        self._wait_seconds += time.monotonic() - began
 
     def record_start(self, first_step: int) -> None:
         """Record that the ranks start from a step."""
@@ -104,8 +110,7 @@ class Recovery:
     ) -> None:
         """Return if the group may restart, else raise `error`; arguments as for `restart`.
 
-        Returns after a pause where an immediate restart would probably fail as well: without progress, or without a
-        worker.
+        Returns after a pause where an immediate restart would probably fail as well: without progress.
         """
         step = step_of(newest) if (newest := newest_valid_checkpoint(self._checkpoints)) else 0
         self._num_fruitless = 0 if step > self._first_step else self._num_fruitless + 1
@@ -117,7 +122,7 @@ class Recovery:
             raise error
         rank = error.rank if isinstance(error, RankError) else None
         self.restart(error, num_ranks, steps_done, failed_at, rank)
-        if self._num_fruitless or isinstance(error, LostError):
+        if self._num_fruitless:
             time.sleep(RETRY_SECONDS)
 
     def restart(

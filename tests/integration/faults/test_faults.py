@@ -16,7 +16,7 @@ from paceline.tasks.errors import LostError
 from paceline.tasks.train.launch import coordinator as coordinate
 from paceline.tasks.train.launch import recovery
 from paceline.tasks.train.launch.coordinator import TrainJob, train_group
-from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.launch.rank_process import running_ranks, supervisors_of
 from tests.integration.conftest import SMALL
 from tests.integration.faults.test_recovery import FAR, LONG, check_nothing_is_lost, happening, newest_step
 from tests.support.jobs import new_job
@@ -54,6 +54,22 @@ def test_a_killed_dask_worker_costs_a_restart_and_no_result(whole, job, cluster)
         result = train_group(job, cluster.address)
     restart = check_nothing_is_lost(job, result, whole)
     assert "Dask worker" in restart.cause or "supervisor of rank" in restart.cause
+
+
+@pytest.mark.slow
+def test_a_worker_that_stops_with_its_rank_is_named_as_the_cause(whole, job, cluster):
+    def stop_for_a_while(job):
+        worker = cluster.worker_pid(1)
+        os.kill(worker, signal.SIGSTOP)
+        (rank,) = (pid for pid in running_ranks(job.run_id) if supervisors_of([pid]) == [worker])
+        os.kill(rank, signal.SIGKILL)  # the other one notices only a closed connection
+        time.sleep(8)
+        os.kill(worker, signal.SIGCONT)
+
+    with happening(job, stop_for_a_while):
+        result = train_group(job, cluster.address)
+    restart = check_nothing_is_lost(job, result, whole)
+    assert "does not answer" in restart.cause
 
 
 @pytest.mark.slow
