@@ -299,9 +299,6 @@ def _check_own_execution(execution: Execution) -> None:
     if execution.compile in CAPTURED:
         fault = f"execution.compile={execution.compile} cannot be used with your own Lightning code"
         raise ValueError(f"{fault}; use execution.compile=step, auto or off")
-    if execution.strategy == "fsdp":
-        fault = "execution.strategy=fsdp cannot be used with your own Lightning code so far"
-        raise ValueError(f"{fault}; use execution.strategy=ddp")
 
 
 def _check_task(data: Data, model: Model, recipe: Recipe) -> None:

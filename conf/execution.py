@@ -39,7 +39,8 @@ class Execution(Section):
     the step's way."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How ranks share the work; one rank needs none. `ddp`: each holds the whole network; `fsdp`: a part of every
-    weight, gradient and optimizer state, for networks that do not fit. Probes and evaluation hold whole weights."""
+    weight, gradient and optimizer state, for networks that do not fit. Evaluation holds whole weights, and so do probes
+    of the presets."""
     activation_checkpointing: Literal["off", "on"] = "off"
     """`on`: the backward pass computes the activations inside each part of the network again, so that they take no
     memory between the two passes; a step takes longer, and its results are the same. Cannot be combined with

@@ -208,7 +208,7 @@ def check_trainer(trainer: dict[str, Any]) -> None:
         if path.rpartition(".")[2] in ("ModelCheckpoint", "OnExceptionCheckpoint"):
             _refuse("callbacks", path, "remove it; Paceline saves checkpoints: see execution.checkpoint_steps")
     if trainer.get("strategy", "auto") not in DDP:
-        _refuse("strategy", trainer["strategy"], "use trainer.strategy=ddp, or remove it: see execution.strategy")
+        _refuse("strategy", trainer["strategy"], "use trainer.strategy=ddp, or execution.strategy=fsdp")
     hints = {
         "logger": "remove it; Paceline logs to MLflow: see track.experiment",
         "plugins": "remove it; see execution.precision for precision plugins",

@@ -13,11 +13,15 @@ from itertools import islice
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from torch import distributed
+from torch.distributed.fsdp import FSDPModule
 
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.train.lightning.random_state import RandomState, random_state, set_random_state
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.step.distributed import adapt_reduction, shard_module
 
 Wrap = Callable[[Any], Any]
 """Takes a loader, and returns the one that Lightning reads."""
@@ -234,3 +238,35 @@ class FedDevice(_Fed, SingleDeviceStrategy):
 
 class FedGroup(_Fed, DDPStrategy):
     """Lightning's DDP."""
+
+
+class FedShards(_Fed, ModelParallelStrategy):
+    """Lightning's FSDP2 over all ranks, whose checkpoints are those of one device.
+
+    A module that shards itself in `configure_model` stays as it is. Of others the ranks share each block and the rest.
+    """
+
+    def __init__(self, wrap: Wrap, num_ranks: int) -> None:
+        super().__init__(wrap, data_parallel_size=num_ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def setup(self, trainer: Trainer) -> None:
+        module = self.lightning_module
+        assert module is not None
+        if not module.automatic_optimization:
+            raise InputError(
+                "execution.strategy=fsdp cannot be used with manual optimization: weights are shared for a whole step",
+                hint="use execution.strategy=ddp",
+            )
+        if not any(isinstance(part, FSDPModule) for part in module.modules()):
+            self.model_to_device()
+            for weights in (*module.parameters(), *module.buffers()):  # sharding copies none from rank 0
+                distributed.broadcast(weights.detach(), src=0)
+            shard_module(module, self.device_mesh["data_parallel"])
+        adapt_reduction(module, self.device_mesh)
+        if type(module).configure_model is LightningModule.configure_model:
+            module.configure_model = _configured  # type: ignore[method-assign]  # Lightning requires one
+        super().setup(trainer)
+
+
+def _configured() -> None:
+    """Stand in for `configure_model` of a module that is configured."""

@@ -7,11 +7,11 @@ import socket
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import Strategy
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.fingerprint import code_fingerprint
@@ -30,7 +30,7 @@ from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
-from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FeedState, Wrap, feed
+from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
@@ -76,7 +76,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         account = StepAccount(stopwatch, state, log, directory / "progress.json" if spec.rank == 0 else None)
         every = spec.config.execution.checkpoint_steps
         checkpoints = SaveCheckpoint(account, state, Path(spec.checkpoint_directory), every, spec.rank)
-        placed = strategy_of(partial(feed, state), spec.world_size > 1)
+        placed = strategy_of(partial(feed, state), plan.strategy)
         options: dict[str, Any] = {
             **shared,
             **placed,
@@ -139,7 +139,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         **facts,
         epoch_ends=tuple(account.epoch_ends),
         startup_seconds=account.startup_seconds,
-        weights=_save_weights(spec, cli.model),
+        weights=_save_weights(spec, trainer.strategy.lightning_module_state_dict()),
         peak_memory_bytes=int(torch.cuda.max_memory_allocated(device))
         if on_gpu
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -151,7 +151,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
 def _autotune(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> tuple[RankSpec, AutotuneResult | None]:
     """The specification with the fastest execution of a search, and the search: an earlier one, or one made now."""
     search = spec.search
-    if search is None and spec.may_search and not spec.plan.reasons.keys().isdisjoint(MODULE_SETTINGS):
+    is_open = spec.plan.strategy != "fsdp" and not spec.plan.reasons.keys().isdisjoint(MODULE_SETTINGS)
+    if search is None and spec.may_search and is_open:
         with stopwatch.during("search"), name_oom("search", "search"), group.wait_for_rank_0(), leave_no_trace():
             search = autotune_module(bench, spec.plan, bench.planned_steps)
         if search is not None and spec.rank == 0:
@@ -163,12 +164,12 @@ def _autotune(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> tuple
     return spec.model_copy(update={"plan": plan}), search
 
 
-def _save_weights(spec: RankSpec, model: LightningModule) -> str | None:
-    """Write the state dict on rank 0; return its path. A directory of code has none: only packages are registered."""
+def _save_weights(spec: RankSpec, weights: dict[str, Any]) -> str | None:
+    """Write a state dict on rank 0; return its path. A directory of code has none: only packages are registered."""
     if spec.rank != 0 or spec.config.lightning.code is not None:
         return None
     path = Path(spec.directory) / WEIGHTS
-    torch.save(move_data_to_device(model.state_dict(), torch.device("cpu")), path)
+    torch.save(move_data_to_device(weights, torch.device("cpu")), path)
     try:
         torch.load(path, mmap=True, weights_only=True)
     except pickle.UnpicklingError:  # by `get_extra_state`
@@ -202,9 +203,15 @@ def options_of(spec: RankSpec) -> dict[str, Any]:
     return {"accelerator": spec.plan.accelerator, **devices, "default_root_dir": given or spec.directory}
 
 
-def strategy(spec: RankSpec, device: torch.device, wrap: Wrap, is_group: bool) -> dict[str, Any]:
+def strategy(
+    spec: RankSpec, device: torch.device, wrap: Wrap, kind: Literal["single", "ddp", "fsdp"]
+) -> dict[str, Any]:
     """Strategy and plugins of a trainer whose loaders are wrapped: on this rank's device, or on all of the group."""
     given = spec.config.lightning.settings.get("trainer", {}).get("strategy")
     finds_unused = {"find_unused_parameters": True} if given == "ddp_find_unused_parameters_true" else {}
-    fed = FedGroup(wrap, **finds_unused) if is_group else FedDevice(wrap, device=device)
-    return {"strategy": fed, "plugins": [group.lightning_environment(spec, is_group)]}
+    fed: Strategy = FedDevice(wrap, device=device)
+    if kind == "ddp":
+        fed = FedGroup(wrap, **finds_unused)
+    elif kind == "fsdp":
+        fed = FedShards(wrap, spec.world_size)
+    return {"strategy": fed, "plugins": [group.lightning_environment(spec, kind != "single")]}

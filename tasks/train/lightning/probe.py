@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MethodType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -56,7 +56,7 @@ ENDS = frozenset({"max_steps", "max_time", "limit_train_batches"})
 """Those that end a training on a loader without length."""
 DEFAULT_EPOCHS = 1000
 """Of Lightning's trainer, where no setting ends a training."""
-StrategyOf = Callable[[Wrap, bool], dict[str, Any]]
+StrategyOf = Callable[[Wrap, Literal["single", "ddp", "fsdp"]], dict[str, Any]]
 """Strategy and plugins of a trainer that wraps its loaders: of this device alone, or of the group."""
 
 
@@ -89,12 +89,10 @@ class ModuleProbe:
         with ExitStack() as stack:
             arm = arm_of(spec.plan).model_copy(update={"loading": "foreground", "memory_format": "contiguous"})
             try:
-                try:
-                    candidate = self._runner(stack, arm, is_candidate=True, counts=True)
-                except ArmLostError:  # perhaps by the count
-                    candidate = self._runner(stack, arm, is_candidate=True)
+                counted = BASELINE if arm.strategy == "fsdp" else arm  # torch does not count what sharding does
+                candidate = self._counted_runner(stack, arm, is_candidate=True, counts=counted is arm)
                 runners["candidate"] = candidate
-                runners["baseline"] = self._runner(stack, BASELINE)
+                runners["baseline"] = self._counted_runner(stack, BASELINE, counts=counted is BASELINE)
             except ArmLostError as error:
                 return None, f"the module does not run as {BASELINE.label if runners else arm.label}: {error}"
             for role, other in self._others(candidate).items():
@@ -177,6 +175,14 @@ class ModuleProbe:
         """Watch this host for contamination from now on."""
         return ValidityWatch(own_processes(self._spec), gpu_uuids=self._spec.devices)
 
+    def _counted_runner(self, stack: ExitStack, arm: Arm, *, counts: bool, is_candidate: bool = False) -> ArmRunner:
+        try:
+            return self._runner(stack, arm, is_candidate=is_candidate, counts=counts)
+        except ArmLostError:
+            if not counts:
+                raise
+            return self._runner(stack, arm, is_candidate=is_candidate)  # perhaps lost by the count
+
     def _runner(self, stack: ExitStack, arm: Arm, *, is_candidate: bool = False, counts: bool = False) -> ArmRunner:
         """An arm after its first step. Raises ArmLostError, on all ranks: the module cannot run it."""
         if (reason := self._spec.left_out.get(arm.label)) is not None:
@@ -233,7 +239,7 @@ class ModuleProbe:
         def fit(steps: TrainerSteps) -> None:
             options = {
                 **self._options,
-                **self._strategy_of(steps.wrap, is_group),
+                **self._strategy_of(steps.wrap, arm.strategy if is_group else "single"),
                 **({} if is_group else {"devices": 1, "num_nodes": 1}),
                 "precision": lightning_precision(arm.precision),
                 "callbacks": [*compile_callbacks(arm.compile), *hooks, steps],

@@ -4,11 +4,12 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,6 +57,9 @@ norms, are gathered in float32, as autocast leaves them.
 """
 
 
+STEP_METHODS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
 def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> None:
     """Shard a network in place over the ranks of a mesh, unless it is sharded already.
 
@@ -80,6 +84,28 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> No
     for before, after in pairwise(units):
         before.set_modules_to_forward_prefetch([after])
         after.set_modules_to_backward_prefetch([before])
+    adapt_reduction(network, mesh)
+
+
+def shard_module(module: LightningModule, mesh: DeviceMesh) -> None:
+    """Shard a user's module in place over the ranks of a mesh: each large block of a list of layers, and the rest.
+
+    The ranks must start with the same weights. Weights keep their type: autocast rounds them.
+    """
+    exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
+    for layers in reversed(lists):  # those within a block before it
+        for layer in layers:
+            is_called = not isinstance(layer, nn.ModuleList | nn.ModuleDict)
+            if is_called and sum(map(torch.numel, layer.parameters())) >= UNIT_PARAMETERS:
+                fully_shard(layer, mesh=mesh, mp_policy=exact)
+    fully_shard(module, mesh=mesh, mp_policy=exact)
+    for method in STEP_METHODS:  # Lightning calls these, which need the weights as `forward` does
+        register_fsdp_forward_method(module, method)
+
+
+def adapt_reduction(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Let the sharded parts of a network sum up gradients by what the mesh's device has."""
     for module in network.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")  # gloo has no mean (torch 2.13)

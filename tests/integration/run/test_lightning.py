@@ -155,6 +155,22 @@ def test_two_ranks_have_the_losses_of_ddp_though_one_is_killed(run, code, tmp_pa
 
 
 @pytest.mark.slow
+def test_two_ranks_that_share_the_weights_learn_as_ddp_though_one_is_killed(run, code, tmp_path):
+    wide = "model.init_args.width=192"  # a block has enough weights to be shared by itself
+    plain = train_plainly(code, tmp_path, *DDP, wide)
+    process = run("execution.num_devices=2", "execution.strategy=fsdp", "execution.checkpoint_steps=4", wide)
+    wait_for_checkpoint(process, "step-0000000004.ckpt")
+    ranks_of(process)[-1].send_signal(signal.SIGKILL)
+    summary = summary_of(process)
+    own = curves(summary["run_id"])
+    assert len(summary["train"]["restarts"]) == 1
+    assert own["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-4)
+    assert own["val_loss"] == pytest.approx(plain["val_loss"], rel=1e-4)
+    options = [f"ckpt_path={summary['train']['checkpoint']}", "weights_only=true", "trainer.max_epochs=3", wide]
+    assert len(train_plainly(code, tmp_path / "then", *options)["train_loss"]) == NUM_BATCHES[1] // 2
+
+
+@pytest.mark.slow
 def test_a_killed_flow_resumes_with_the_losses_of_the_script(run, paceline, code, tmp_path):
     plain = train_plainly(code, tmp_path)
     process = run("execution.checkpoint_steps=4")

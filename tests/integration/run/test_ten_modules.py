@@ -78,6 +78,32 @@ def test_a_killed_rank_leaves_the_values_of_the_script(paceline, tmp_path, code,
 
 
 @pytest.mark.slow
+def test_a_module_that_shards_itself_is_measured_and_learns_as_with_ddp(paceline, tmp_path, code):
+    trainer = ["log_every_n_steps=1", "enable_progress_bar=false", "accelerator=cpu", "devices=2", "strategy=ddp"]
+    plain = values_of_script(code, "configs/configured.yaml", tmp_path, *(f"trainer.{one}" for one in trainer))
+    settings = ["execution.num_devices=2", "execution.strategy=fsdp", "speedup.max_seconds=3"]
+    command = ["run", str(code / "configs/configured.yaml"), "--code", str(code), "--json", *settings]
+    process = paceline(*command, "trainer.log_every_n_steps=1")
+    out, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    summary = json.loads(out.splitlines()[-1])
+    own = values_of_run(summary["run_id"], plain)
+    assert {name: pytest.approx(values, rel=1e-4) for name, values in plain.items()} == own
+    assert "fsdp" in summary["speedup"]["candidate"]
+    assert summary["speedup"]["of_limit"] is not None, "operations are counted on one device"
+
+
+@pytest.mark.slow
+def test_manual_optimization_on_shared_weights_is_refused(paceline, code):
+    settings = ["execution.num_devices=2", "execution.strategy=fsdp", "speedup.baseline=none"]
+    process = paceline("run", str(code / "configs/gan.yaml"), "--code", str(code), *settings)
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 2, said
+    assert "execution.strategy=fsdp cannot be used with manual optimization" in said
+    assert "execution.strategy=ddp" in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_a_study_compares_its_settings(paceline, code, name):
     axis = ["--axis", "data.init_args.batch_size=16,32", "--minimize", DOCUMENTED[name], "--repeats", "1"]

@@ -3,6 +3,7 @@
 import lightning.pytorch as pl
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -85,3 +86,5 @@ class Configured(Autoencoder):
     def configure_model(self):
         if self.encode is None:
             self.encode, self.decode = nn.Linear(self.width, 3), nn.Linear(3, self.width)
+            for layer in (self.encode, self.decode) if self.device_mesh is not None else ():
+                fully_shard(layer, mesh=self.device_mesh["data_parallel"])

@@ -160,10 +160,13 @@ def test_a_state_that_holds_more_than_tensors_is_not_kept(tmp_path):
 
     lightning = SimpleNamespace(code=None)
     spec = SimpleNamespace(rank=0, directory=str(tmp_path), config=SimpleNamespace(lightning=lightning))
-    assert _save_weights(spec, Bulky(width=8)) is None
-    assert torch.load(_save_weights(spec, GPT(width=8)), weights_only=True)["embed.weight"].shape == (256, 8)
+    assert _save_weights(spec, Bulky(width=8).state_dict()) is None
+    assert torch.load(_save_weights(spec, GPT(width=8).state_dict()), weights_only=True)["embed.weight"].shape == (
+        256,
+        8,
+    )
     lightning.code = "."
-    assert _save_weights(spec, GPT(width=8)) is None
+    assert _save_weights(spec, GPT(width=8).state_dict()) is None
 
 
 @pytest.mark.parametrize(
