@@ -12,8 +12,12 @@ import psutil
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.rank.time_budget import Stopwatch
 from tests.conftest import RANK_MODULE
 
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
+"""Options of a Trainer that writes nothing."""
 PACKAGE = Path(__file__).parents[1] / "packages" / "text"
 SMALL = ["model.init_args.width=16", "data.init_args.num_bytes=40000", "trainer.accelerator=cpu"]
 
@@ -68,3 +72,10 @@ def ranks_of(process):
         for child in psutil.Process(process.pid).children(recursive=True)
         if RANK_MODULE in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
     ]
+
+
+def train(spec):
+    """Train as a rank of a specification does, in this process; its result."""
+    from paceline.tasks.train.lightning.fit import fit_module
+
+    return fit_module(spec, Stopwatch("startup"), Heartbeat())

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -35,8 +35,18 @@ _GIVEN = re.compile(r"Given value: (.*)")
 class ModuleCLI(LightningCLI):
     """LightningCLI for any module and data, without subcommands.
 
-    `arguments` are those of its command line, or a configuration. Raises InputError: they are wrong.
+    `arguments` are those of its command line, or a configuration. `own`, or `cli` of the configuration, is the path of
+    the user's subclass of LightningCLI, whose links and arguments it has too. Raises InputError: they are wrong.
     """
+
+    own: str | None = None
+
+    def __new__(cls, arguments: Sequence[str] | Settings, *args: Any, own: str | None = None, **options: Any) -> Self:
+        """Create an instance that is one of the user's subclass too."""
+        if isinstance(arguments, dict) and "cli" in arguments:
+            own = arguments["cli"]["class_path"]
+        made = cls if own is None else type(cls.__name__, (cls, _load_cli(own)), {"own": own})
+        return object.__new__(made)
 
     def __init__(
         self,
@@ -44,13 +54,16 @@ class ModuleCLI(LightningCLI):
         trainer: Settings | None = None,
         partitions: PreparedPartitions | None = None,
         *,
+        own: str | None = None,
         only_parse: bool = False,
     ) -> None:
         self._options, self._partitions, self._only_parse = trainer or {}, partitions, only_parse
         self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
         try:
             super().__init__(
-                args=arguments if isinstance(arguments, dict) else list(arguments),
+                args={key: value for key, value in arguments.items() if key != "cli"}
+                if isinstance(arguments, dict)
+                else list(arguments),
                 run=False,
                 save_config_callback=None,
                 parser_kwargs={"exit_on_error": False},
@@ -82,25 +95,44 @@ class ModuleCLI(LightningCLI):
 
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""
-        named = self.parser.parse_args([*arguments], defaults=False)
+        named = self.parser.parse_args([*arguments], defaults=False, _skip_validation=True)  # defaults may be required
         given: Settings = yaml.safe_load(self.parser.dump(named, skip_unset=False, skip_validation=True))
-        return given
+        return given | self._own()
 
     def settings(self) -> Settings:
         """All settings but those of the trainer that have their defaults."""
-        tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+        tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False, skip_link_targets=False))
         unset = self.parser.get_defaults(skip_validation=True)
         defaults = yaml.safe_load(self.parser.dump(unset, skip_unset=False, skip_validation=True))["trainer"]
         trainer = tree.pop("trainer", {})
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
-        return {name: value for name, value in (tree | {"trainer": given}).items() if value is not None}
+        return {name: value for name, value in (tree | {"trainer": given} | self._own()).items() if value is not None}
+
+    def _own(self) -> Settings:
+        return {} if self.own is None else {"cli": {"class_path": self.own}}
+
+
+def _load_cli(path: str) -> type:
+    """The user's subclass of LightningCLI. Raises InputError: the path is not that of one."""
+    try:
+        found = load_class(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"cli={path} cannot be imported ({one_line(error)})",
+            hint="give the class path of your LightningCLI and the directory of your code: --code DIR",
+            setting="cli",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, LightningCLI)):
+        raise InputError(f"cli={path} is not a LightningCLI", hint="name a subclass of LightningCLI", setting="cli")
+    return found
 
 
 def check_module(settings: Settings) -> bool:
     """Whether the data prepare themselves. Raises InputError: the model lacks a hook without which it cannot train."""
     path = settings["model"]["class_path"]
     module = load_class(path)
-    needed = ["training_step"] + ([] if settings.get("optimizer") else ["configure_optimizers"])
+    has_optimizer = settings.get("optimizer") or "cli" in settings  # whose code may configure one
+    needed = ["training_step"] + ([] if has_optimizer else ["configure_optimizers"])
     for hook in needed:
         if isinstance(module, type) and not is_overridden(hook, module, LightningModule):
             raise InputError(f"model.class_path={path} has no {hook}", hint=f"define {hook} in {path}")
