@@ -112,6 +112,9 @@ def session(config: Config, resume: str | None = None) -> Iterator[Session]:
         InputError: a setting does not fit this machine; nothing was started.
         RegressionError: the run got worse than those before it, and `track.on_regression` is `fail`.
     """
+    if config.lightning.settings:
+        fault = "a session takes presets, and this is your own Lightning code"
+        raise InputError(fault, hint='run_own("config.yaml", code=".")')
     started, environment = time.monotonic(), Environment()
     checked = preflight.result_of(preflight.check, config, environment)
     cancel_older()  # only now: a refused run must not cancel its predecessor
