@@ -129,6 +129,7 @@ def _do(request: Request) -> dict[str, Any]:
         has_partitions,
         instantiate_data,
         partition_keys,
+        with_classes,
     )
 
     directory = Path(request.code) if request.code else None
@@ -155,10 +156,10 @@ def _do(request: Request) -> dict[str, Any]:
         _check_checkpoint(Path(checkpoint))
     own = request.cli or tree.get("cli", {}).get("class_path")
     tree = {key: value for key, value in tree.items() if key not in (*WRAPPED, "cli")}
-    arguments = ["--config", yaml.safe_dump(tree)] if tree else []
     variants = []
     for overrides in request.variants:
-        options = [*arguments, *(f"--{override}" for override in overrides)]
+        named = with_classes(tree, overrides)
+        options = [*(["--config", yaml.safe_dump(named)] if named else []), *(f"--{each}" for each in overrides)]
         cli = ModuleCLI(options, own=own, only_parse=True)
         settings = cli.settings()
         if request.task == "predict":

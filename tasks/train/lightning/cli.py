@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Self
 
@@ -20,6 +20,8 @@ from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
 
 Settings = dict[str, Any]
+CLASSES = ("model", "data")
+"""Sections of LightningCLI that are a class with its arguments."""
 _KEY = re.compile(r'Parser key "([\w.]+)"')
 _PATH = re.compile(r"Problem with given class_path '([^']+)'")
 _IMPORT = re.compile(r"(No module named '[^']+'|module '[^']+' has no attribute '[^']+')")
@@ -30,6 +32,28 @@ _OPTION = re.compile(
 _VALUE = re.compile(r"Expected an? <class '(\w+)'>\. Got value: (.*)")
 _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _GIVEN = re.compile(r"Given value: (.*)")
+
+
+class _Parser(LightningArgumentParser):
+    """Links arguments of `model` and `data` also as a LightningCLI does that has these classes in its code."""
+
+    def link_arguments(
+        self,
+        source: str | tuple[str, ...],
+        target: str,
+        compute_fn: Callable[..., Any] | None = None,
+        apply_on: str = "parse",
+    ) -> None:
+        """Link arguments. Of data that are instantiated, a source is an attribute."""
+        if apply_on == "parse":
+            source = _of_class(source) if isinstance(source, str) else tuple(map(_of_class, source))
+        super().link_arguments(source, _of_class(target), compute_fn, apply_on)
+
+
+def _of_class(key: str) -> str:
+    section, _, name = key.partition(".")
+    is_whole = section not in CLASSES or name.partition(".")[0] in ("", "class_path", "init_args")
+    return key if is_whole else f"{section}.init_args.{name}"
 
 
 class ModuleCLI(LightningCLI):
@@ -66,6 +90,7 @@ class ModuleCLI(LightningCLI):
                 else list(arguments),
                 run=False,
                 save_config_callback=None,
+                parser_class=_Parser,
                 parser_kwargs={"exit_on_error": False},
             )
         except Exception as error:
@@ -125,6 +150,21 @@ def _load_cli(path: str) -> type:
     if not (isinstance(found, type) and issubclass(found, LightningCLI)):
         raise InputError(f"cli={path} is not a LightningCLI", hint="name a subclass of LightningCLI", setting="cli")
     return found
+
+
+def with_classes(tree: Settings, overrides: Sequence[str]) -> Settings:
+    """Settings of a LightningCLI that has its classes in its code, with those that the overrides name.
+
+    Raises InputError: they name none.
+    """
+    named = dict(override.split("=", 1) for override in overrides if ".class_path=" in override)
+    for section in CLASSES:
+        if isinstance(given := tree.get(section), dict) and given and "class_path" not in given:
+            if (path := named.get(key := f"{section}.class_path")) is None:
+                hint = f"name the class that your script gives to LightningCLI: {key}=acme.lit.Tagger"
+                raise InputError(f"the file has arguments of {section} and no {key}", hint=hint, setting=key)
+            tree = tree | {section: {"class_path": path, "init_args": given}}
+    return tree
 
 
 def check_module(settings: Settings) -> bool:

@@ -71,8 +71,8 @@ FORMS = {
 class Optimized(Regression):
     """One of the forms by its name."""
 
-    def __init__(self, form: str = "optimizer"):
-        super().__init__()
+    def __init__(self, form: str = "optimizer", width: int = 8):
+        super().__init__(width)
         self.form = form
 
     def configure_optimizers(self):
@@ -111,8 +111,8 @@ class Logged(Regression):
         loss = super().training_step(batch, batch_idx)
         value = loss.detach()
         self.log("bar", value, prog_bar=True)
-        self.log("step", value, on_step=True, on_epoch=False)
-        self.log("epoch", value, on_step=False, on_epoch=True)
+        self.log("each_step", value, on_step=True, on_epoch=False)
+        self.log("each_epoch", value, on_step=False, on_epoch=True)
         for name in ("min", "max", "sum", "mean"):
             self.log(f"reduced/{name}", value, on_step=False, on_epoch=True, reduce_fx=name)
         self.log("synced", value, on_step=True, on_epoch=True, sync_dist=True, reduce_fx="sum")
@@ -146,6 +146,13 @@ class Branching(Regression):
 
     def configure_optimizers(self):
         return sgd(self)
+
+
+class InCode(LightningCLI):
+    """As the documentation of Lightning shows it, for classes in the code."""
+
+    def add_arguments_to_parser(self, parser):
+        parser.link_arguments("data.width", "model.width")
 
 
 class LinkedCLI(LightningCLI):

@@ -64,6 +64,16 @@ def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec
     assert result.checkpoint is not None
 
 
+def test_a_rank_that_was_lost_in_its_test_tests_again(pictures, make_spec):
+    first = train(make_spec(settings=pictures, baseline="none"))
+    again = make_spec(attempt=1, settings=pictures, baseline="none")
+    result = train(again.model_copy(update={"resume_from": first.checkpoint}))
+    assert result.num_batches == first.num_batches
+    assert result.losses == first.losses
+    assert result.metrics["test/loss"] == first.metrics["test/loss"]
+    assert result.not_tested is None
+
+
 def test_a_limit_of_the_trainer_leaves_the_test_out(pictures, make_spec):
     pictures["trainer"]["limit_test_batches"] = 0
     result = train(make_spec(settings=pictures, baseline="none"))
@@ -163,6 +173,19 @@ def test_a_command_line_of_its_own_links_arguments(make_spec, tmp_path):
     result = train(spec)
     assert torch.load(result.checkpoint, weights_only=True)["state_dict"]["layers.0.weight"].shape == (8, 7)
     assert "EarlyStopping" in str(torch.load(result.checkpoint, weights_only=True)["callbacks"].keys())
+
+
+def test_classes_in_the_code_of_a_script_are_named_and_linked():
+    settings = {"data": {"width": 6}, "trainer": {"max_epochs": 1}}
+    names = ("model.class_path=optimizers.Optimized", "data.class_path=optimizers.Halves")
+    variants = (names, (*names, "data.width=5", "model.form=dict"))
+    parsed = _do(Request(task="parse", settings=settings, cli="optimizers.InCode", variants=variants))["variants"]
+    first, other = (one["settings"] for one in parsed)
+    assert first["model"] == {"class_path": "optimizers.Optimized", "init_args": {"form": "optimizer", "width": 6}}
+    assert other["model"]["init_args"] == {"form": "dict", "width": 5}
+    assert other["data"]["init_args"]["width"] == 5
+    with refused("data.class_path", "data.class_path"):
+        _do(Request(task="parse", settings=settings, variants=(names[:1],)))
 
 
 @pytest.mark.parametrize("path", ["optimizers.NoCLI", "absent.CLI", "optimizers.Logged", "CLI"])
