@@ -154,7 +154,8 @@ def _do(request: Request) -> dict[str, Any]:
     checkpoint = None if checkpoint in ("", "null") else checkpoint
     if checkpoint is not None:
         _check_checkpoint(Path(checkpoint))
-    own = request.cli or tree.get("cli", {}).get("class_path")
+    own = request.cli or tree.get("cli")
+    own = own["class_path"] if isinstance(own, dict) else own
     tree = {key: value for key, value in tree.items() if key not in (*WRAPPED, "cli")}
     variants = []
     for overrides in request.variants:

@@ -179,7 +179,8 @@ def test_classes_in_the_code_of_a_script_are_named_and_linked():
     settings = {"data": {"width": 6}, "trainer": {"max_epochs": 1}}
     names = ("model.class_path=optimizers.Optimized", "data.class_path=optimizers.Halves")
     variants = (names, (*names, "data.width=5", "model.form=dict"))
-    parsed = _do(Request(task="parse", settings=settings, cli="optimizers.InCode", variants=variants))["variants"]
+    with_cli = settings | {"cli": "optimizers.InCode"}  # as a file may name it
+    parsed = _do(Request(task="parse", settings=with_cli, variants=variants))["variants"]
     first, other = (one["settings"] for one in parsed)
     assert first["model"] == {"class_path": "optimizers.Optimized", "init_args": {"form": "optimizer", "width": 6}}
     assert other["model"]["init_args"] == {"form": "dict", "width": 5}
