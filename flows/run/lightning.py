@@ -21,7 +21,7 @@ from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.run import history, registry
 from paceline.flows.run.evidence import log_evidence, log_plan
 from paceline.flows.run.metrics import recovery_metrics, speedup_metrics, speedup_tags, training_metrics
-from paceline.flows.run.record import ModuleOutcome, judged_metrics
+from paceline.flows.run.outcome import ModuleOutcome, judged_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint

@@ -21,7 +21,8 @@ from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.run import history, registry
 from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.evidence import log_plan
-from paceline.flows.run.record import Outcome, log_model, record, summarise
+from paceline.flows.run.outcome import Outcome
+from paceline.flows.run.record import log_model, record, summarise
 from paceline.flows.run.starts import measure_starts
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data import prefect_tasks as data_tasks
