@@ -55,7 +55,7 @@ def _run() -> list[Any]:
     from paceline.flows.run import lightning
     from paceline.flows.run.record import DATASET_KEYS, TRAIN_KEYS
     from paceline.flows.run.stages import Summary
-    from paceline.tasks.records.data import PreparedPartitions, PreparedSet, Pretrained
+    from paceline.tasks.records.data import PreparedSet, Pretrained
     from paceline.tasks.records.execution import Plan
     from paceline.tasks.records.record import Choice
     from paceline.tasks.records.training import ModuleResult, TrainResult
@@ -76,21 +76,10 @@ def _run() -> list[Any]:
         "registered": registered | None,
         "execution": _all("Execution", Plan, arithmetic=str | None),
     }
-    of_own: dict[str, Any] = {
-        "packages": tuple[str, ...],
-        "train": _part("OwnTraining", ModuleResult, lightning.TRAIN_KEYS, **shares),
-        "prediction": of_preset["prediction"],
-        "regression": RegressionVerdict | None,
-        "metrics": dict[str, float],
-        "partitions": PreparedPartitions | None,
-        "registered": registered | None,
-        "view": str,
-        "execution": Plan,
-        "not_measured": tuple[str, ...],
-    }
-    shared = (*RUN, "workload", "speedup", "time_budget")
+    of_own = {key: of_preset[key] for key in ("prediction", "regression", "registered")}
+    of_own["train"] = _part("OwnTraining", ModuleResult, lightning.TRAIN_KEYS, **shares)
     shown = _new("Shown", config=Config, choices=dict[str, Choice])
-    return [_all("Run", Summary, **of_preset), _part("OwnRun", Summary, shared, **of_own), shown]
+    return [_all("Run", Summary, **of_preset), _all("OwnRun", lightning.OwnSummary, **of_own), shown]
 
 
 def _study() -> list[Any]:

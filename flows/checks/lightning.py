@@ -20,6 +20,8 @@ from paceline.tasks.train.lightning.code import FOLDER, check_size, package_name
 
 CHECKPOINT = "ckpt_path"
 """Of LightningCLI too, for the subcommand `fit` as a whole."""
+WHOLE = (f"{CHECKPOINT}=", "cli=")
+"""Settings behind the command that are of no section; `cli` is the class path of the user's own LightningCLI."""
 OWN = ("execution.", "cluster.", "speedup.", "track.", "limits.", "name=")
 """Settings of Paceline that go with them."""
 WORDS = {
@@ -45,11 +47,11 @@ def load_lightning(
 
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
-    given = [override for override in overrides if override.startswith(f"{CHECKPOINT}=")]
-    for_paceline, of_cli = _split([override for override in overrides if override not in given])
+    given: dict[str, Any] = dict(each.split("=", 1) for each in overrides if each.startswith(WHOLE))
+    for_paceline, of_cli = _split([override for override in overrides if not override.startswith(WHOLE)])
     for override in of_cli:
         key = override.partition("=")[0]
-        if key.partition(".")[0].rstrip("+") not in SECTIONS:
+        if key.partition(".")[0].rstrip("+") not in SECTIONS and "cli" not in given:  # it may have sections of its own
             near = EQUIVALENTS.get(key) or suggest(
                 key, [*SECTIONS, *(path for path in field_paths() if f"{path}=".startswith(OWN))]
             )
@@ -60,8 +62,7 @@ def load_lightning(
     if code is not None:
         check_size(Path(code))
     file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
-    checkpoint = given[-1].partition("=")[2] if given else None
-    request = child.Request(task="parse", code=code, file=file, ckpt_path=checkpoint, variants=(of_cli,))
+    request = child.Request(task="parse", code=code, file=file, variants=(of_cli,), **given)
     answer = child.ask(request, meanwhile)
     (parsed,), found = answer["variants"], answer[CHECKPOINT]
     settings = parsed["settings"]

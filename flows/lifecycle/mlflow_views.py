@@ -1,9 +1,8 @@
 """The report and the machine of a run in the MLflow UI, and views of similar runs, linked from Prefect and the run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from matplotlib.figure import Figure
 from prefect.artifacts import create_link_artifact
 
 from paceline.flows.lifecycle.mlflow_run import DEPLOYMENT_NAME_TAG, DEPLOYMENT_TAG
@@ -11,17 +10,21 @@ from paceline.flows.lifecycle.outage import report
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.record import Record
-from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment, package_versions
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study
 
+if TYPE_CHECKING:  # 0.3 s that a run of own Lightning code does not need
+    from matplotlib.figure import Figure
+
 R = TypeVar("R", bound=Record)
 
 
-def log_report(handle: RunHandle, page: str, figures: Mapping[str, Figure]) -> None:
+def log_report(handle: RunHandle, page: str, figures: Mapping[str, "Figure"]) -> None:
     """Log the page and its pictures."""
+    from paceline.tasks.report.plotting import png_bytes
+
     tracking.log_document(handle, Artifact.REPORT, page)
     for name, figure in figures.items():
         tracking.log_document(handle, Artifact.picture(name), png_bytes(figure))
@@ -50,7 +53,7 @@ def log_result(
     result: R,
     hardware: Hardware,
     render: Callable[[R, dict[str, Any]], str],
-    draw: Callable[[R], Mapping[str, Figure]],
+    draw: Callable[[R], Mapping[str, "Figure"]],
 ) -> None:
     """Log the environment of a study or a sweep, its report with the pictures, and its result as JSON."""
     environment = describe_environment((hardware.host,), (describe_devices(hardware),))

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from paceline.conf.hints import typed
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run import history
-from paceline.flows.run.record import Outcome
+from paceline.flows.run.outcome import Outcome
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, RunError, TimeLimitError, one_line
 from paceline.tasks.judge.bisection import Bisection, Search

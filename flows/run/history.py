@@ -15,7 +15,7 @@ from paceline.conf.lightning import Objective
 from paceline.flows.checks.preflight import ROLES
 from paceline.flows.compare import read_compared_run
 from paceline.flows.lifecycle.outage import plain, report, table
-from paceline.flows.run.record import FinishedRun, judged_metrics
+from paceline.flows.run.outcome import FinishedRun, judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag, is_contaminated

@@ -21,19 +21,23 @@ from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.run import history, registry
 from paceline.flows.run.evidence import log_evidence, log_plan
 from paceline.flows.run.metrics import recovery_metrics, speedup_metrics, speedup_tags, training_metrics
-from paceline.flows.run.record import ModuleOutcome, judged_metrics
+from paceline.flows.run.outcome import ModuleOutcome, judged_metrics
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint
 from paceline.tasks.metrics_file import attempt_number
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records.data import ModuleFacts
+from paceline.tasks.records.data import ModuleFacts, PreparedPartitions
+from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.measurement import AutotuneResult
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.redact import redact_tree
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.limit_share import SHARES, add_share
 from paceline.tasks.speedup.prefect_tasks import account
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
@@ -53,6 +57,28 @@ TRAIN_KEYS = (
     *("checkpoint", "resumed_from", "data_wait_fraction", "wall_seconds", "clock_difference", "restarts", "compile"),
     *("limit", "validity"),
 )
+
+
+class OwnSummary(Record):
+    """Result of a run of own Lightning code: the keys of `paceline run --json`, see `reference/outputs.md`."""
+
+    run_id: str
+    experiment: str
+    tracking_uri: str  # without credentials
+    workload: str
+    packages: tuple[str, ...]
+    train: dict[str, Any]
+    speedup: SpeedupResult
+    prediction: dict[str, Any] | None
+    regression: dict[str, Any] | None
+    metrics: dict[str, float]
+    partitions: PreparedPartitions | None
+    registered: dict[str, Any] | None
+    view: str
+    time_budget: dict[str, float]  # seconds
+    execution: Plan
+    not_measured: tuple[str, ...]
+    seconds: float
 
 
 @flow(name="paceline-lightning", flow_run_name="{config.name}", persist_result=False)
@@ -124,7 +150,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             "view": view,
             "time_budget": trained.time_budget,
             "execution": plan.model_dump(mode="json"),
-            "not_measured": NOT_MEASURED,
+            "not_measured": _not_measured(trained),
             "seconds": time.monotonic() - started,
         }
         _record(handle, outcome, summary, job)
@@ -140,6 +166,13 @@ def prepare_own(job: TrainJob, address: str) -> None:
     code.copy_own(job.config.lightning, job.directory)
     if job.config.lightning.prepares_data:
         prepare_module_data(job, address)
+
+
+def _not_measured(trained: ModuleResult) -> tuple[str, ...]:
+    if trained.not_tested is None:
+        return NOT_MEASURED
+    get_run_logger().warning("test_step: %s; trainer.limit_test_batches=0 leaves it out", trained.not_tested)
+    return (*NOT_MEASURED, f"test_step ({trained.not_tested})")
 
 
 def _interrupted_search(directory: Path) -> AutotuneResult | None:

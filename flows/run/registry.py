@@ -4,7 +4,7 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from paceline.flows.run.record import ModuleOutcome, Outcome
+from paceline.flows.run.outcome import ModuleOutcome, Outcome
 from paceline.tasks.names import Tag
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.promotion_gate import Gate, gate

@@ -21,7 +21,8 @@ from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.run import history, registry
 from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.evidence import log_plan
-from paceline.flows.run.record import Outcome, log_model, record, summarise
+from paceline.flows.run.outcome import Outcome
+from paceline.flows.run.record import log_model, record, summarise
 from paceline.flows.run.starts import measure_starts
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data import prefect_tasks as data_tasks
@@ -112,6 +113,9 @@ def session(config: Config, resume: str | None = None) -> Iterator[Session]:
         InputError: a setting does not fit this machine; nothing was started.
         RegressionError: the run got worse than those before it, and `track.on_regression` is `fail`.
     """
+    if config.lightning.settings:
+        fault = "a session takes presets, and this is your own Lightning code"
+        raise InputError(fault, hint='run_own("config.yaml", code=".")')
     started, environment = time.monotonic(), Environment()
     checked = preflight.result_of(preflight.check, config, environment)
     cancel_older()  # only now: a refused run must not cancel its predecessor

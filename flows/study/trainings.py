@@ -21,7 +21,7 @@ from paceline.flows.checks.origin import check_origin
 from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
 from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.record import run_comparison_facts, stage_metrics
+from paceline.flows.run.outcome import run_comparison_facts, stage_metrics
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare

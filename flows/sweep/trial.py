@@ -22,7 +22,7 @@ from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.metrics import training_metrics as own_metrics
-from paceline.flows.run.record import run_comparison_facts, stage_metrics
+from paceline.flows.run.outcome import run_comparison_facts, stage_metrics
 from paceline.flows.study.own_code import own_quality
 from paceline.flows.study.trainings import arm_run, quality_of, time_metrics
 from paceline.tasks import deadline

@@ -60,6 +60,7 @@ AS_EVIDENCE = Checked("tests/unit/tasks/speedup/evidence and tests/unit/flows/co
 AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guides/extend.md and runs it")
+AS_OWN_MODULES = Checked("tests/unit/tasks/train/test_own_modules.py parses it and trains")
 AS_LIGHTNING = Checked("tests/integration/run/test_lightning.py runs it on tests/packages/text")
 AS_FORECAST = Checked("tests/integration/run/test_advise_lightning.py runs the like on tests/packages/text")
 AS_STUDIED = Checked("tests/integration/study/test_study_lightning.py runs the like on tests/packages/text")
@@ -115,6 +116,10 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=auto execution.compile=auto": AS_LIGHTNING,
     "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt": AS_LIGHTNING,
+    "paceline run config.yaml --code . cli=prose.cli.TextCLI": AS_OWN_MODULES,
+    "paceline run config.yaml --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus": (
+        AS_OWN_MODULES
+    ),
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2 trainer.max_epochs=1 "
     "speedup.max_seconds=10 --diagnose": AS_LIGHTNING,
     "paceline run CONFIG.yaml --code DIR": AS_LIGHTNING,

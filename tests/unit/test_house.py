@@ -190,6 +190,27 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
+PRIVATE = ROOT / "infra" / "decisions" / "0038-one-private-class-of-lightning.md"
+
+
+def test_one_private_class_of_lightning_is_subclassed_which_a_decision_explains():
+    bases = set()
+    for path in (path for folder in ("conf", "flows", "tasks") for path in (ROOT / folder).rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+        private = {
+            alias.asname or alias.name
+            for node in imports
+            if node.module.partition(".")[0] in ("lightning", "pytorch_lightning")
+            for alias in node.names
+            if alias.name.startswith("_")
+        }
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+        bases |= {base.id for node in classes for base in node.bases if isinstance(base, ast.Name)} & private
+    assert bases == {"_TrainingEpochLoop"}
+    assert all(base in PRIVATE.read_text() for base in bases)
+
+
 def test_no_folder_is_crowded_and_no_file_is_long():
     modules = tracked_modules("conf", "flows", "tasks", "infra")
     folders = Counter(path.parent for path in modules)

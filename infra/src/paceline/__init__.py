@@ -1,6 +1,6 @@
 """Training pipelines that account for their own speed: settings, flows and tasks under one import name.
 
-`run(load("digits"))` is `paceline run digits`. The stages `prepare`, `train`, `evaluate` and `account` share a
+`run(load("digits"))` is `paceline run digits`, and `run_own("config.yaml", code=".")` trains your own Lightning code. The stages `prepare`, `train`, `evaluate` and `account` share a
 `session`; with them you compose a Prefect flow of your own: see the guide "Your own flow". `step()` marks the end of a
 training step in any program, for `paceline judge`.
 """
@@ -12,17 +12,22 @@ from paceline.tasks.measure.step_marks import step
 
 if TYPE_CHECKING:
     from paceline.conf.load import load
-    from paceline.flows.interface import run
+    from paceline.flows.interface import run, run_own
+    from paceline.flows.run.lightning import OwnSummary
     from paceline.flows.run.stages import Session, Summary, account, evaluate, prepare, session, train
 
 _PLACES = {
     "load": ".conf.load",
-    "run": ".flows.interface",
+    **dict.fromkeys(("run", "run_own"), ".flows.interface"),
+    "OwnSummary": ".flows.run.lightning",
     **dict.fromkeys(
         ("Session", "Summary", "account", "evaluate", "prepare", "session", "train"), ".flows.run.stages"
     ),
 }
-__all__ = ["Session", "Summary", "account", "evaluate", "load", "prepare", "run", "session", "step", "train"]
+__all__ = [
+    *("OwnSummary", "Session", "Summary", "account", "evaluate", "load", "prepare", "run", "run_own", "session"),
+    *("step", "train"),
+]
 
 
 def __getattr__(name: str) -> Any:

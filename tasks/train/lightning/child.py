@@ -42,6 +42,7 @@ class Request(Record):
     code: str | None = None  # directory that is imported from first
     file: str | None = None  # of LightningCLI, to parse
     ckpt_path: str | None = None  # in place of the file's; empty or null for none
+    cli: str | None = None  # class path of the user's subclass of LightningCLI, in place of the settings'
     settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, to predict with, or to parse without a file
     variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
     host_index: int = 0
@@ -128,6 +129,7 @@ def _do(request: Request) -> dict[str, Any]:
         has_partitions,
         instantiate_data,
         partition_keys,
+        with_classes,
     )
 
     directory = Path(request.code) if request.code else None
@@ -152,12 +154,14 @@ def _do(request: Request) -> dict[str, Any]:
     checkpoint = None if checkpoint in ("", "null") else checkpoint
     if checkpoint is not None:
         _check_checkpoint(Path(checkpoint))
-    tree = {key: value for key, value in tree.items() if key not in WRAPPED}
-    arguments = ["--config", yaml.safe_dump(tree)] if tree else []
+    own = request.cli or tree.get("cli")
+    own = own["class_path"] if isinstance(own, dict) else own
+    tree = {key: value for key, value in tree.items() if key not in (*WRAPPED, "cli")}
     variants = []
     for overrides in request.variants:
-        options = [*arguments, *(f"--{override}" for override in overrides)]
-        cli = ModuleCLI(options, only_parse=True)
+        named = with_classes(tree, overrides)
+        options = [*(["--config", yaml.safe_dump(named)] if named else []), *(f"--{each}" for each in overrides)]
+        cli = ModuleCLI(options, own=own, only_parse=True)
         settings = cli.settings()
         if request.task == "predict":
             check_prediction(settings)

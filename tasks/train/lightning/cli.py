@@ -3,9 +3,9 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -20,6 +20,8 @@ from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
 
 Settings = dict[str, Any]
+CLASSES = ("model", "data")
+"""Sections of LightningCLI that are a class with its arguments."""
 _KEY = re.compile(r'Parser key "([\w.]+)"')
 _PATH = re.compile(r"Problem with given class_path '([^']+)'")
 _IMPORT = re.compile(r"(No module named '[^']+'|module '[^']+' has no attribute '[^']+')")
@@ -32,11 +34,43 @@ _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _GIVEN = re.compile(r"Given value: (.*)")
 
 
+class _Parser(LightningArgumentParser):
+    """Links arguments of `model` and `data` also as a LightningCLI does that has these classes in its code."""
+
+    def link_arguments(
+        self,
+        source: str | tuple[str, ...],
+        target: str,
+        compute_fn: Callable[..., Any] | None = None,
+        apply_on: str = "parse",
+    ) -> None:
+        """Link arguments. Of data that are instantiated, a source is an attribute."""
+        if apply_on == "parse":
+            source = _of_class(source) if isinstance(source, str) else tuple(map(_of_class, source))
+        super().link_arguments(source, _of_class(target), compute_fn, apply_on)
+
+
+def _of_class(key: str) -> str:
+    section, _, name = key.partition(".")
+    is_whole = section not in CLASSES or name.partition(".")[0] in ("", "class_path", "init_args")
+    return key if is_whole else f"{section}.init_args.{name}"
+
+
 class ModuleCLI(LightningCLI):
     """LightningCLI for any module and data, without subcommands.
 
-    `arguments` are those of its command line, or a configuration. Raises InputError: they are wrong.
+    `arguments` are those of its command line, or a configuration. `own`, or `cli` of the configuration, is the path of
+    the user's subclass of LightningCLI, whose links and arguments it has too. Raises InputError: they are wrong.
     """
+
+    own: str | None = None
+
+    def __new__(cls, arguments: Sequence[str] | Settings, *args: Any, own: str | None = None, **options: Any) -> Self:
+        """Create an instance that is one of the user's subclass too."""
+        if isinstance(arguments, dict) and "cli" in arguments:
+            own = arguments["cli"]["class_path"]
+        made = cls if own is None else type(cls.__name__, (cls, _load_cli(own)), {"own": own})
+        return object.__new__(made)
 
     def __init__(
         self,
@@ -44,15 +78,19 @@ class ModuleCLI(LightningCLI):
         trainer: Settings | None = None,
         partitions: PreparedPartitions | None = None,
         *,
+        own: str | None = None,
         only_parse: bool = False,
     ) -> None:
         self._options, self._partitions, self._only_parse = trainer or {}, partitions, only_parse
         self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
         try:
             super().__init__(
-                args=arguments if isinstance(arguments, dict) else list(arguments),
+                args={key: value for key, value in arguments.items() if key != "cli"}
+                if isinstance(arguments, dict)
+                else list(arguments),
                 run=False,
                 save_config_callback=None,
+                parser_class=_Parser,
                 parser_kwargs={"exit_on_error": False},
             )
         except Exception as error:
@@ -82,25 +120,59 @@ class ModuleCLI(LightningCLI):
 
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""
-        named = self.parser.parse_args([*arguments], defaults=False)
+        named = self.parser.parse_args([*arguments], defaults=False, _skip_validation=True)  # defaults may be required
         given: Settings = yaml.safe_load(self.parser.dump(named, skip_unset=False, skip_validation=True))
-        return given
+        return given | self._own()
 
     def settings(self) -> Settings:
         """All settings but those of the trainer that have their defaults."""
-        tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
+        tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False, skip_link_targets=False))
         unset = self.parser.get_defaults(skip_validation=True)
         defaults = yaml.safe_load(self.parser.dump(unset, skip_unset=False, skip_validation=True))["trainer"]
         trainer = tree.pop("trainer", {})
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
-        return {name: value for name, value in (tree | {"trainer": given}).items() if value is not None}
+        return {name: value for name, value in (tree | {"trainer": given} | self._own()).items() if value is not None}
+
+    def _own(self) -> Settings:
+        return {} if self.own is None else {"cli": {"class_path": self.own}}
+
+
+def _load_cli(path: str) -> type:
+    """The user's subclass of LightningCLI. Raises InputError: the path is not that of one."""
+    try:
+        found = load_class(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"cli={path} cannot be imported ({one_line(error)})",
+            hint="give the class path of your LightningCLI and the directory of your code: --code DIR",
+            setting="cli",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, LightningCLI)):
+        raise InputError(f"cli={path} is not a LightningCLI", hint="name a subclass of LightningCLI", setting="cli")
+    return found
+
+
+def with_classes(tree: Settings, overrides: Sequence[str]) -> Settings:
+    """Settings of a LightningCLI that has its classes in its code, with those that the overrides name.
+
+    Raises InputError: they name none.
+    """
+    named = dict(override.split("=", 1) for override in overrides if ".class_path=" in override)
+    for section in CLASSES:
+        if isinstance(given := tree.get(section), dict) and given and "class_path" not in given:
+            if (path := named.get(key := f"{section}.class_path")) is None:
+                hint = f"name the class that your script gives to LightningCLI: {key}=acme.lit.Tagger"
+                raise InputError(f"the file has arguments of {section} and no {key}", hint=hint, setting=key)
+            tree = tree | {section: {"class_path": path, "init_args": given}}
+    return tree
 
 
 def check_module(settings: Settings) -> bool:
     """Whether the data prepare themselves. Raises InputError: the model lacks a hook without which it cannot train."""
     path = settings["model"]["class_path"]
     module = load_class(path)
-    needed = ["training_step"] + ([] if settings.get("optimizer") else ["configure_optimizers"])
+    has_optimizer = settings.get("optimizer") or "cli" in settings  # whose code may configure one
+    needed = ["training_step"] + ([] if has_optimizer else ["configure_optimizers"])
     for hook in needed:
         if isinstance(module, type) and not is_overridden(hook, module, LightningModule):
             raise InputError(f"model.class_path={path} has no {hook}", hint=f"define {hook} in {path}")

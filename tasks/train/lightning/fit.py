@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from paceline.tasks.errors import RunError
+from paceline.tasks.errors import RunError, one_line
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.system_metrics import log_system_metrics
@@ -96,6 +98,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         start = spec.resume_from or (str(given) if module.ckpt_path is not None else None)
         trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=start, weights_only=True)
         validity = watch.stop() if watch else None
+        facts |= _test(cli, stopwatch)
     if facts.get("cost"):
         with stopwatch.during("limit"):
             facts |= known_limit(spec, device, lambda: ValidityWatch(own_processes(spec), gpu_uuids=spec.devices))
@@ -116,7 +119,6 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         seconds=account.fit_seconds,
         samples_per_second=samples / seconds if samples and seconds else None,
         losses=tuple(loss if loss == loss else None for loss in account.losses),  # noqa: PLR0124  NaN: none returned
-        **metrics_of(trainer),
         checkpoint=str(checkpoints.last or start or "") or None,
         resumed_from=start,
         time_budget=budget,
@@ -162,6 +164,26 @@ def _autotune(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> tuple
     plan = choose_for_module(spec.plan, search)
     bench.execute(plan)
     return spec.model_copy(update={"plan": plan}), search
+
+
+def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
+    """The newest value of each metric, after the test loop of a module that has one, or why it did not end."""
+    logged, model, data = metrics_of(cli.trainer), cli.model, cli.datamodule
+    has_loader = is_overridden("test_dataloader", model, LightningModule)
+    has_loader |= data is not None and is_overridden("test_dataloader", data, LightningDataModule)
+    if not (has_loader and is_overridden("test_step", model, LightningModule)):
+        return logged
+    reason = ""
+    with stopwatch.during("test"):
+        try:
+            cli.trainer.test(model, datamodule=data, verbose=False)
+        except Exception as error:  # noqa: BLE001  whatever the module raises: the training is done
+            reason = f"{type(error).__name__}: {one_line(error)}"
+        if max(group.all_gather(float(bool(reason)))):
+            return logged | {"not_tested": reason or "another rank could not"}
+    tested = metrics_of(cli.trainer)
+    not_finite = (*logged["not_finite"], *tested["not_finite"])
+    return {"metrics": logged["metrics"] | tested["metrics"], "not_finite": not_finite}
 
 
 def _save_weights(spec: RankSpec, weights: dict[str, Any]) -> str | None:

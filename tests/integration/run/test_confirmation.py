@@ -12,7 +12,7 @@ from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from paceline.flows.run import confirmation
-from paceline.flows.run.record import Outcome
+from paceline.flows.run.outcome import Outcome
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.errors import RankError
 from paceline.tasks.records.measurement import Validity

@@ -8,7 +8,7 @@ from prefect.logging import disable_run_logger
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.run.record import ModuleOutcome
+from paceline.flows.run.outcome import ModuleOutcome
 from paceline.flows.run.registry import NO_WEIGHTS, OTHER_KIND, WORSE, promote, register_model, register_module
 from paceline.tasks.records.training import EvaluateResult, ModuleResult, TrainResult
 from paceline.tasks.speedup.nights.regression import RegressionVerdict

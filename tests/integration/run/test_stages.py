@@ -1,8 +1,10 @@
 """The Python interface: a run as a function, and the flow of guides/compose.md with a user's own steps."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -10,6 +12,7 @@ from mlflow.tracking import MlflowClient
 import paceline
 from paceline.tasks.errors import InputError
 from tests.support.documents import ROOT, fences
+from tests.support.own_lightning import PACKAGE
 
 SHORT = ["recipe.num_epochs=1", "speedup.baseline=none", "model.width=4"]
 BLOCKS = [fence.body for fence in fences(ROOT / "infra/docs/guides/compose.md") if fence.language == "python"]
@@ -30,8 +33,27 @@ def test_own_lightning_code_is_no_preset():
     config = paceline.load("digits").model_copy(
         update={"lightning": paceline.load("digits").lightning.model_copy(update={"settings": {"model": {}}})}
     )
-    with pytest.raises(InputError, match="takes presets"):
+    with pytest.raises(InputError, match="takes presets") as refusal:
         paceline.run(config)
+    assert "run_own" in refusal.value.hint
+    with pytest.raises(InputError, match="takes presets"), paceline.session(config):
+        pass
+
+
+@pytest.mark.slow
+def test_own_lightning_code_as_a_function(tmp_path):
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+    (body,) = [block for block in BLOCKS if "run_own(" in block]
+    home = Path(shutil.copytree(PACKAGE.parent / "shapes", tmp_path / "code"))
+    shutil.copy(home / "configs" / "perceptron.yaml", home / "config.yaml")
+    script = tmp_path / "own_run.py"
+    script.write_text(body.replace("max_epochs=1", 'max_epochs=1", "speedup.baseline=none'))
+    done = start(script, home=home)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_of(home)
+    assert run.info.status == "FINISHED"
+    assert f"{run.data.metrics['test/loss']}" in done.stdout
+    assert "not measured: the run had no probe" in done.stdout
 
 
 def start(script, *arguments, home):

@@ -1,4 +1,4 @@
-"""Ten modules that nobody changed for Paceline, from their LightningCLI files: the values of `python main.py fit`."""
+"""Ten modules and more that nobody changed for Paceline, from their LightningCLI files: the values of the script."""
 
 import json
 import shutil
@@ -15,6 +15,12 @@ PACKAGE = Path(__file__).parents[2] / "packages" / "shapes"
 NAMES = sorted(path.stem for path in (PACKAGE / "configs").glob("*.yaml"))
 TURNS = {"gan"}
 """Modules in whose steps some weights have no gradient."""
+NO_PROBE = "speedup.baseline=none"
+
+
+@pytest.fixture
+def code(tmp_path):
+    return Path(shutil.copytree(PACKAGE, tmp_path / "code"))
 
 
 def options(name, num_ranks):
@@ -27,9 +33,7 @@ def options(name, num_ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_values_are_those_of_the_script(paceline, tmp_path, name, num_ranks):
-    code = tmp_path / "code"
-    shutil.copytree(PACKAGE, code)
+def test_values_are_those_of_the_script(paceline, tmp_path, code, name, num_ranks):
     trainer = ["log_every_n_steps=1", "enable_progress_bar=false", "accelerator=cpu", f"devices={num_ranks}"]
     overrides = [*(f"trainer.{one}" for one in trainer), *options(name, num_ranks)]
     plain = values_of_script(code, f"configs/{name}.yaml", tmp_path, *overrides)
@@ -45,13 +49,46 @@ def test_values_are_those_of_the_script(paceline, tmp_path, name, num_ranks):
     assert summary["speedup"]["verdict"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_test_loop_logs_the_values_of_the_script(paceline, tmp_path, code, num_ranks):
+    config, ranks = code / "configs" / "perceptron.yaml", [f"execution.num_devices={num_ranks}", NO_PROBE]
+    process = paceline("run", str(config), "--code", str(code), "--json", *ranks, *options("perceptron", num_ranks))
+    out, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    summary = json.loads(out.splitlines()[-1])
+    start = [f"ckpt_path={summary['train']['checkpoint']}", "weights_only=true", "trainer.accelerator=cpu"]
+    start += [f"trainer.devices={num_ranks}", *options("perceptron", num_ranks)]
+    plain = values_of_script(code, str(config), tmp_path, *start, command="test")
+    assert plain.keys() == {"test/loss"}
+    assert values_of_run(summary["run_id"], plain) == plain
+    assert summary["metrics"].keys() == {"train/loss", "val/accuracy", "test/loss"}
+    assert summary["not_measured"] == ["energy"]
+    assert summary["time_budget"]["test"] > 0
+
+
+@pytest.mark.slow
+def test_a_subclass_of_lightning_cli_has_the_values_of_its_script(paceline, tmp_path, code):
+    (code / "main.py").write_text(
+        "from optimizers import LinkedCLI\n\nif __name__ == '__main__':\n    LinkedCLI(save_config_callback=None)\n"
+    )
+    config = str(code / "configs" / "sections.yaml")
+    own = ["data.init_args.width=6", "note=x", "stop_early.patience=1", "stop_early.min_delta=1000"]
+    trainer = ["trainer.log_every_n_steps=1", "trainer.max_epochs=9"]
+    alone = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "trainer.devices=1"]
+    plain = values_of_script(code, config, tmp_path, *own, *trainer, *alone)
+    assert len(plain["loss_epoch"]) == 2, "its callback stops it"
+    command = ["run", config, "--code", str(code), "--json", "cli=optimizers.LinkedCLI"]
+    process = paceline(*command, *own, *trainer, "speedup.max_seconds=3")
+    out, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    summary = json.loads(out.splitlines()[-1])
+    assert values_of_run(summary["run_id"], plain) == plain
+    assert summary["speedup"]["ratio"] > 0
+
+
 DOCUMENTED = {"autoencoder": "train_loss", "configured": "train_loss", "gan": "judge_loss"}
 """Modules of the shapes that Lightning's documentation shows, and a metric of each."""
-
-
-@pytest.fixture
-def code(tmp_path):
-    return Path(shutil.copytree(PACKAGE, tmp_path / "code"))
 
 
 @pytest.mark.slow

@@ -43,6 +43,17 @@ def test_arms_of_own_code_are_compared_where_they_do_the_same_work(study, mlflow
 
 
 @pytest.mark.slow
+def test_executions_of_own_code_are_compared_with_the_first(study, mlflow_server):
+    short = ["trainer.max_epochs=1", "speedup.max_seconds=3"]
+    summary, _ = study("--axis", "execution.num_devices=1,2", "--axis", PRECISION, "--repeats", "1", *short)
+    arms = {tuple(arm["execution"].values()): arm for arm in summary["arms"]}
+    assert arms.keys() == {("1", "32-true"), ("1", "bf16-mixed"), ("2", "32-true"), ("2", "bf16-mixed")}
+    assert all(arm["num_failed"] == 0 and arm["samples_per_second"] > 0 and arm["matches"] for arm in arms.values())
+    run = MlflowClient(mlflow_server.url).get_run(arms["2", "bf16-mixed"]["run_id"])
+    assert run.data.metrics["val_loss"] == pytest.approx(arms["2", "bf16-mixed"]["score"])
+
+
+@pytest.mark.slow
 def test_the_first_training_ends_a_study_that_names_a_metric_of_nobody(study):
     answer, _ = study("--axis", PRECISION, "--maximize", "val_acc", "trainer.max_epochs=1", status=2)
     assert answer["setting"] == "--maximize"

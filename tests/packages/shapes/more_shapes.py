@@ -40,6 +40,9 @@ class Pictures(pl.LightningDataModule):
     def val_dataloader(self):
         return DataLoader(self.val, self.hparams.batch_size)
 
+    def test_dataloader(self):
+        return DataLoader(self.val, self.hparams.batch_size // 2)
+
 
 class Perceptron(pl.LightningModule):
     """The first example of the documentation: a loss, a metric, lists of optimizers and schedules."""
@@ -62,6 +65,10 @@ class Perceptron(pl.LightningModule):
         images, labels = batch
         self.accuracy(self.layers(images), labels)
         self.log("val/accuracy", self.accuracy, on_epoch=True)
+
+    def test_step(self, batch, batch_idx):
+        images, labels = batch
+        self.log("test/loss", functional.cross_entropy(self.layers(images), labels))
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams.lr)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.conf.load import load
-from paceline.flows.run.record import run_comparison_facts
+from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study import trainings
 from paceline.flows.study.trainings import PlannedArm, _check_conditions, confirm
 from paceline.tasks.records.data import Pretrained

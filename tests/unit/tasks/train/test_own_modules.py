@@ -1,0 +1,214 @@
+"""Own modules in a rank, compared with Lightning alone: the test loop, optimizers, flags of `self.log`."""
+
+import csv
+import importlib.util
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from paceline.tasks.metrics_file import FILE
+from paceline.tasks.names import metric_name
+from paceline.tasks.records.measurement import Measurement
+from paceline.tasks.train.lightning.child import Request, _do
+from paceline.tasks.train.lightning.cli import ModuleCLI
+from paceline.tasks.train.lightning.measure import measure_module
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from tests.support.own_lightning import PACKAGE, QUIET, train
+from tests.support.refusals import refused
+
+pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+pytestmark = [pytest.mark.usefixtures("own_packages"), pytest.mark.filterwarnings("ignore")]  # Lightning's advice
+
+HAS_TIMM = importlib.util.find_spec("timm") is not None
+
+
+@pytest.fixture
+def pictures():
+    """Settings of a module with a test loop."""
+    return {
+        "seed_everything": 3,
+        "model": {"class_path": "more_shapes.Perceptron"},
+        "data": {"class_path": "more_shapes.Pictures"},
+        "trainer": {"max_epochs": 1, "accelerator": "cpu", "devices": 1},
+    }
+
+
+def test_a_test_step_is_run_after_the_training_with_the_metrics_of_lightning(pictures, make_spec):
+    torch.set_num_threads(1)
+    cli = ModuleCLI(pictures, QUIET)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    trained = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
+    (tested,) = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
+    assert tested.keys() == {"test/loss"}
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.metrics == trained | tested
+    assert result.not_tested is None
+    assert result.time_budget["test"] > 0
+
+
+def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec, monkeypatch):
+    from more_shapes import Pictures
+
+    def setup(self, stage):
+        raise FileNotFoundError("no test set here")
+
+    prepare = Pictures.setup
+    monkeypatch.setattr(Pictures, "setup", lambda self, stage: setup(self, stage) if stage == "test" else prepare(self))
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.not_tested == "FileNotFoundError: no test set here"
+    assert result.metrics.keys() == {"train/loss", "val/accuracy"}
+    assert result.checkpoint is not None
+
+
+def test_a_rank_that_was_lost_in_its_test_tests_again(pictures, make_spec):
+    first = train(make_spec(settings=pictures, baseline="none"))
+    again = make_spec(attempt=1, settings=pictures, baseline="none")
+    result = train(again.model_copy(update={"resume_from": first.checkpoint}))
+    assert result.num_batches == first.num_batches
+    assert result.losses == first.losses
+    assert result.metrics["test/loss"] == first.metrics["test/loss"]
+    assert result.not_tested is None
+
+
+def test_a_limit_of_the_trainer_leaves_the_test_out(pictures, make_spec):
+    pictures["trainer"]["limit_test_batches"] = 0
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.metrics.keys() == {"train/loss", "val/accuracy"}
+    assert result.not_tested is None
+
+
+def noise(module, **trainer):
+    """Settings of a module on noise."""
+    return {
+        "seed_everything": 3,
+        "model": module,
+        "data": {"class_path": "optimizers.Halves"},
+        "trainer": {"max_epochs": 3, "log_every_n_steps": 1, "accelerator": "cpu", "devices": 1} | trainer,
+    }
+
+
+def compare_with_lightning(make_spec, settings, directory):
+    """Train with Lightning and with Paceline; assert equal weights and logged values, and return these."""
+    torch.set_num_threads(1)
+    cli = ModuleCLI(settings, QUIET | {"logger": CSVLogger(directory, version=0)})
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    logged = defaultdict(list)
+    with (directory / "lightning_logs" / "version_0" / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            for name in row.keys() - {"epoch", "step"}:
+                logged[metric_name(name)] += [float(row[name])] if row[name] else []
+    spec = make_spec(settings=settings, baseline="none")
+    result = train(spec)
+    trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert all(torch.equal(trained[name], weights) for name, weights in cli.model.state_dict().items())
+    values = defaultdict(list)
+    for line in (Path(spec.directory) / FILE).read_text().splitlines():
+        name, value, *_ = json.loads(line)
+        values[name].append(value)
+    assert {name: values[name] for name in logged} == logged
+    return logged
+
+
+FORMS = ("optimizer", "list", "tuple", "dict", "lists", "schedule", "step", "epoch", "plateau", "plateau_step", "none")
+
+
+def test_all_forms_are_tried():
+    import optimizers
+
+    assert tuple(optimizers.FORMS) == FORMS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_configure_optimizers_trains_as_with_lightning(make_spec, tmp_path, form):
+    module = {"class_path": "optimizers.Optimized", "init_args": {"form": form}}
+    logged = compare_with_lightning(make_spec, noise(module, limit_val_batches=0), tmp_path)
+    first, *_, last = logged["loss_epoch"]
+    assert (last == pytest.approx(first, rel=1e-4)) == (form == "none")
+
+
+@pytest.mark.parametrize("name", ["TwoOptimizers", "Logged"])
+def test_several_optimizers_and_all_flags_of_log_are_as_with_lightning(make_spec, tmp_path, name):
+    logged = compare_with_lightning(make_spec, noise({"class_path": f"optimizers.{name}"}), tmp_path)
+    assert len(logged["loss" if name == "TwoOptimizers" else "loss_step"]) == 30
+    assert "not_logged" not in logged
+    if name == "Logged":
+        assert {"half_0", "half_1", "val_loss/dataloader_idx_1", "odd_name", "metric_epoch"} <= logged.keys()
+
+
+SECTIONS = {
+    "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.02}},
+    "lr_scheduler": {
+        "class_path": "lightning.pytorch.cli.ReduceLROnPlateau",
+        "init_args": {"monitor": "loss_epoch", "patience": 0, "threshold": 0.9},
+    },
+}
+
+
+def test_optimizer_and_schedule_of_the_file_train_as_with_lightning(make_spec, tmp_path):
+    settings = noise({"class_path": "optimizers.Regression"}, limit_val_batches=0, max_epochs=5) | SECTIONS
+    settings["trainer"]["callbacks"] = [{"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"}]
+    logged = compare_with_lightning(make_spec, settings, tmp_path)
+    assert len(set(logged["lr-AdamW"])) > 1
+
+
+def test_a_command_line_of_its_own_links_arguments(make_spec, tmp_path):
+    settings = noise({"class_path": "optimizers.Regression"}, limit_val_batches=0) | SECTIONS
+    settings["data"]["init_args"] = {"width": 5}
+    request = Request(
+        task="parse", code=str(PACKAGE.parent / "shapes"), settings=settings, cli="optimizers.LinkedCLI",
+        variants=((), ("data.init_args.width=6", "note=x", "stop_early.patience=0")),
+    )  # fmt: skip
+    first, other = (one["settings"] for one in _do(request)["variants"])
+    assert first["cli"] == {"class_path": "optimizers.LinkedCLI"}
+    assert (first["model"]["init_args"]["width"], first["stop_early"]["patience"]) == (5, 50)
+    assert (other["model"]["init_args"]["width"], other["stop_early"]["patience"], other["note"]) == (6, 0, "x")
+    (again,) = _do(Request(task="parse", settings=other, variants=(("data.init_args.width=7",),)))["variants"]
+    assert again["settings"]["model"]["init_args"]["width"] == 7
+    assert again["given"]["cli"] == other["cli"]
+    spec = make_spec(settings=again["settings"], baseline="none")
+    result = train(spec)
+    assert torch.load(result.checkpoint, weights_only=True)["state_dict"]["layers.0.weight"].shape == (8, 7)
+    assert "EarlyStopping" in str(torch.load(result.checkpoint, weights_only=True)["callbacks"].keys())
+
+
+def test_classes_in_the_code_of_a_script_are_named_and_linked():
+    settings = {"data": {"width": 6}, "trainer": {"max_epochs": 1}}
+    names = ("model.class_path=optimizers.Optimized", "data.class_path=optimizers.Halves")
+    variants = (names, (*names, "data.width=5", "model.form=dict"))
+    with_cli = settings | {"cli": "optimizers.InCode"}  # as a file may name it
+    parsed = _do(Request(task="parse", settings=with_cli, variants=variants))["variants"]
+    first, other = (one["settings"] for one in parsed)
+    assert first["model"] == {"class_path": "optimizers.Optimized", "init_args": {"form": "optimizer", "width": 6}}
+    assert other["model"]["init_args"] == {"form": "dict", "width": 5}
+    assert other["data"]["init_args"]["width"] == 5
+    with refused("data.class_path", "data.class_path"):
+        _do(Request(task="parse", settings=settings, variants=(names[:1],)))
+
+
+@pytest.mark.parametrize("path", ["optimizers.NoCLI", "absent.CLI", "optimizers.Logged", "CLI"])
+def test_a_command_line_that_is_none_is_refused(path):
+    with refused("cli", f"cli={path}"):
+        ModuleCLI([], own=path)
+
+
+@pytest.mark.skipif(not HAS_TIMM, reason="timm is not installed, which needs a torchvision of this torch")
+def test_a_network_of_timm_trains_in_its_module_as_with_lightning(make_spec, tmp_path):
+    settings = noise({"class_path": "of_timm.Classifier"}, limit_val_batches=0, max_epochs=1)
+    settings["data"] = {"class_path": "more_shapes.Pictures", "init_args": {"size": 32, "num_samples": 32}}
+    compare_with_lightning(make_spec, settings, tmp_path)
+
+
+@pytest.mark.slow
+def test_an_arm_whose_graph_depends_on_the_data_is_left_out_with_the_reason(make_spec):
+    settings = noise({"class_path": "optimizers.Branching"}, limit_val_batches=0)
+    spec = make_spec(settings=settings, max_seconds=1)
+    spec = spec.model_copy(update={"measurement": Measurement(arms={}, of_module="moves", can_leave_out=True)})
+    result = measure_module(spec, Stopwatch("startup"))
+    (left_out,) = result.probe.left_out.items()
+    assert left_out[0] == "execution.compile=step"
+    assert "Data-dependent branching" in left_out[1]
+    assert result.probe.candidate.precision == "bf16-mixed"
