@@ -19,6 +19,7 @@ from paceline.flows.study.own_code import prepare_arms, train_own_arm
 from paceline.flows.study.record import log_no_gpu, log_study, unconfirmed_winners
 from paceline.flows.study.trainings import PlannedArm, StudyRequest, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import InputError
 from paceline.tasks.speedup.comparability import EXECUTION
 from paceline.tasks.speedup.study.design import expand
@@ -64,6 +65,8 @@ def _check_axes(request: StudyRequest, environment: Environment) -> list[Planned
             planned.append(PlannedArm(arm, config, checked, train_fn))
         except InputError as error:
             raise InputError(f"arm {arm.name}: {error}") from error
+    checkpoints = request.repeats * sum(arm.checked.checkpoint_bytes for arm in planned)
+    require_space(request.config.limits, environment.root, {"checkpoints of all trainings": checkpoints})
     return planned
 
 
@@ -82,7 +85,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     cancel_older()
     with open_study(request, arms, environment, resume) as (work, arms):
         if request.is_own:
-            prepare_arms(work, arms)
+            prepare_arms(work, arms, resume=resume is not None)
         run_all(work, arms)
         if request.axes:
             confirm(work, arms, unconfirmed_winners(work, arms))

@@ -7,7 +7,6 @@ import pickle
 import random
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -17,14 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from paceline.conf.lightning import EXECUTION, FIXED
-from paceline.conf.load import validate
 from paceline.tasks.errors import InputError
-from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.host import host_identity
-from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.measurement import AutotuneResult
-from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
@@ -32,103 +25,18 @@ from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.launch.supervisor import free_port
 from paceline.tasks.train.lightning.cli import ModuleCLI
-from paceline.tasks.train.lightning.code import identities
 from paceline.tasks.train.lightning.fit import fit_module
 from paceline.tasks.train.lightning.probe import DEFAULT_EPOCHS, ModuleProbe
 from paceline.tasks.train.rank.time_budget import Stopwatch
-from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileParts
 from tests.conftest import RANK_MODULE
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("threads")]  # Lightning's advice
 
 PACKAGES = Path(__file__).parents[3] / "packages"
 FULL = 32
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "enable_checkpointing": False}
-
-
-@pytest.fixture(autouse=True)
-def threads(monkeypatch):
-    for package in ("text", "shapes"):
-        monkeypatch.syspath_prepend(str(PACKAGES / package))
-    number = torch.get_num_threads()
-    yield
-    torch.set_num_threads(number)
-    assert not [thread for thread in threading.enumerate() if thread.name == "trainer-steps"]
-
-
-@pytest.fixture
-def settings(tmp_path):
-    """Settings of the example, small, with its data prepared."""
-    from prose.corpus import Corpus
-
-    data = {"directory": str(tmp_path / "data"), "num_bytes": 20_000}
-    Corpus(**data).prepare_data()
-    return {
-        "seed_everything": 7,
-        "model": {"class_path": "prose.gpt.GPT", "init_args": {"width": 16, "depth": 1}},
-        "data": {"class_path": "prose.corpus.Corpus", "init_args": data},
-        "trainer": {"max_epochs": 1, "gradient_clip_val": 1.0, "accelerator": "cpu", "devices": 1},
-    }
-
-
-@pytest.fixture
-def make_spec(settings, tmp_path):
-    """Specifies a rank."""
-
-    def make(precision="32-true", attempt=0, settings=settings, ranks=(0, 1, 0), execution=None, **speedup):
-        rank, world_size, port = ranks
-        execution = EXECUTION | {"precision": precision, "accelerator": "cpu"} | (execution or {})
-        is_open = [name for name in ("precision", "compile") if execution[name] == "auto"]
-        execution["num_devices"] = world_size
-        trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
-        short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
-        own = settings | {"trainer": trainer | {"enable_model_summary": False}}
-        tree = {
-            "lightning": {"settings": own, "packages": identities(own, None)},
-            "execution": execution,
-            "speedup": FIXED["speedup"] | short | speedup,
-        }
-        plan = Plan(
-            accelerator="cpu",
-            device_name="this one",
-            world_size=world_size,
-            num_threads=1,
-            precision=precision,
-            compile=execution["compile"] if "compile" not in is_open else "off",
-            memory_format="contiguous",
-            loading="foreground",
-            strategy="ddp" if world_size > 1 else "single",
-            reasons={name: Choice(value=precision, reason="the rule") for name in is_open},
-        )
-        run = tmp_path / f"run-{attempt}"
-        directory = run / "attempt-0" / f"rank-{rank}"
-        directory.mkdir(parents=True)
-        return RankSpec(
-            config=validate(tree),
-            plan=plan,
-            may_search=True,
-            run_id="0" * 32,
-            home=str(tmp_path),
-            directory=str(directory),
-            checkpoint_directory=str(run / "checkpoints"),
-            resume_from=None,
-            rank=rank,
-            local_rank=rank,
-            node_rank=0,
-            world_size=world_size,
-            num_nodes=1,
-            num_devices=world_size,
-            master_address="127.0.0.1",
-            master_port=port,
-            interface=None,
-            coordinator=(host_identity(), os.getpid()),
-            code_fingerprint=code_fingerprint(),
-            compile_cache=str(tmp_path),
-        )
-
-    return make
 
 
 def train(spec):
