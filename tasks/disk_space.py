@@ -1,7 +1,9 @@
 """Free disk space: what a run needs of it, and what it must leave (`limits.min_free_gib`)."""
 
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.conf.config import Limits
@@ -32,3 +34,13 @@ def require_space(
     if free - needed < limits.min_free_gib * GIB:
         raise kind(text, hint="free space with: paceline clean", setting="limits.min_free_gib")
     return text
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all files below a directory, without those that are removed meanwhile."""
+    num_bytes = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                num_bytes += (Path(place) / name).lstat().st_size
+    return num_bytes

@@ -10,7 +10,7 @@ from paceline.conf.environment import Environment
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.data.prepare.storage import MEMORY_SHARE
 from paceline.tasks.data.prepare.store import directory_of
-from paceline.tasks.disk_space import GIB, require_space
+from paceline.tasks.disk_space import GIB, require_space, size_of
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS
@@ -43,8 +43,7 @@ def require_space_for_rest(
 
     Raises RunError: it is missing.
     """
-    places = [environment.root / "runs" / run_id for run_id in run_ids if run_id is not None]
-    sizes = (sum(path.stat().st_size for path in place.rglob("*") if path.is_file()) for place in places)
+    sizes = (size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None)
     parts = {f"{number} further trainings": number * max(sizes, default=0)}
     require_space(config.limits, environment.root, parts, RunError)
 

@@ -26,7 +26,7 @@ from paceline.tasks.speedup.study.design import expand
 
 
 @preflight.reusable
-def check_study(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
+def check_study(request: StudyRequest, environment: Environment, *, resume: str | None = None) -> list[PlannedArm]:
     """Check every arm before any work starts; raise InputError naming the arm that cannot run."""
     if request.repeats < 1:
         fault = f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals"
@@ -41,7 +41,11 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
         name = f"--{request.objective.goal}" if request.objective else "--same-work"
         fault = f"{name} is for your own Lightning code, and {request.preset} is a preset"
         raise InputError(fault, hint=f"remove {name}", setting=name)
-    return check_arms(request, environment) if request.arms else _check_axes(request, environment)
+    planned = check_arms(request, environment) if request.arms else _check_axes(request, environment)
+    if resume is None:  # a resume has some of them
+        checkpoints = request.repeats * sum(arm.checked.checkpoint_bytes for arm in planned)
+        require_space(request.config.limits, environment.root, {"checkpoints of all trainings": checkpoints})
+    return planned
 
 
 def _check_axes(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
@@ -65,8 +69,6 @@ def _check_axes(request: StudyRequest, environment: Environment) -> list[Planned
             planned.append(PlannedArm(arm, config, checked, train_fn))
         except InputError as error:
             raise InputError(f"arm {arm.name}: {error}") from error
-    checkpoints = request.repeats * sum(arm.checked.checkpoint_bytes for arm in planned)
-    require_space(request.config.limits, environment.root, {"checkpoints of all trainings": checkpoints})
     return planned
 
 

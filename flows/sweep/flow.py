@@ -49,7 +49,7 @@ LOOK_SECONDS = 1.0  # interval of checks for finished trials; bounds the delay o
 
 
 @preflight.reusable
-def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
+def check_sweep(request: SweepRequest, environment: Environment, *, resume: str | None = None) -> SweepPlan:
     """Check everything before any work starts, with the ends of each parameter's range."""
     for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
         if number is not None and number < 1:
@@ -74,8 +74,9 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
         _check_parameters(config, parameters)
         checked = preflight.check(config, environment)
         _check_parameters(config, parameters, checked)
-    checkpoints = {"checkpoints of all trials": num_trials * checked.checkpoint_bytes}
-    require_space(config.limits, environment.root, checkpoints)
+    if resume is None:  # a resume has some of them
+        checkpoints = {"checkpoints of all trials": num_trials * checked.checkpoint_bytes}
+        require_space(config.limits, environment.root, checkpoints)
     num_workers = count_workers(config.cluster.address) if config.cluster.address is not None else None
     accelerator, at_once = checked.plan.accelerator, request.at_once
     room = plan_concurrency(config, checked.hardware, accelerator, num_trials, at_once, num_workers)

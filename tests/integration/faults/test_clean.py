@@ -22,6 +22,8 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows import cli
 from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space_for_rest
+from paceline.flows.study.flow import check_study
+from paceline.flows.study.trainings import StudyRequest
 from paceline.tasks import files
 from paceline.tasks.clean.removal import clean_home, remove
 from paceline.tasks.clean.survey import LOG_END, LONG_LOG, survey
@@ -438,6 +440,15 @@ def test_trainings_that_would_fill_the_disk_together_are_refused_before_any_work
     assert said["setting"] == "limits.min_free_gib"
     assert "(checkpoints of all tr" in said["error"]
     assert not (home.root / "prepared").exists()
+
+
+def test_a_resumed_study_has_some_of_its_checkpoints_already(home):
+    config = load("digits", ["model.width=160", "limits.min_free_gib=0"])
+    axes = {"recipe.learning_rate": ["0.1", "0.2"]}
+    request = StudyRequest(preset="digits", config=config, axes=axes, repeats=10**6)
+    assert len(check_study(request, Environment(), resume="one")) == 2
+    with refused("limits.min_free_gib"):
+        check_study(request, Environment())
 
 
 def test_a_prediction_onto_a_full_disk_is_refused_before_any_work(home, capfd):
