@@ -144,7 +144,9 @@ class Limits(Section):
     """Time limit of `paceline predict`, seconds."""
     min_free_gib: Annotated[float, Field(ge=0)] = 1.0
     """Disk space below PACELINE_HOME that a run must leave free, GiB. A run that would leave less, after its prepared
-    set and its checkpoints, is refused before it starts, and stopped between two stages."""
+    set and its checkpoints, is refused before it starts, and stopped between two stages. The checkpoints of own
+    Lightning code are measured in its first update. A study or a sweep counts the checkpoints of all its trainings. A
+    prediction is refused where less is free before it starts."""
     retries: Annotated[int, Field(ge=0, le=100)] = 2
     """Further tries of preparation and prediction when a source, a file system or the cluster fails them. A training
     has its own: `execution.max_restarts`."""

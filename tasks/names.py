@@ -1,5 +1,6 @@
 """Names in MLflow: tags, metrics and artifacts of our runs. Public contract: a name never changes."""
 
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -266,5 +267,7 @@ def is_contaminated(tags: Mapping[str, str]) -> bool:
 
 
 def metric_name(name: str) -> str:
-    """The name of a metric of the user's in MLflow, which refuses some characters."""
-    return re.sub(r"[^\w\-. /:]", "_", name)
+    """The name of a metric of the user's in MLflow, which refuses some characters, paths and lengths (3.17)."""
+    allowed = re.sub(r"[^\w\-. /:]", "_", name)[:250] or "_"
+    is_path = posixpath.normpath(allowed) == allowed != "." and not allowed.startswith(("..", "/"))
+    return allowed if is_path else re.sub(r"[/.]", "_", allowed)

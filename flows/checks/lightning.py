@@ -29,6 +29,8 @@ WORDS = {
     "accelerator": {"cuda": "gpu"},
 }
 """Values of the trainer that Paceline calls otherwise."""
+HALF = {"bf16-true": "bf16-mixed", "16-true": "16-mixed"}
+"""Precisions of Lightning with weights in 16 bits, and what Paceline has in their place."""
 PREDICTION = ("model.", "data.", "data=", "seed_everything=", "trainer.limit_predict_batches=")
 """Settings of LightningCLI that a prediction may change."""
 PREDICTION_KEPT = ("limit_predict_batches", "inference_mode", "deterministic", "benchmark")
@@ -198,6 +200,12 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
                 setting=f"trainer.{key}",
             )
         execution[name] = value
+    if (half := execution["precision"]) in HALF:
+        raise InputError(
+            f"execution.precision={half} keeps the weights in 16 bits, which cannot be used with Paceline so far",
+            hint=f"use execution.precision={HALF[half]}",
+            setting="execution.precision",
+        )
     return execution
 
 

@@ -14,7 +14,7 @@ from paceline.conf.load import check_own
 from paceline.flows.checks.origin import check_code, check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
-from paceline.flows.checks.space import check_space, require_space
+from paceline.flows.checks.space import check_space
 from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import certificates
@@ -22,6 +22,7 @@ from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.data.partitions import list_on
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.names import Tag
@@ -94,7 +95,7 @@ def check_lightning(config: Config, environment: Environment, *, prestart: Prest
     check_prefect(environment)
     _check_home(environment)
     check_reachable(environment.tracking_uri)
-    require_space(config, environment, 0)
+    require_space(config.limits, environment.root, {})
     if prestart is not None:
         prepare_api(environment)
         prestart.start_cluster(plan)

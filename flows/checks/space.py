@@ -1,6 +1,7 @@
-"""Free disk space below PACELINE_HOME: what a run needs of it, and what it must leave (`limits.min_free_gib`)."""
+"""Space below PACELINE_HOME that a run needs, and the trainings that a study or a sweep has left."""
 
 import shutil
+from collections.abc import Iterable
 
 import psutil
 
@@ -9,11 +10,11 @@ from paceline.conf.environment import Environment
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.data.prepare.storage import MEMORY_SHARE
 from paceline.tasks.data.prepare.store import directory_of
-from paceline.tasks.errors import InputError, PacelineError, RunError
+from paceline.tasks.disk_space import GIB, require_space, size_of
+from paceline.tasks.errors import RunError
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS
 
-GIB = 2**30
 MUCH_BYTES, MUCH_WIDTH = 16 * GIB, 128
 """With so many bytes to spare, the weights of a network of Paceline up to this width are not counted: it takes a
 second, and their checkpoints are smaller."""
@@ -27,41 +28,24 @@ def check_space(config: Config, listing: Listing, environment: Environment) -> i
     sizes = [0] if is_prepared else list(listing.sizes.values())
     # As `choose_storage` does, which also measures how fast JPEG is decoded.
     num_bytes = sizes[0] if sizes[0] <= MEMORY_SHARE * psutil.virtual_memory().total else min(sizes)
-    text, spare = _usage(config, environment, {"prepared set": num_bytes})
-    checkpoints = 0
+    parts, must_stay = {"prepared set": num_bytes}, config.limits.min_free_gib * GIB
+    spare = shutil.disk_usage(nearest_existing(environment.root)).free - num_bytes - must_stay
     if config.model.plugin or config.model.name in COUNTED or config.model.width > MUCH_WIDTH or spare < MUCH_BYTES:
-        checkpoints = _checkpoint_bytes(config, listing)
-        text, spare = _usage(config, environment, {"prepared set": num_bytes, "checkpoints": checkpoints})
-    if spare < 0:
-        raise _refusal(InputError, text)
-    return checkpoints
+        parts["checkpoints"] = _checkpoint_bytes(config, listing)
+    require_space(config.limits, environment.root, parts)
+    return parts.get("checkpoints", 0)
 
 
-def require_space(config: Config, environment: Environment, checkpoints: int, *, has_run: bool = False) -> str:
-    """Check the space again between two stages; return it for the log.
+def require_space_for_rest(
+    config: Config, environment: Environment, run_ids: Iterable[str | None], number: int
+) -> None:
+    """Check the space for further trainings of a study or a sweep, each as large as the largest of finished runs.
 
-    Raises InputError, or RunError where the run has started: the space is missing.
+    Raises RunError: it is missing.
     """
-    text, spare = _usage(config, environment, {"checkpoints": checkpoints})
-    if spare < 0:
-        raise _refusal(RunError if has_run else InputError, text)
-    return text
-
-
-def _refusal(kind: type[PacelineError], text: str) -> PacelineError:
-    return kind(text, hint="free space with: paceline clean", setting="limits.min_free_gib")
-
-
-def _usage(config: Config, environment: Environment, parts: dict[str, int]) -> tuple[str, float]:
-    """Free space and need as text, and the bytes to spare."""
-    least, place = config.limits.min_free_gib, nearest_existing(environment.root)
-    free, needed = shutil.disk_usage(place).free, sum(parts.values())
-    named = ", ".join(f"{name} {num_bytes / GIB:.2f}" for name, num_bytes in parts.items())
-    text = (
-        f"PACELINE_HOME={environment.root} has {free / GIB:.2f} GiB free; the run needs about {needed / GIB:.2f} GiB "
-        f"({named}), and limits.min_free_gib={least:g} must stay free"
-    )
-    return text, free - needed - least * GIB
+    sizes = (size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None)
+    parts = {f"{number} further trainings": number * max(sizes, default=0)}
+    require_space(config.limits, environment.root, parts, RunError)
 
 
 def _checkpoint_bytes(config: Config, listing: Listing) -> int:

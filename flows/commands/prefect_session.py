@@ -4,7 +4,7 @@ import gc
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
@@ -16,7 +16,6 @@ from paceline.tasks.errors import InputError
 if TYPE_CHECKING:
     from paceline.flows.lifecycle.mlflow_run import Kind
 
-Request = TypeVar("Request")
 SECTION = "cluster."
 NO_CHANGES = {"preset", "overrides", "resume", "json", "diagnose", "quiet", "verbose", "log_format", "help"}
 """Arguments that do not change the request of a study or a sweep that is resumed."""
@@ -57,17 +56,17 @@ def quiet_flow(environment: Environment) -> Iterator[None]:
 
 def start_flow(
     options: Namespace,
-    request: Request,
-    check: Callable[[Request, Environment], object],
+    request: object,
+    check: Callable[..., object],
     flow: Callable[..., dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
 ) -> None:
     """Check a request, run its flow or resume it, and show the summary; the record `result` is not part of the JSON."""
     environment = Environment()
-    check(request, environment)
-    resume = getattr(options, "resume", None)
+    how = {"resume": options.resume} if getattr(options, "resume", None) else {}
+    check(request, environment, **how)
     with json_stream(options.json) as stream, quiet_flow(environment):
-        summary = flow(request, resume) if resume else flow(request)
+        summary = flow(request, **how)
         show(summary)
         write_json(stream, {key: value for key, value in summary.items() if key != "result"})
 

@@ -22,7 +22,7 @@ from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import guard_flow, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.predict import module
-from paceline.flows.predict.request import UNRECORDED, PredictRequest, check_out, write_facts
+from paceline.flows.predict.request import UNRECORDED, PredictRequest, check_out, require_room, write_facts
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import kind_of, open_cluster
 from paceline.tasks.cluster.user_packages import require_packages
@@ -113,6 +113,7 @@ def check_predict(request: PredictRequest, environment: Environment) -> Predicti
     key = key_of(settings, images)
     out = Path(request.out).expanduser().absolute() if request.out else environment.root / "predictions" / key[:16]
     check_out(request, out, key)
+    require_room(config, out, environment)
     experiment_id = preflight.check_servers(config, environment)
     return PredictionPlan(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
 

@@ -18,7 +18,7 @@ from paceline.conf.load import validate_as
 from paceline.flows.checks import preflight
 from paceline.flows.checks.lightning import load_prediction
 from paceline.flows.lifecycle.mlflow_run import new_run
-from paceline.flows.predict.request import UNRECORDED, PredictRequest, check_out, write_facts
+from paceline.flows.predict.request import UNRECORDED, PredictRequest, check_out, require_room, write_facts
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.errors import InputError
@@ -105,8 +105,10 @@ def check(trained: TrainedModule, request: PredictRequest, environment: Environm
     if config.cluster.address is not None:
         require_code(config.lightning, config.cluster.address)
     plan = resolve(config, hardware, 0)
+    out = Path(request.out).expanduser().absolute() if request.out else environment.root
     if request.out is not None:
-        check_out(request, Path(request.out).expanduser().absolute(), "")
+        check_out(request, out, "")
+    require_room(config, out, environment)
     gpus = hardware.gpus[:1] if plan.accelerator == "gpu" else ()
     return ModulePlan(trained, config, plan, gpus, preflight.check_servers(config, environment))
 

@@ -5,7 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from paceline.conf.config import Config
+from paceline.conf.environment import Environment
 from paceline.conf.section import Section, Text
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing, write_durably
 from paceline.tasks.names import PREDICTIONS_FILE
@@ -59,6 +62,12 @@ def check_out(request: PredictRequest, out: Path, key: str) -> None:
             f"--out {out}: holds predictions {of_another if key else 'already, which own Lightning code never reuses'}"
         )
         raise InputError(f"{fault}; give another directory or remove it")
+
+
+def require_room(config: Config, out: Path, environment: Environment) -> None:
+    """Raise InputError: the disk of the files or of PACELINE_HOME has no space left to start with."""
+    require_space(config.limits, environment.root, {})
+    require_space(config.limits, out, {}, named="--out")
 
 
 def write_facts(out: Path, facts: dict[str, Any]) -> None:

@@ -23,6 +23,8 @@ from paceline.flows.run.evidence import log_evidence, log_plan
 from paceline.flows.run.metrics import recovery_metrics, speedup_metrics, speedup_tags, training_metrics
 from paceline.flows.run.outcome import ModuleOutcome, judged_metrics
 from paceline.tasks.cluster.tls import choose_tls
+from paceline.tasks.disk_space import require_space
+from paceline.tasks.errors import RunError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import lightning_fingerprint
 from paceline.tasks.metrics_file import attempt_number
@@ -48,7 +50,7 @@ from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
-from paceline.tasks.train.prefect_tasks import fit_module, prepare_module_data
+from paceline.tasks.train.prefect_tasks import fit_module, partitions_of, prepare_module_data
 
 NOT_MEASURED = ("energy",)
 """Parts of the summary of a preset that a training of own code does not have so far."""
@@ -112,6 +114,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
         prepare_own(job, cluster.address)
         trained = fit_module(job, cluster.address)
         cluster.release()
+        require_space(config.limits, environment.root, {}, RunError)
         cache.keep(trained.search)
         plan, hardware = trained.plan or checked.plan, checked.hardware
         outcome = ModuleOutcome(config=config, plan=plan, trained=trained, workload=workload, hardware=hardware)
@@ -162,10 +165,15 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
 
 
 def prepare_own(job: TrainJob, address: str) -> None:
-    """Copy the user's code and checkpoint into the run's directory, and prepare the data on each host."""
+    """Copy the user's code and checkpoint into the run's directory, and prepare the data on each host.
+
+    A resume checks the content of prepared partitions, which the fault before it may have damaged.
+    """
     code.copy_own(job.config.lightning, job.directory)
     if job.config.lightning.prepares_data:
         prepare_module_data(job, address)
+    if job.resume:
+        partitions_of(job, address, check_content=True)
 
 
 def _not_measured(trained: ModuleResult) -> tuple[str, ...]:

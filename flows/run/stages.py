@@ -13,7 +13,6 @@ from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.prestart import OpenCluster, cluster_for_run, cold_seconds
-from paceline.flows.checks.space import require_space
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import publish, with_retries
@@ -26,6 +25,7 @@ from paceline.flows.run.record import log_model, record, summarise
 from paceline.flows.run.starts import measure_starts
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data import prefect_tasks as data_tasks
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.evaluate import prefect_tasks as evaluate_tasks
 from paceline.tasks.fingerprint import workload_fingerprint
@@ -148,7 +148,8 @@ def prepare(session: Session) -> PreparedSet:
     except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
         session.open_run("")
         raise
-    get_run_logger().info("%s", require_space(config, environment, session.checked.checkpoint_bytes))
+    parts = {"checkpoints": session.checked.checkpoint_bytes}
+    get_run_logger().info("%s", require_space(config.limits, environment.root, parts))
     workload = workload_fingerprint(config.workload, prepared.fingerprint, session.checked.weights)
     handle = session.open_run(workload)
     log_dataset(handle, prepared, config.data.source)
@@ -169,7 +170,7 @@ def train(session: Session, prepared: PreparedSet) -> TrainResult:
     if not config.track.confirms:
         session.cluster.release()
     cache.keep(trained.search)
-    require_space(config, session.environment, 0, has_run=True)
+    require_space(config.limits, session.environment.root, {}, RunError)
     return trained
 
 

@@ -19,13 +19,14 @@ from paceline.flows.study.own_code import prepare_arms, train_own_arm
 from paceline.flows.study.record import log_no_gpu, log_study, unconfirmed_winners
 from paceline.flows.study.trainings import PlannedArm, StudyRequest, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import InputError
 from paceline.tasks.speedup.comparability import EXECUTION
 from paceline.tasks.speedup.study.design import expand
 
 
 @preflight.reusable
-def check_study(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
+def check_study(request: StudyRequest, environment: Environment, *, resume: str | None = None) -> list[PlannedArm]:
     """Check every arm before any work starts; raise InputError naming the arm that cannot run."""
     if request.repeats < 1:
         fault = f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals"
@@ -40,7 +41,11 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
         name = f"--{request.objective.goal}" if request.objective else "--same-work"
         fault = f"{name} is for your own Lightning code, and {request.preset} is a preset"
         raise InputError(fault, hint=f"remove {name}", setting=name)
-    return check_arms(request, environment) if request.arms else _check_axes(request, environment)
+    planned = check_arms(request, environment) if request.arms else _check_axes(request, environment)
+    if resume is None:  # a resume has some of them
+        checkpoints = request.repeats * sum(arm.checked.checkpoint_bytes for arm in planned)
+        require_space(request.config.limits, environment.root, {"checkpoints of all trainings": checkpoints})
+    return planned
 
 
 def _check_axes(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
@@ -82,7 +87,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     cancel_older()
     with open_study(request, arms, environment, resume) as (work, arms):
         if request.is_own:
-            prepare_arms(work, arms)
+            prepare_arms(work, arms, resume=resume is not None)
         run_all(work, arms)
         if request.axes:
             confirm(work, arms, unconfirmed_winners(work, arms))

@@ -18,14 +18,15 @@ from paceline.tasks.train.lightning import code
 from paceline.tasks.train.prefect_tasks import fit_module
 
 
-def prepare_arms(work: StudyContext, arms: list[PlannedArm]) -> None:
+def prepare_arms(work: StudyContext, arms: list[PlannedArm], *, resume: bool) -> None:
     """Copy the code into the study's directory, and prepare the data of all arms, those of equal settings once."""
     prepared: list[Any] = []
     for arm in arms:
         settings = arm.config.lightning.settings
         data = settings.get("data", settings)
         if data not in prepared:
-            prepare_own(train_job(arm.config, arm.checked, None, work.parent.run_id, work.environment), work.address)
+            of_study = work.parent.run_id, work.environment
+            prepare_own(train_job(arm.config, arm.checked, None, *of_study, resume=resume), work.address)
             prepared.append(data)
 
 

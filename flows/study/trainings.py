@@ -18,6 +18,7 @@ from paceline.conf.section import Text
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin
+from paceline.flows.checks.space import require_space_for_rest
 from paceline.flows.lifecycle.mlflow_run import nested_run, open_run
 from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
@@ -125,7 +126,7 @@ def open_study(
         stage = with_retries(prepare, limits)
         stored = {} if request.is_own else {arm.config.data: arm.config.stored_data for arm in reversed(arms)}
         prepared = {
-            data: stage(settings, str(environment.root), address, limits.prepare_seconds)
+            data: stage(settings, str(environment.root), address, limits.prepare_seconds, resume is not None)
             for data, settings in stored.items()
         }
         workload = lightning_fingerprint(request.config.lightning)
@@ -192,6 +193,10 @@ def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
                 get_run_logger().warning("%s, repeat %d: %s; repeating it", name, repeat, "; ".join(run.contamination))
                 run = _supersede(work.parent, run, _run_one(work, by_name[name], repeat))
             work.ledger.add(run)
+            left = total - len(work.ledger.runs())
+            require_space_for_rest(
+                work.request.config, work.environment, [one.run_id for one in work.ledger.runs()], left
+            )
             get_run_logger().info("%d of %d trainings: %s", len(work.ledger.runs()), total, _line(run))
 
 

@@ -16,6 +16,7 @@ from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.lightning import configure
 from paceline.flows.checks.measured_plan import measure_plan, train_job
+from paceline.flows.checks.space import require_space_for_rest
 from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import guard_flow, publish, with_retries
@@ -25,6 +26,7 @@ from paceline.flows.sweep.trial import SweepContext, SweepPlan, SweepRequest, co
 from paceline.tasks.cluster.client import count_workers
 from paceline.tasks.cluster.kinds import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import lightning_fingerprint, workload_fingerprint
 from paceline.tasks.names import Artifact, Metric, Tag
@@ -47,7 +49,7 @@ LOOK_SECONDS = 1.0  # interval of checks for finished trials; bounds the delay o
 
 
 @preflight.reusable
-def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
+def check_sweep(request: SweepRequest, environment: Environment, *, resume: str | None = None) -> SweepPlan:
     """Check everything before any work starts, with the ends of each parameter's range."""
     for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
         if number is not None and number < 1:
@@ -72,6 +74,9 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
         _check_parameters(config, parameters)
         checked = preflight.check(config, environment)
         _check_parameters(config, parameters, checked)
+    if resume is None:  # a resume has some of them
+        checkpoints = {"checkpoints of all trials": num_trials * checked.checkpoint_bytes}
+        require_space(config.limits, environment.root, checkpoints)
     num_workers = count_workers(config.cluster.address) if config.cluster.address is not None else None
     accelerator, at_once = checked.plan.accelerator, request.at_once
     room = plan_concurrency(config, checked.hardware, accelerator, num_trials, at_once, num_workers)
@@ -141,8 +146,8 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         limits, prepared = config.limits, None
         workload = lightning_fingerprint(config.lightning)
         if not request.is_own:
-            data = config.stored_data
-            prepared = with_retries(prepare, limits)(data, str(environment.root), address, limits.prepare_seconds)
+            stage, how = with_retries(prepare, limits), (limits.prepare_seconds, resume is not None)
+            prepared = stage(config.stored_data, str(environment.root), address, *how)
             if not prepared.num_validation:
                 fault = "the prepared set has no validation samples, and trials are compared on them"
                 raise RunError(f"{fault}; raise data.validation_fraction")
@@ -151,7 +156,8 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         with open_run("sweep", request.config, environment, experiment_id, workload, resume, request) as parent:
             share = replace(checked, plan=preflight.plan_on(config, room.share, checked.num_train), hardware=room.share)
             if prepared is None:
-                prepare_own(train_job(config, share, None, parent.run_id, environment), address)
+                job = train_job(config, share, None, parent.run_id, environment, resume=resume is not None)
+                prepare_own(job, address)
                 plan = share.plan
             else:
                 plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
@@ -206,7 +212,8 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
                 ended, running = wait(running, LOOK_SECONDS, FIRST_COMPLETED)
                 for trial in filter(None, (future.result() for future in ended)):
                     log = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
-                    num_ended = len(work.proposer.trials())
+                    trials = work.proposer.trials()
+                    num_ended = len(trials)
                     log(
                         "%d of %d trials: trial %d, %s",
                         num_ended,
@@ -214,6 +221,8 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
                         trial.number,
                         trial_line(trial, work.score_name),
                     )
+                    ended_ids = [one.run_id for one in trials]
+                    require_space_for_rest(work.config, work.environment, ended_ids, num_trials - num_ended)
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise

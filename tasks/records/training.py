@@ -127,6 +127,8 @@ class ModuleResult(Trained):
     weights: str | None = None  # state dict, readable with weights_only; None where it is not, or code is not installed
     units_per_second: dict[str, float] = Field(default_factory=dict)  # throughput in other units, such as tokens
     partitions: PreparedPartitions | None = None  # that the DataModule had prepared; None for nothing
+    directory: str = ""  # of rank 0's files, inside that of the attempt
+    notes: tuple[str, ...] = ()  # what the user should know of the training
 
 
 class EvaluateResult(Record):

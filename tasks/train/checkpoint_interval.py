@@ -14,13 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.tasks.metrics_file import attempts
 from paceline.tasks.records.record import Choice, Record
-
-if TYPE_CHECKING:
-    from paceline.tasks.data.loading.sampling import StepSchedule  # imports numpy, which the flow's plan does not need
 
 MAX_SHARE = 0.02  # largest part of the time for checkpoints
 MAX_LOST_SECONDS = 300.0  # most work that a failure may lose
@@ -43,20 +39,21 @@ class CheckpointInterval:
 
     The pace is wall time per step, validation included, because that is what a failure loses. It is extrapolated over
     as many steps as it was measured, so that a change is noticed. At log points, every `log_steps`, the host has waited
-    for the device already. `step` is where training starts, `now` a clock's reading in seconds. The failures are read
-    with the first checkpoint, so that a short training does not wait for them.
+    for the device already. `epoch_end` gives the first step from a step on that ends an epoch. `step` is where training
+    starts, `now` a clock's reading in seconds. The failures are read with the first checkpoint, so that a
+    short training does not wait for them.
     """
 
     def __init__(
         self,
-        course: StepSchedule,
+        epoch_end: Callable[[int], int],
         log_steps: int,
         step: int,
         now: float,
         read_failures: Callable[[], FailureHistory],
         num_devices: int,
     ) -> None:
-        self._course, self._log_steps = course, log_steps
+        self._epoch_end, self._log_steps = epoch_end, log_steps
         self._since, self._since_time, self._started = step, now, now
         self._read_failures, self._num_devices = cache(read_failures), num_devices
         self._costs: list[float] = []
@@ -76,7 +73,7 @@ class CheckpointInterval:
         if missing > longest:
             return self._postpone(step + longest, pace)
         due = step + missing
-        return self._postpone(due, pace, self._course.epoch_end(due))
+        return self._postpone(due, pace, self._epoch_end(due))
 
     def record_checkpoint(self, step: int, cost: float, now: float, write_seconds: float = 0.0) -> int:
         """Record a checkpoint that made the training wait `cost` seconds; return the step at which to ask again.
@@ -116,7 +113,7 @@ class CheckpointInterval:
     def _postpone(self, step: int, pace: float, *better: int) -> int:
         """The first of the better steps that is soon enough, else the next log point if it is, else `step`."""
         latest = self._since + self._longest / pace
-        log_point = min(math.ceil(step / self._log_steps) * self._log_steps, self._course.epoch_end(step))
+        log_point = min(math.ceil(step / self._log_steps) * self._log_steps, self._epoch_end(step))
         return next((candidate for candidate in (*better, log_point) if candidate <= latest), step)
 
 

@@ -1,7 +1,7 @@
 """Prefect tasks of the training stage, in the flow's process: on a Dask worker they would occupy one of its devices."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
 
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch, choices
-        newest = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
-        choices = _log_choices(logger, newest, choices)
+        choices = _log_new_choices(logger, facts, choices)
         note = f"loss {facts[Metric.TRAIN_LOSS]:.3f}  {facts[Metric.TRAIN_THROUGHPUT]:,.0f} samples/s"
         if facts["validation_score"] is not None:
             note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
@@ -121,7 +120,13 @@ def prepare_module_data(job: TrainJob, address: str) -> None:
 @task(name="prepare-partitions", cache_policy=NO_CACHE)
 @redact_errors
 def prepare_module_partitions(
-    module: Lightning, copied: str | None, home: str, address: str, seconds: float | None
+    module: Lightning,
+    copied: str | None,
+    home: str,
+    address: str,
+    seconds: float | None,
+    *,
+    check_content: bool = False,
 ) -> PreparedPartitions | None:
     """Prepare the partitions of the user's DataModule on all workers, or find them prepared; None where it has none.
 
@@ -131,7 +136,12 @@ def prepare_module_partitions(
         return None
     with deadline.time_limit("limits.prepare_seconds", seconds), progress_bar("prepare") as advance:
         prepared = prepare_partitions(
-            module, copied, Path(home), address, lambda done, total: advance(done, total, "partitions")
+            module,
+            copied,
+            Path(home),
+            address,
+            lambda done, total: advance(done, total, "partitions"),
+            check_content=check_content,
         )
     text = "%s %d partitions in %.1f s: %d files of %d bytes in %s"
     counts = prepared.num_partitions, prepared.seconds, prepared.num_files, prepared.num_bytes
@@ -144,6 +154,7 @@ def prepare_module_partitions(
 def fit_module(job: TrainJob, address: str) -> ModuleResult:
     """Train the user's own Lightning code on the cluster; a finished training is not repeated. Raises as `train`."""
     logger, last_epoch, noted = get_run_logger(), -1, set[str]()
+    choices: Mapping[str, Choice] = job.plan.reasons
     done = load_result(job.result_path, ModuleResult) if job.resume else None
     if done is not None:
         logger.info("The training has finished before (%s)", job.result_path)
@@ -151,24 +162,31 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
         return done
     job = with_partitions(job, address)
 
+    def show(texts: Iterable[str], level: int = logging.WARNING) -> None:
+        for text in texts:
+            if text not in noted:
+                noted.add(text)
+                logger.log(level, "%s", text)
+
     def on_progress(facts: dict[str, Any]) -> None:
-        nonlocal last_epoch
+        nonlocal last_epoch, choices
+        choices = _log_new_choices(logger, facts, choices)
         note = "  ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
         advance(facts["step"], facts["num_steps"] or 0, note)
         if facts["epoch"] > last_epoch:
             last_epoch = facts["epoch"]
             logger.info("Epoch %d: %s", last_epoch + 1, note)
-        for text in facts["notes"]:
-            if text not in noted:
-                noted.add(text)
-                logger.warning("%s", text)
+        show(facts["notes"])
+        show(facts["reports"], logging.INFO)
 
-    _log_choices(logger, job.plan.reasons, {})
+    _log_choices(logger, choices, {})
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:
         result = train_module(job, address, on_progress)
+    show(result.notes)
     if result.plan is not None:
-        _log_choices(logger, result.plan.reasons, job.plan.reasons)
-    save_result(job.result_path, result, [result.weights] if result.weights else [])
+        _log_choices(logger, result.plan.reasons, choices)
+    confirm = partial(require_newest, Path(result.directory).parent)
+    save_result(job.result_path, result, [result.weights] if result.weights else [], confirm)
     trained = f"{result.num_batches} batches on {result.world_size} ranks in {result.seconds:.1f} s"
     rate = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else "samples not counted"
     logger.info("Trained %s (%s)", trained, rate)
@@ -177,14 +195,19 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
 
 def with_partitions(job: TrainJob, address: str) -> TrainJob:
     """The job with the partitions of the user's DataModule, prepared now or found prepared, where it has some."""
-    module = job.config.lightning
-    copied, seconds = str(job.directory / FOLDER) if module.code else None, job.config.limits.prepare_seconds
-    partitions = (
-        prepare_module_partitions(module, copied, job.home, address, seconds) if module.has_partitions else None
-    )
+    partitions = partitions_of(job, address)
     if partitions is not None:
         _require_same(job.directory / "partitions.json", partitions)
     return job.model_copy(update={"partitions": partitions})
+
+
+def partitions_of(job: TrainJob, address: str, *, check_content: bool = False) -> PreparedPartitions | None:
+    """Prepare the partitions of a job's DataModule; see `prepare_module_partitions`."""
+    module, seconds = job.config.lightning, job.config.limits.prepare_seconds
+    if not module.has_partitions:
+        return None
+    copied = str(job.directory / FOLDER) if module.code else None
+    return prepare_module_partitions(module, copied, job.home, address, seconds, check_content=check_content)
 
 
 def _require_same(place: Path, partitions: PreparedPartitions) -> None:
@@ -197,6 +220,11 @@ def _require_same(place: Path, partitions: PreparedPartitions) -> None:
             f"the run began with {before.num_partitions} partitions of data, and now has {partitions.num_partitions}"
         )
         raise InputError(f"{fault}, or others", hint="start a new run")
+
+
+def _log_new_choices(logger: Log, facts: Mapping[str, Any], before: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    newest = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
+    return _log_choices(logger, newest, before)
 
 
 def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str, Choice]) -> Mapping[str, Choice]:

@@ -81,11 +81,17 @@ def _prepare_here(module: Lightning, copied: str | None, host: str) -> None:
 
 
 def prepare_partitions(
-    module: Lightning, copied: str | None, home: Path, address: str, on_progress: Callable[[int, int], None]
+    module: Lightning,
+    copied: str | None,
+    home: Path,
+    address: str,
+    on_progress: Callable[[int, int], None],
+    *,
+    check_content: bool = False,
 ) -> PreparedPartitions:
     """Have all workers prepare the partitions of the user's DataModule, one at a time each, or find them prepared.
 
-    `copied` is the directory of code that the workers import from.
+    `copied` is the directory of code that the workers import from; `check_content` as in `store.find_as`.
 
     Raises InputError: the keys or a partition are not what they must be; RunError: the user's code failed.
     """
@@ -97,7 +103,7 @@ def prepare_partitions(
         answer |= {"keys": sorted(answer["keys"])}  # a set has another order in each process
         inputs = {"format": FORMAT_VERSION, **settings, **answer}
         key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-        facts = store.find_as(home, key, PartitionsManifest)
+        facts = store.find_as(home, key, PartitionsManifest, check_content=check_content)
         is_reused = facts is not None
         if facts is None:
             request = request.model_copy(update={"task": "partition"})

@@ -3,25 +3,29 @@
 import json
 import math
 import re
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.callbacks import Callback, Checkpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import distributed
 
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import one_line
 from paceline.tasks.names import Metric, metric_name
+from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import STEP_ITEMS
-from paceline.tasks.train.checkpoint_interval import MAX_SHARE, MIN_SECONDS
+from paceline.tasks.train.checkpoint_interval import CheckpointInterval, FailureHistory
 from paceline.tasks.train.lightning.feed import FeedState, Position
 from paceline.tasks.train.lightning.step_parts import (
     StepParts,
@@ -31,29 +35,40 @@ from paceline.tasks.train.lightning.step_parts import (
     require_end,
     require_loss,
 )
-from paceline.tasks.train.rank.callbacks import LogMetrics, Window, write_atomically
-from paceline.tasks.train.rank.checkpoint import checkpoint_path
-from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
+from paceline.tasks.train.rank.callbacks import MAX_LOG_STEPS, LogMetrics, Window, write_atomically, writer_of
+from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS, checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
     "a restart cannot read the checkpoints ({}): keep only tensors and plain values in them; look at "
     "on_save_checkpoint and save_hyperparameters"
 )
+RENAMED = "MLflow does not accept the metric name {}: the metric is {} there"
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
 
 
 class StepAccount(StepParts):
     """Accounts each step to the time budget, and counts samples and other units.
 
-    On a GPU each window waits for the device once.
+    On a GPU each window waits for the device once. `choices` are the values of `auto` with reasons, including the
+    checkpoint interval once it is known; `reports` are texts that the flow logs with the next progress.
     """
 
-    def __init__(self, stopwatch: Stopwatch, state: FeedState, log: LogMetrics | None, progress: Path | None) -> None:
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        state: FeedState,
+        log: LogMetrics | None,
+        progress: Path | None,
+        choices: dict[str, Choice],
+        reports: Sequence[str] = (),
+    ) -> None:
         super().__init__(stopwatch)
         self._state, self._log, self._progress = state, log, progress
+        self.choices, self._reports = choices, reports
         self.losses: list[float] = []
         """Losses of this rank's steps, earlier attempts included; NaN for a step that returned none."""
         self.windows: list[Window] = []
@@ -63,7 +78,7 @@ class StepAccount(StepParts):
         self.startup_seconds: float | None = None
         self.fit_seconds = 0.0
         self.num_saved_epochs = 0
-        self._notes: list[str] = []
+        self.notes: list[str] = []
         self.epoch_ends: list[float] = []
         self._pending: list[torch.Tensor] = []
         self._num_samples: float = 0
@@ -98,7 +113,7 @@ class StepAccount(StepParts):
             require_loss(pl_module, outputs)
         loss = loss_value(outputs)
         self._pending.append(torch.tensor(math.nan) if loss is None else loss)
-        if _position(trainer) % _settings(trainer).log_every_n_steps == 0:
+        if _position(trainer) % _log_steps(trainer) == 0:
             self.close_window(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -108,6 +123,13 @@ class StepAccount(StepParts):
         self.close_window(trainer)
         self.fit_seconds = time.monotonic() - self._fit_started
         self.stopwatch.switch("teardown")
+
+    def wait_for_device(self, trainer: Trainer) -> None:
+        """Wait until a GPU has finished its steps, so that a clock shows their pace."""
+        device = trainer.strategy.root_device
+        if device.type == "cuda":
+            with self.stopwatch.during("device"):
+                torch.cuda.synchronize(device)
 
     def close_window(self, trainer: Trainer) -> None:
         """Read the pending losses, and record the time and the samples since the last window."""
@@ -132,9 +154,9 @@ class StepAccount(StepParts):
         self._open_window(trainer)
 
     def note(self, text: str) -> None:
-        """Note what the user should know of this training; the flow logs it with the next progress."""
-        if text not in self._notes:
-            self._notes.append(text)
+        """Note what the user should know of this training; the flow warns of it with the next progress."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def write_progress(self, trainer: Trainer) -> None:
         """Replace the progress file, which the flow shows."""
@@ -148,7 +170,9 @@ class StepAccount(StepParts):
             "num_epochs": trainer.max_epochs,
             "epochs_kept": self.num_saved_epochs,
             "metrics": metrics_of(trainer)["metrics"],
-            "notes": self._notes,
+            "notes": self.notes,
+            "reports": list(self._reports),
+            "choices": {name: choice.model_dump(mode="json") for name, choice in self.choices.items()},
         }
         with suppress(OSError):  # a progress file must not stop a training
             write_atomically(self._progress, json.dumps(facts))
@@ -165,20 +189,28 @@ class StepAccount(StepParts):
 class SaveCheckpoint(Checkpoint):
     """Saves Lightning's own checkpoints, with the position of each rank for an exact resume.
 
-    At the end of epochs and of the training, and inside an epoch at `every_steps`; with `auto` when `MIN_SECONDS` have
-    passed and checkpoints take at most `MAX_SHARE` of the time. Not before a validation that is due, nor between the
-    batches of one update: Lightning resumes there without them.
+    At the end of epochs and of the training, and inside an epoch after every so many batches. With `auto`, rank 0
+    decides by a `CheckpointInterval` for all ranks whether a checkpoint is due, also at the end of an epoch. Not before
+    a validation that is due, nor between the batches of one update: Lightning resumes there without them.
     """
 
     def __init__(
-        self, account: StepAccount, state: FeedState, directory: Path, every: int | Literal["auto"] | None, rank: int
+        self,
+        account: StepAccount,
+        state: FeedState,
+        directory: Path,
+        every: int | Literal["auto"] | None,
+        rank: int,
+        read_failures: Callable[[], FailureHistory],
     ) -> None:
         self._account, self._state, self._directory, self._every, self._rank = account, state, directory, every, rank
+        self._read_failures = read_failures
         self.last: Path | None = None
         self._saved: dict[str, Any] = {}
         self._ends_epoch = False
-        self._next_save = time.monotonic() + MIN_SECONDS
-        self._is_due = False
+        self._interval: CheckpointInterval | None = None
+        self._next_step = 0  # next batch after which a checkpoint may be due; the same on all ranks
+        self._is_due = self._saves_ends_only = False
         self._is_checked = rank != 0  # whether the first checkpoint was read again
 
     @property
@@ -196,10 +228,14 @@ class SaveCheckpoint(Checkpoint):
         self._account.losses = list(state_dict.get("losses", []))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the next epoch after a checkpoint at the end of one, also with `max_steps`.
+        """Start the interval, and the next epoch after a checkpoint at the end of one, also with `max_steps`.
 
         There Lightning 2.6 would train one more batch of the epoch before.
         """
+        if self._every == "auto":
+            clock, end = (_log_steps(trainer), _position(trainer), time.monotonic()), partial(_epoch_end, trainer)
+            self._interval = CheckpointInterval(end, *clock, self._read_failures, trainer.world_size)
+            self._next_step = _position(trainer) + 1
         if not self._ends_epoch:
             return
         loop = trainer.fit_loop
@@ -214,43 +250,49 @@ class SaveCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         position, number = _position(trainer), batch_idx + 1
-        self._check_first(trainer)
-        if self._every == "auto" and position % _settings(trainer).log_every_n_steps == 0:
-            self._is_due = bool(broadcast(float(time.monotonic() > self._next_save)))
-        elif isinstance(self._every, int):
+        self._check_written(trainer)
+        if self._saves_ends_only or self._every is None:
+            return
+        if self._every != "auto":
             self._is_due |= position % self._every == 0
+        elif not self._is_due:
+            self._is_due = self._interval_is_over(trainer)
         every = trainer.val_check_batch or math.inf  # counted within the epoch, or over all
         validates = 0 in (number % every, position % every)
         is_last = number >= trainer.num_training_batches
         if self._is_due and not validates and not is_last and number % trainer.accumulate_grad_batches == 0:
             if len(self._state.feeds()) > 1:
                 self._account.note(SEVERAL)
+                self._saves_ends_only = True
                 return
             self._save(trainer, number)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         is_last |= trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-        is_due = self._every != "auto" or bool(broadcast(float(time.monotonic() > self._next_save)))
-        self._account.num_saved_epochs = trainer.current_epoch + 1
-        if is_last or is_due:
-            self._save(trainer, 0)
+        if is_last or self._interval is None or self._is_due or self._interval_is_over(trainer):
+            self._save(trainer, 0, is_last=is_last)
+            self._account.num_saved_epochs = trainer.current_epoch + 1
         if trainer.fit_loop.epoch_loop.batch_idx + 1 >= trainer.num_training_batches:
             self._account.epoch_ends.append(self._account.stopwatch.seconds_without("probe"))
         self._account.write_progress(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        writer = trainer.strategy.checkpoint_io
-        if not self._is_checked and isinstance(writer, AtomicCheckpointIO):
-            writer.wait()
-            self._check_first(trainer)
+        if not self._is_checked:
+            writer_of(trainer).wait()
+            self._check_written(trainer)
 
-    def _check_first(self, trainer: Trainer) -> None:
-        """Note, once, that a restart could not read the checkpoints."""
-        if self._is_checked or self.last is None:
-            return
-        writer = trainer.strategy.checkpoint_io
-        if not (isinstance(writer, AtomicCheckpointIO) and writer.is_idle()):
+    def _interval_is_over(self, trainer: Trainer) -> bool:
+        position = _position(trainer)
+        if self._interval is None or position < self._next_step:
+            return False
+        self._account.wait_for_device(trainer)
+        self._next_step = int(broadcast(self._interval.next_step(position, time.monotonic())))
+        return self._next_step <= position
+
+    def _check_written(self, trainer: Trainer) -> None:
+        """Note, once, that a restart could not read the checkpoints. Raises OSError: the last one cannot be written."""
+        if not writer_of(trainer).is_idle() or self._is_checked or self.last is None:
             return
         self._is_checked = True
         try:
@@ -262,9 +304,11 @@ class SaveCheckpoint(Checkpoint):
             self._account.note(UNREADABLE.format(found[1] if found else one_line(error)[:200]))
             self._account.write_progress(trainer)
 
-    def _save(self, trainer: Trainer, num_trained: int) -> None:
-        started, path = time.monotonic(), checkpoint_path(self._directory, _position(trainer))
+    def _save(self, trainer: Trainer, num_trained: int, *, is_last: bool = False) -> None:
+        position, writer = _position(trainer), writer_of(trainer)
+        self._account.wait_for_device(trainer)
         self._account.close_window(trainer)
+        started, path = time.monotonic(), checkpoint_path(self._directory, position)
         with self._account.stopwatch.during("checkpoint"):
             positions: list[Any] = [asdict(self._state.position(num_trained))]
             if distributed.is_initialized():
@@ -273,8 +317,40 @@ class SaveCheckpoint(Checkpoint):
                 positions = gathered
             self._saved = {"positions": positions, "losses": self._account.losses}
             trainer.save_checkpoint(path)
-        cost = broadcast(time.monotonic() - started)
-        self._next_save, self._is_due, self.last = time.monotonic() + max(MIN_SECONDS, cost / MAX_SHARE), False, path
+        self._is_due, self.last = False, path
+        if self._interval is not None and not is_last:
+            now = time.monotonic()
+            due = self._interval.record_checkpoint(position, now - started, now, writer.write_seconds)
+            self._next_step = int(broadcast(due))
+            if self._interval.choice is not None:
+                self._account.choices["checkpoint_steps"] = self._interval.choice
+            self._account.write_progress(trainer)
+
+
+class RequireSpace(Callback):
+    """Refuses a training whose checkpoints would fill the disk, on rank 0, in the first update of an arm or of the fit.
+
+    It counts what is there at once: the newest checkpoints, the one that is being written, and two copies of the final
+    weights. Raises InputError there. A resumed training has its checkpoints already.
+    """
+
+    def __init__(self, spec: RankSpec) -> None:
+        self._limits, self._home = spec.config.limits, Path(spec.home)
+        self._num_weights = NUM_CHECKPOINTS + 1 + (2 if spec.config.lightning.code is None else 0)
+        self._is_needed = spec.rank == 0 and spec.resume_from is None
+        self.reports: list[str] = []
+        """Free space and need as text, once they are known."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._is_needed or trainer.global_step == 0:
+            return
+        self._is_needed = False
+        states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
+        num_bytes = self._num_weights * _num_bytes(pl_module.state_dict())
+        num_bytes += (NUM_CHECKPOINTS + 1) * sum(map(_num_bytes, states))
+        self.reports.append(require_space(self._limits, self._home, {"checkpoints": num_bytes}))
 
 
 class FileLogger(Logger):
@@ -286,11 +362,14 @@ class FileLogger(Logger):
         log: Takes metrics; None to drop them.
         directory: For the files of that logger.
         run_id: Of MLflow.
+        note: Takes a text for the user.
     """
 
-    def __init__(self, log: LogMetrics | None, directory: Path, run_id: str) -> None:
+    def __init__(
+        self, log: LogMetrics | None, directory: Path, run_id: str, note: Callable[[str], None] | None = None
+    ) -> None:
         super().__init__()
-        self._log, self._directory, self._run_id = log, directory, run_id
+        self._log, self._directory, self._run_id, self._note = log, directory, run_id, note
         self._default: TensorBoardLogger | CSVLogger | None = None
         self._is_written = False
 
@@ -335,8 +414,13 @@ class FileLogger(Logger):
         return str(self._directory)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        if self._log is not None:
-            self._log({metric_name(name): float(value) for name, value in metrics.items()}, step or 0)
+        if self._log is None:
+            return
+        names = {name: metric_name(name) for name in metrics}
+        self._log({names[name]: float(value) for name, value in metrics.items()}, step or 0)
+        for name, stored in names.items():
+            if name != stored and self._note is not None:
+                self._note(RENAMED.format(name, stored))
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the flow has logged the configuration."""
@@ -357,3 +441,18 @@ def _settings(trainer: Trainer) -> Any:
 def _position(trainer: Trainer) -> int:
     """Batches trained so far, over all epochs."""
     return trainer.fit_loop.total_batch_idx + 1
+
+
+def _log_steps(trainer: Trainer) -> int:
+    """Batches between two reads of the loss, which wait for the device."""
+    return _settings(trainer).log_every_n_steps or MAX_LOG_STEPS  # 0: the module logs nothing
+
+
+def _epoch_end(trainer: Trainer, position: int) -> int:
+    """The first position from this one on at which an epoch ends, if all are as long as the present one."""
+    number = trainer.num_training_batches
+    return math.ceil(position / number) * int(number) if math.isfinite(number) else sys.maxsize
+
+
+def _num_bytes(tensors: dict[str, Any]) -> int:
+    return sum(value.nbytes for value in tensors.values() if isinstance(value, torch.Tensor))

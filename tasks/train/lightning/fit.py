@@ -27,10 +27,11 @@ from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.train.autotune.choice import choose_for_module
 from paceline.tasks.train.autotune.search import MODULE_SETTINGS, autotune_module
+from paceline.tasks.train.checkpoint_interval import FailureHistory, read_failures
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
-from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount, metrics_of
+from paceline.tasks.train.lightning.callbacks import FileLogger, RequireSpace, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
@@ -63,10 +64,11 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             metrics = stack.enter_context(closing(MetricsFile(directory / METRICS_FILE)))
             stack.enter_context(log_system_metrics(metrics.log_durably, spec.devices))
             log = metrics.log
-        shared, strategy_of = options_of(spec), partial(strategy, spec, device)
-        probe, no_probe, compile_watch = spec.probe, None, CompileWatch()
+        shared, strategy_of, compile_watch = options_of(spec), partial(strategy, spec, device), CompileWatch()
+        probe, no_probe = spec.probe, None
         facts: dict[str, Any] = {"uncounted": "operations are counted with a new probe only"}
-        bench = ModuleProbe(spec, device, shared, strategy_of)
+        space = RequireSpace(spec)
+        bench = ModuleProbe(spec, device, shared, strategy_of, [space])
         spec, search = _autotune(spec, bench, stopwatch)
         plan = spec.plan
         if probe is None and spec.config.speedup.baseline == "probe":
@@ -75,17 +77,25 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
                 facts["cost"], facts["uncounted"] = bench.cost
         bench.remove_logs()
         state = FeedState(stopwatch)
-        account = StepAccount(stopwatch, state, log, directory / "progress.json" if spec.rank == 0 else None)
-        every = spec.config.execution.checkpoint_steps
-        checkpoints = SaveCheckpoint(account, state, Path(spec.checkpoint_directory), every, spec.rank)
+        progress = directory / "progress.json" if spec.rank == 0 else None
+        account = StepAccount(stopwatch, state, log, progress, dict(plan.reasons), space.reports)
+        failures = partial(read_failures, Path(spec.home)) if spec.rank == 0 else FailureHistory
+        checkpoints = SaveCheckpoint(
+            account,
+            state,
+            Path(spec.checkpoint_directory),
+            spec.config.execution.checkpoint_steps,
+            spec.rank,
+            failures,
+        )
         placed = strategy_of(partial(feed, state), plan.strategy)
         options: dict[str, Any] = {
             **shared,
             **placed,
             "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
-            "callbacks": [*compile_callbacks(plan.compile), account, checkpoints],
-            "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id),
+            "callbacks": [*compile_callbacks(plan.compile), space, account, checkpoints],
+            "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
         cli = ModuleCLI(module.settings, options, spec.partitions)
@@ -108,8 +118,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
     per_epoch = trainer.num_training_batches
     on_gpu = device.type == "cuda"
     data_wait = min(1.0, budget.get("data_wait", 0.0) / seconds) if seconds else None
-    if on_gpu:  # by the probe: the host's waits are not the device's
-        data_wait = input_share(probe) if probe is not None else None
+    probed_wait = input_share(probe) if probe is not None else None
     return ModuleResult(
         world_size=spec.world_size,
         num_epochs=trainer.current_epoch,
@@ -123,7 +132,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         resumed_from=start,
         time_budget=budget,
         wall_seconds=sum(budget.values()),
-        data_wait_fraction=data_wait,
+        data_wait_fraction=probed_wait if on_gpu else data_wait,  # the host's waits are not a GPU's
         windows=tuple(account.windows),
         window_samples=tuple(account.window_samples),
         units_per_second={unit: number / seconds for unit, number in account.num_units.items() if seconds},
@@ -134,7 +143,9 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         probe=probe,
         no_probe=no_probe,
         search=search,
-        plan=plan,
+        plan=plan.model_copy(update={"reasons": account.choices}),
+        directory=spec.directory,
+        notes=tuple(account.notes),
         compile=compile_watch.stats(trainer.fit_loop.total_batch_idx + 1) if plan.compile != "off" else None,
         validity=validity,
         partitions=spec.partitions,

@@ -18,7 +18,7 @@ from types import MethodType
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 
 from paceline.conf.lightning import ends_by_time
 from paceline.tasks.errors import InputError, MeasureMemoryError, one_line
@@ -61,10 +61,18 @@ StrategyOf = Callable[[Wrap, Literal["single", "ddp", "fsdp"]], dict[str, Any]]
 
 
 class ModuleProbe:
-    """The arms of a rank. `options` are those of a trainer on any arm."""
+    """The arms of a rank. `options` are those of a trainer on any arm, `checks` further callbacks of it."""
 
-    def __init__(self, spec: RankSpec, device: torch.device, options: dict[str, Any], strategy_of: StrategyOf) -> None:
+    def __init__(
+        self,
+        spec: RankSpec,
+        device: torch.device,
+        options: dict[str, Any],
+        strategy_of: StrategyOf,
+        checks: Sequence[Callback] = (),
+    ) -> None:
         self._spec, self._device, self._options, self._strategy_of = spec, device, options, strategy_of
+        self._checks = checks
         settings = spec.config.lightning.settings
         given = settings.get("trainer", {})
         self._settings = settings | {"trainer": {key: value for key, value in given.items() if key in KEPT}}
@@ -242,7 +250,7 @@ class ModuleProbe:
                 **self._strategy_of(steps.wrap, arm.strategy if is_group else "single"),
                 **({} if is_group else {"devices": 1, "num_nodes": 1}),
                 "precision": lightning_precision(arm.precision),
-                "callbacks": [*compile_callbacks(arm.compile), *hooks, steps],
+                "callbacks": [*compile_callbacks(arm.compile), *hooks, *self._checks, steps],
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,

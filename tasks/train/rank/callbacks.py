@@ -220,7 +220,7 @@ class CheckpointCallback(Callback):
             return
         course, step = pl_module.course, trainer.global_step
         clock = (log_steps(course.plan.steps_per_epoch), step, time.monotonic())
-        self._interval = CheckpointInterval(course, *clock, self.read_failures, trainer.world_size)
+        self._interval = CheckpointInterval(course.epoch_end, *clock, self.read_failures, trainer.world_size)
         self._next_step = step + 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -254,7 +254,7 @@ class CheckpointCallback(Callback):
         return self._next_step <= step
 
     def _save(self, trainer: Trainer, learner: Learner) -> None:
-        step, writer = trainer.global_step, _writer(trainer)
+        step, writer = trainer.global_step, writer_of(trainer)
         with self.stopwatch.during("checkpoint"):
             self.progress.close_window(trainer, learner)
             started = time.monotonic()  # the device has finished its steps
@@ -277,11 +277,12 @@ class CheckpointCallback(Callback):
 
     def _record_written(self, trainer: Trainer) -> None:
         """Record that the newest checkpoint is written, if it is. Raises OSError: it cannot be."""
-        if _writer(trainer).is_idle():
+        if writer_of(trainer).is_idle():
             self.progress.num_saved_epochs = self._num_epochs
 
 
-def _writer(trainer: Trainer) -> AtomicCheckpointIO:
+def writer_of(trainer: Trainer) -> AtomicCheckpointIO:
+    """What writes the checkpoints of a trainer."""
     writer = trainer.strategy.checkpoint_io
     assert isinstance(writer, AtomicCheckpointIO)
     return writer

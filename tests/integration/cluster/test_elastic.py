@@ -2,6 +2,7 @@
 
 import os
 import signal
+import statistics
 
 import pytest
 
@@ -55,6 +56,11 @@ def learning_rate(job):
     return optimizer["param_groups"][0]["lr"]
 
 
+def score(result):
+    """Median of the last epochs: with a constant learning rate, one is between 0.79 and 0.96 by chance."""
+    return statistics.median(result.validation_scores[-5:])
+
+
 @pytest.mark.slow
 def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(make_job, cluster_address):
     job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
@@ -76,7 +82,7 @@ def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(
     assert two.num_steps == one.num_steps + (EPOCHS - epoch - 3) * two.steps_per_epoch
     assert two.losses[: one.num_steps] == one.losses
     assert len(two.validation_scores) == EPOCHS
-    assert two.validation_scores[-1] > 0.8
+    assert score(two) > 0.8
     assert learning_rate(job) == rate
 
 
@@ -88,7 +94,7 @@ def test_more_ranks_take_up_an_epoch_that_one_has_begun(make_job, cluster_addres
     course = StepSchedule(BatchPlan(job.prepared.num_train, 128, 2), *done)
     assert (result.first_step, result.num_steps) == (done[0], course.num_steps(EPOCHS))
     assert len(result.validation_scores) == EPOCHS
-    assert result.validation_scores[-1] > 0.8
+    assert score(result) > 0.8
 
 
 @pytest.mark.slow
@@ -100,4 +106,4 @@ def test_strong_scaling_keeps_the_batches(make_job, cluster_address):
     assert (one.first_step, one.num_steps) == (step, EPOCHS * one.steps_per_epoch)
     assert one.steps_per_epoch == BatchPlan(job.prepared.num_train, 64, 2).steps_per_epoch
     assert learning_rate(job) == rate
-    assert one.validation_scores[-1] > 0.8
+    assert score(one) > 0.8

@@ -21,7 +21,9 @@ from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows import cli
-from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space
+from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space_for_rest
+from paceline.flows.study.flow import check_study
+from paceline.flows.study.trainings import StudyRequest
 from paceline.tasks import files
 from paceline.tasks.clean.removal import clean_home, remove
 from paceline.tasks.clean.survey import LOG_END, LONG_LOG, survey
@@ -30,6 +32,7 @@ from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.doctor.host import examine_host
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import hold
@@ -45,6 +48,7 @@ from tests.support.deployments import SHORT, Deployments
 from tests.support.outputs import told_by
 from tests.support.patience import until
 from tests.support.refusals import refused
+from tests.support.saved_models import save_model
 from tests.support.small_disk import fill, small_disk
 
 RUN_SBATCH = Path(__file__).parents[3] / "infra" / "slurm" / "run.sbatch"
@@ -423,6 +427,48 @@ def test_a_run_that_would_fill_the_disk_is_refused_before_any_work(home, capfd):
     assert not (home.root / "prepared").exists()
 
 
+MANY = {
+    "study": ["--axis", "recipe.learning_rate=0.1,0.2", "--repeats", "1000000"],
+    "sweep": ["--param", "recipe.learning_rate=log(0.01,1)", "--trials", "1000000"],
+}
+
+
+@pytest.mark.parametrize("command", MANY)
+def test_trainings_that_would_fill_the_disk_together_are_refused_before_any_work(home, capfd, command):
+    assert cli.main([command, "digits", *MANY[command], "model.width=160", "limits.min_free_gib=0", "--json"]) == 2
+    said = told_by(command, capfd.readouterr().out)
+    assert said["setting"] == "limits.min_free_gib"
+    assert "(checkpoints of all tr" in said["error"]
+    assert not (home.root / "prepared").exists()
+
+
+def test_a_resumed_study_has_some_of_its_checkpoints_already(home):
+    config = load("digits", ["model.width=160", "limits.min_free_gib=0"])
+    axes = {"recipe.learning_rate": ["0.1", "0.2"]}
+    request = StudyRequest(preset="digits", config=config, axes=axes, repeats=10**6)
+    assert len(check_study(request, Environment(), resume="one")) == 2
+    with refused("limits.min_free_gib"):
+        check_study(request, Environment())
+
+
+def test_a_prediction_onto_a_full_disk_is_refused_before_any_work(home, capfd):
+    save_model(home.root / "model", load("digits").model, tuple("0123456789"), (8, 8, 1))
+    out = home.root / "out"
+    full = ["limits.min_free_gib=1000000", "--out", str(out), "--json"]
+    assert cli.main(["predict", str(home.root / "model"), "digits", *full]) == 2
+    assert told_by("predict", capfd.readouterr().out)["setting"] == "limits.min_free_gib"
+    assert not out.exists()
+
+
+def test_the_trainings_that_are_left_are_as_large_as_those_before(home):
+    config, site = load("digits", ["limits.min_free_gib=0"]), Environment()
+    (home.root / "runs" / "one").mkdir(parents=True)
+    (home.root / "runs" / "one" / "weights.pt").write_bytes(bytes(10**6))
+    require_space_for_rest(config, site, ["one", None], 3)
+    with refused("limits.min_free_gib", kind=RunError):
+        require_space_for_rest(config, site, ["one", None], 10**7)
+
+
 def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, monkeypatch):
     with small_disk(tmp_path / "home", megabytes=64) as filler:
         monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
@@ -438,12 +484,12 @@ def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, mo
             check_space(small, huge, site)
         store.directory_of(site.root, listing.key).mkdir(parents=True)
         assert check_space(small, huge, site) == checkpoints, "a set that is prepared takes no more space"
-        assert "checkpoints 0.00" in require_space(small, site, checkpoints)
+        assert "checkpoints 0.00" in require_space(small.limits, site.root, {"checkpoints": checkpoints})
         fill(filler)
         with refused("limits.min_free_gib"):
-            require_space(small, site, checkpoints)
+            require_space(small.limits, site.root, {"checkpoints": checkpoints})
         with refused("limits.min_free_gib", kind=RunError):
-            require_space(small, site, 0, has_run=True)
+            require_space(small.limits, site.root, {}, RunError)
 
 
 def test_the_doctor_reports_that_runs_are_refused(tmp_path):

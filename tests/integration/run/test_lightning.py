@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.client import connect
+from tests.support.jobs import PLANTED
 from tests.support.outputs import told_by
 from tests.support.own_lightning import (
     PACKAGE,
@@ -168,6 +169,32 @@ def test_two_ranks_that_share_the_weights_learn_as_ddp_though_one_is_killed(run,
     assert own["val_loss"] == pytest.approx(plain["val_loss"], rel=1e-4)
     options = [f"ckpt_path={summary['train']['checkpoint']}", "weights_only=true", "trainer.max_epochs=3", wide]
     assert len(train_plainly(code, tmp_path / "then", *options)["train_loss"]) == NUM_BATCHES[1] // 2
+
+
+@pytest.mark.slow
+def test_a_rank_killed_between_checkpoints_of_the_computed_interval_leaves_the_losses_of_ddp(
+    run, code, tmp_path, monkeypatch
+):
+    plain = train_plainly(code, tmp_path, *DDP)
+    planted = {
+        "PYTHONPATH": f"{PLANTED}{os.pathsep}{os.environ['PYTHONPATH']}",
+        "SAVE_SECONDS": "0",
+        "SAVE_SHARE": "99",
+    }
+    for name, value in planted.items():
+        monkeypatch.setenv(name, value)
+    process = run("execution.num_devices=2", "trainer.max_epochs=2")
+    wait_for_checkpoint(process, "step-*.ckpt")
+    ranks_of(process)[-1].send_signal(signal.SIGKILL)
+    out, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    summary = told_by("run", out)
+    (restart,) = summary["train"]["restarts"]
+    assert 0 < restart["first_step"] < NUM_BATCHES[2]
+    assert curves(summary["run_id"])["train_loss"] == plain["train_loss"]
+    assert "execution.checkpoint_steps=by cost: measured with the first checkpoint" in said
+    assert "Young's interval is" in summary["execution"]["reasons"]["checkpoint_steps"]["reason"]
+    assert "assumed); Young's interval is" in said
 
 
 @pytest.mark.slow

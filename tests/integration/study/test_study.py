@@ -10,6 +10,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
+from tests.support.damage import damage_newest_set
 from tests.support.outputs import told_by
 from tests.support.patience import until
 
@@ -58,6 +59,7 @@ def studied(paceline, run, mlflow_server):
     _, told = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, told
     interrupted, parent = children(client, run_id), client.get_run(run_id)
+    damage_newest_set(Environment().root)
     return Studied(interrupted, parent, *run("study", "--resume", run_id))
 
 
@@ -128,6 +130,7 @@ def test_an_interrupted_study_goes_on_where_it_was(studied, mlflow_server):
     assert studied.summary["run_id"] == studied.parent.info.run_id
     client = MlflowClient(mlflow_server.url)
     assert client.get_run(studied.summary["run_id"]).info.status == "FINISHED"
+    assert "is damaged" in studied.told, "a resume checks the content of the prepared set"
     after = {run_id for arm in studied.summary["arms"] for run_id in arm["run_ids"]}
     assert before <= after, "what was trained is not trained again"
 

@@ -15,6 +15,7 @@ from paceline.tasks.cluster.client import connect, workers
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.device_lock import DeviceLock
+from tests.support.damage import damage_newest_set
 from tests.support.log_lines import log_lines
 from tests.support.outputs import told_by
 from tests.support.patience import until
@@ -81,6 +82,7 @@ def swept(paceline, sweep, client, mlflow_server):
     _, told = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, told
     before = client.get_run(run_id), trials_of(client, run_id)
+    damage_newest_set(Environment().root)
     return before, *sweep("--resume", run_id)
 
 
@@ -116,7 +118,8 @@ def test_each_trial_has_a_run_with_its_settings_and_its_curve(swept, client):
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(swept, client):
-    (parent, before), summary, _ = swept
+    (parent, before), summary, told = swept
+    assert "is damaged" in told, "a resume checks the content of the prepared set"
     assert parent.info.status == "KILLED"
     assert "resume with: paceline sweep --resume" in parent.data.tags["paceline.error"]
     assert "RUNNING" not in {run.info.status for run in before.values()}

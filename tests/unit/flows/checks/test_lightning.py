@@ -65,6 +65,14 @@ def test_a_key_that_contradicts_a_setting_is_named_with_it():
     assert "remove trainer.devices" in refusal.value.hint
 
 
+@pytest.mark.parametrize(("half", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
+def test_weights_in_16_bits_are_refused(half, mixed):
+    for trainer, given in (({"precision": half}, {}), ({}, {"precision": half})):
+        with pytest.raises(InputError, match=f"precision={half} keeps the weights in 16 bits") as refusal:
+            lightning.execution_of(trainer, given)
+        assert refusal.value.hint == f"use execution.precision={mixed}"
+
+
 @pytest.mark.parametrize("number", [-1, "-1"])
 def test_all_devices_of_a_host_need_a_number(number):
     with pytest.raises(InputError, match=r"trainer\.devices=-1 leaves the number") as refusal:

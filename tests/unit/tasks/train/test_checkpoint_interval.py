@@ -39,7 +39,7 @@ class Training:
     ):
         self.course = StepSchedule(BatchPlan(steps_per_epoch, 1), *start)
         self.now = 1000.0
-        self.interval = CheckpointInterval(self.course, log_steps, start[0], self.now, self.read, num_devices)
+        self.interval = CheckpointInterval(self.course.epoch_end, log_steps, start[0], self.now, self.read, num_devices)
         self.history, self.num_reads = history, 0
         self.saved, self.asked = [], []
         """(step, seconds since the one before, or since the start); steps."""
@@ -115,7 +115,7 @@ def test_both_bounds_hold_as_long_as_they_can(cost, steps_per_epoch, history):
 
 
 def test_the_time_to_the_disk_counts_as_work_that_can_be_lost():
-    interval = CheckpointInterval(StepSchedule(BatchPlan(10_000, 1)), 50, 0, 0.0, lambda: RARE, 1)
+    interval = CheckpointInterval(StepSchedule(BatchPlan(10_000, 1)).epoch_end, 50, 0, 0.0, lambda: RARE, 1)
     interval.record_checkpoint(300, 1.0, 31.0, write_seconds=99.0)
     assert interval.seconds == MAX_LOST_SECONDS - 30.0 - 100.0
     assert "up to 300 s of work can be lost" in interval.choice.reason

@@ -96,6 +96,10 @@ def test_the_command_line_can_unset_the_checkpoint_of_a_file(tmp_path):
         assert _do(Request(task="parse", file=str(file), ckpt_path=given))["ckpt_path"] is None
     with pytest.raises(InputError, match=r"ckpt_path=gone\.ckpt is not a file"):
         _do(Request(task="parse", file=str(file)))
+    for word in ("last", "best", "hpc"):  # of Lightning, for files of ModelCheckpoint
+        with pytest.raises(InputError, match=f"ckpt_path={word} is not a file") as refusal:
+            _do(Request(task="parse", file=str(file), ckpt_path=word))
+        assert "ckpt_path=checkpoints/last.ckpt" in refusal.value.hint
 
 
 def test_the_code_of_data_is_its_module_and_what_that_imports(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from paceline.tasks.train.checkpoint_interval import FailureHistory
 from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.feed import FedDevice, FeedState, feed
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
@@ -171,8 +172,8 @@ def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(
         return module.state_dict(), curve.metrics
     stopwatch = Stopwatch("setup")
     state = FeedState(stopwatch)
-    account = StepAccount(stopwatch, state, None, progress)
-    callbacks = [*callbacks, account, SaveCheckpoint(account, state, directory, every, 0)]
+    account = StepAccount(stopwatch, state, None, progress, {})
+    callbacks = [*callbacks, account, SaveCheckpoint(account, state, directory, every, 0, FailureHistory)]
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
     plugins = {
         "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
