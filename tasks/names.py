@@ -84,7 +84,8 @@ DOCTOR_EXPERIMENT = "paceline-doctor"  # holds the history of `paceline doctor -
 JUDGEMENT_EXPERIMENT = "judgements"  # holds the judgements of `paceline judge`
 WATCH_EXPERIMENT = "paceline-watch"  # holds the accounts of users' own scripts
 PREDICTIONS_FILE = "predictions.json"  # next to the parts of a prediction; it describes them
-REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for
+REGRESSION_EVENT = "paceline.regression"  # Prefect events that an automation may wait for
+MISSED_EVENT = "paceline.missed"
 SERIES_RESOURCE = "paceline.series"  # prefix of the event's resource
 
 

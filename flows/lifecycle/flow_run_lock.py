@@ -20,6 +20,7 @@ from prefect.states import Cancelled, Crashed
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_run import close_abandoned_runs
 from paceline.flows.lifecycle.overlap import HOLDING, active_runs, set_slots_right
+from paceline.flows.lifecycle.promotion import promote_finished
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
@@ -98,7 +99,7 @@ def end_lost_runs(environment: Environment) -> None:
 
 
 def end_lost_run(environment: Environment, record: Path) -> None:
-    """Set a flow run that has lost its process CRASHED in Prefect, and its MLflow runs KILLED.
+    """Set a flow run that has lost its process CRASHED in Prefect, and its MLflow runs KILLED; promote a FINISHED one.
 
     A run in CANCELLING becomes CANCELLED, its only end in Prefect. An error of one API is raised after a call of
     the other one. Raises InputError: the process runs, or MLflow does not answer.
@@ -109,6 +110,7 @@ def end_lost_run(environment: Environment, record: Path) -> None:
             is_over = _end_in_prefect(flow_run_id)
         finally:
             close_abandoned_runs(environment, None, flow_run_id)
+            promote_finished(environment, flow_run_id)
         if is_over:
             shutil.rmtree(record, ignore_errors=True)
 

@@ -4,10 +4,10 @@ Until then it only waits, and has imported nothing but a little of Python.
 """
 
 import atexit
-import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,26 +16,63 @@ GRACE_SECONDS = 10.0
 """A runner reports a lost process itself, with its exit status, and ranks without a flow log for up to 10 s more."""
 RETRY_SECONDS = 5.0
 WAIT_SECONDS = 1800.0  # longest wait for APIs that are away
-_pipes: list[int] = []  # this process's end of the guardian's stdin, once there is a guardian
+RESTART_SECONDS = 1.0
+_records: list[Path] = []  # of this process's flow runs
+_guardians: list[subprocess.Popen[bytes]] = []  # that of this process, once there is one
+_lock = threading.Lock()
+_is_ending = threading.Event()
 
 
 def guard(record: Path) -> None:
-    """Tell the guardian of this process about the record of a flow run; start it before the first one."""
-    if not _pipes:
-        read, write = os.pipe()
-        guardian = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=read,
-            stdout=subprocess.DEVNULL,  # whoever reads this process's output must not wait for the guardian
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a signal to the process group or the terminal leaves it alone
-        )
-        os.close(read)
-        _pipes.append(write)
-        atexit.register(guardian.wait)
-        atexit.register(guardian.kill)  # at the end of a process in order; called first, as it is registered last
-    with suppress(BrokenPipeError):  # somebody has killed it: `paceline serve` or the next flow takes its place
-        os.write(_pipes[0], f"{record}\n".encode())
+    """Send the record of a flow run to the guardian of this process; start it before the first one."""
+    with _lock:
+        _records.append(record)
+        if _guardians:
+            _send(_guardians[0], record)
+            return
+        _guardians.append(_start())
+    atexit.register(_end)
+    threading.Thread(target=_restart, name="guardian", daemon=True).start()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    guardian = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,  # whoever reads this process's output must not wait for the guardian
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a signal to the process group or the terminal leaves it alone
+        bufsize=0,
+    )
+    _send(guardian, *_records)
+    return guardian
+
+
+def _send(guardian: subprocess.Popen[bytes], *records: Path) -> None:
+    assert guardian.stdin is not None
+    with suppress(BrokenPipeError):  # somebody has just killed it, and the next one reads all records
+        guardian.stdin.write("".join(f"{record}\n" for record in records).encode())
+
+
+def _restart() -> None:
+    """Start a new guardian each time somebody has killed it, until this process ends."""
+    while True:
+        guardian = _guardians[0]
+        guardian.wait()
+        time.sleep(RESTART_SECONDS)
+        with _lock, suppress(OSError):  # no memory or process id is free: tried again
+            if _is_ending.is_set():
+                return
+            _guardians[0] = _start()
+            guardian.communicate()  # closes the pipe
+
+
+def _end() -> None:
+    """End the guardian with a process that ends in order."""
+    with _lock:
+        _is_ending.set()
+        _guardians[0].kill()
+    _guardians[0].wait()
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.mlflow_views import link, share_with_like
 from paceline.flows.lifecycle.outage import guard_flow, publish
 from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.lifecycle.promotion import promote
 from paceline.flows.run import history, registry
 from paceline.flows.run.evidence import log_evidence, log_plan
 from paceline.flows.run.metrics import recovery_metrics, speedup_metrics, speedup_tags, training_metrics
@@ -157,7 +158,7 @@ def run_lightning(config: Config, resume: str | None = None) -> dict[str, Any]:
             "seconds": time.monotonic() - started,
         }
         _record(handle, outcome, summary, job)
-    registry.promote(registered, handle)  # a run that is KILLED has no champion
+    promote(registered, handle, get_run_logger())  # a run that is KILLED has no champion
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     link(view, "This run among those like it")
     history.report_regression(outcome, summary)

@@ -1,15 +1,12 @@
-"""Registers a model that passes the gate, and promotes it to champion."""
+"""Registers a model that passes the gate; `lifecycle.promotion` makes it the champion."""
 
 from typing import Any
-
-from prefect import get_run_logger
 
 from paceline.flows.run.outcome import ModuleOutcome, Outcome
 from paceline.tasks.names import Tag
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.promotion_gate import Gate, gate
 from paceline.tasks.track import registry
-from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 
 NO_SCORE = "passed: own Lightning code has no score that Paceline knows, so the newest model is the champion"
@@ -85,22 +82,3 @@ def register_module(outcome: ModuleOutcome, handle: RunHandle) -> dict[str, Any]
         "gate": gate_text,
         "champion_before": before and before.version,
     }
-
-
-def promote(registered: dict[str, Any] | None, handle: RunHandle, score: float = 0.0) -> None:
-    """Make the registered version the champion, unless a better one became champion meanwhile."""
-    if not registered:
-        return
-    log, name, version = get_run_logger(), registered["name"], registered["version"]
-    tracking.set_tags(handle, {Tag.GATE: registered["gate"]})
-    if version is None:
-        log.warning("Model %s is not registered: %s", name, registered["gate"])
-        return
-    tracking.set_tags(handle, {Tag.REGISTERED: f"{name} version {version}"})
-    champion = registry.champion(handle.tracking_uri, name)
-    is_new = champion is not None and champion.version not in (version, registered["champion_before"])
-    if champion is not None and is_new and (champion.score or 0.0) > score:
-        log.warning("Version %s of %s has become champion meanwhile and is better: it stays", champion.version, name)
-        return
-    registry.promote(handle, name, version)
-    log.info("Version %s is models:/%s@%s", version, name, registry.CHAMPION)

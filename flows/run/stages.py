@@ -17,6 +17,7 @@ from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import open_run
 from paceline.flows.lifecycle.outage import publish, with_retries
 from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.lifecycle.promotion import promote
 from paceline.flows.run import history, registry
 from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.evidence import log_plan
@@ -130,7 +131,7 @@ def session(config: Config, resume: str | None = None) -> Iterator[Session]:
         if (outcome := made.outcome) is None or made.training is None:
             return
         # Only now: a run that is KILLED has no champion.
-        registry.promote(made.summary["registered"], made.handle, outcome.evaluated.score)
+        promote(made.summary["registered"], made.handle, get_run_logger())
         made.summary = confirm_regression(outcome, made.training, cluster.address, made.handle, made.summary)
     publish(summary_table(made.summary), "summary", "What the run achieved and how fast")
     mlflow_views.link(made.summary["view"], "This run among those like it")

@@ -103,9 +103,15 @@ def register(handle: RunHandle, name: str, tags: dict[str, str]) -> str:
     return str(version.version)
 
 
-def promote(handle: RunHandle, name: str, version: str) -> None:
-    """Give a version the alias."""
-    _client(handle.tracking_uri).set_registered_model_alias(name, CHAMPION, version)
+def promote(handle: RunHandle, name: str, version: str, champion_before: str | None) -> str | None:
+    """Give a version the alias; return another one that is better and became champion since `champion_before`."""
+    client, current = _client(handle.tracking_uri), champion(handle.tracking_uri, name)
+    if current is not None and current.version not in (version, champion_before):
+        score = client.get_model_version(name, version).tags.get(Tag.SCORE)  # own Lightning code has none
+        if (current.score or 0.0) > float(score or 0.0):
+            return current.version
+    client.set_registered_model_alias(name, CHAMPION, version)
+    return None
 
 
 def _client(tracking_uri: str) -> MlflowClient:

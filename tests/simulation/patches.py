@@ -130,6 +130,7 @@ def replacements():
     yield metrics_upload, "MlflowClient", servers.MlflowClient
     yield flow_run_lock, "_held", PerProcess("held", ExitStack)
     yield flow_run_lock, "_owned", PerProcess("owned", set)
+    yield flow_run_lock, "promote_finished", lambda environment, flow_run_id: None  # nothing is registered
     yield flow_run_lock, "get_logger", lambda name: _LOG
     yield flow_run_lock, "get_current_settings", lambda: SimpleNamespace(api=SimpleNamespace(url="simulated"))
     yield flow_run_lock, "get_client", lambda sync_client: nullcontext(servers.PrefectClient(kernel().world.prefect))

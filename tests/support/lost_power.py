@@ -74,6 +74,6 @@ def mlflow_run(home, flow_run, experiment="nights"):
     return until(found, "MLflow run")[0]
 
 
-def status_of(home, flow_run):
+def status_of(home, flow_run, experiment="nights"):
     """The status in MLflow of a flow run, once it has one."""
-    return mlflow_run(home, flow_run).info.status
+    return mlflow_run(home, flow_run, experiment).info.status

@@ -175,6 +175,23 @@ def test_a_guardian_outlives_its_process_and_its_signals(client, deployment, own
     guardian.kill()
 
 
+def test_a_guardian_that_is_killed_has_a_successor_that_knows_all_records(
+    client, deployment, owned, prefect_url, monkeypatch
+):
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+    run = run_in(client, deployment, Pending(), Running())
+    process = owned(run)
+    (first,) = guardians(Environment().root)
+    first.kill()
+    (second,) = until(lambda: [one for one in guardians(Environment().root) if one.pid != first.pid], "guardian")
+    process.kill()
+    process.wait()
+    assert client.read_flow_run(run.id).state.is_running()
+    until(lambda: client.read_flow_run(run.id).state_name == "Crashed", "state by the next guardian", seconds=60)
+    psutil.wait_procs([second], timeout=10)
+    assert not guardians(Environment().root)
+
+
 def test_mlflow_runs_of_a_lost_flow_run_are_killed_while_prefect_is_away(client, deployment, owned):
     """Without a lock too, which the process was about to take. Runs of other flow runs are left alone."""
     run, another = (run_in(client, deployment, Pending(), Running()) for _ in range(2))

@@ -1,15 +1,17 @@
 """The hand-off of models in a real registry: who is champion, and what a model must reach for it."""
 
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from mlflow.tracking import MlflowClient
-from prefect.logging import disable_run_logger
+from prefect.logging import get_logger
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
+from paceline.flows.lifecycle.promotion import promote, promote_finished
 from paceline.flows.run.outcome import ModuleOutcome
-from paceline.flows.run.registry import NO_WEIGHTS, OTHER_KIND, WORSE, promote, register_model, register_module
+from paceline.flows.run.registry import NO_WEIGHTS, OTHER_KIND, WORSE, register_model, register_module
 from paceline.tasks.records.training import EvaluateResult, ModuleResult, TrainResult
 from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
@@ -17,6 +19,7 @@ from paceline.tasks.track import registry, store
 from paceline.tasks.track import run as tracking
 
 NAME = "handed-on"
+LOG = get_logger("paceline")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +53,7 @@ def finished(experiment):
 def hand_on(outcome, handle):
     """Through the gate and on; what the summary says."""
     registered = register_model(outcome, None, handle)
-    with disable_run_logger():
-        promote(registered, handle, outcome.evaluated.score)
+    promote(registered, handle, LOG)
     return registered
 
 
@@ -88,9 +90,8 @@ def test_models_are_handed_on_from_champion_to_champion(finished):
 def test_the_better_of_two_that_end_at_once_becomes_champion_and_a_resumed_run_has_one_version(finished):
     first, second = finished(0.96, data="d2"), finished(0.98, data="d2")
     of_first, of_second = (register_model(outcome, None, handle) for outcome, handle in (first, second))
-    with disable_run_logger():
-        promote(of_second, second[1], second[0].evaluated.score)
-        promote(of_first, first[1], first[0].evaluated.score)
+    promote(of_second, second[1], LOG)
+    promote(of_first, first[1], LOG)
     assert champion().version == of_second["version"], "the other one has become champion meanwhile, and is better"
     again = hand_on(*second)
     assert again["version"] == of_second["version"]
@@ -105,8 +106,7 @@ def test_the_newest_model_of_own_code_is_champion_but_not_over_one_of_a_preset(f
         trained = ModuleResult.model_construct(weights=weights)
         facts = {"plan": None, "workload": "own", "hardware": None, "judgement": judgement}
         registered = register_module(ModuleOutcome(config=config, trained=trained, **facts), handle)
-        with disable_run_logger():
-            promote(registered, handle)
+        promote(registered, handle, LOG)
         return registered
 
     assert [hand_on_module("own-code")["version"] for _ in range(2)] == ["1", "2"]
@@ -118,3 +118,21 @@ def test_the_newest_model_of_own_code_is_champion_but_not_over_one_of_a_preset(f
     hand_on(*finished(0.95, data="d3", max_accuracy_loss=0.9))
     assert hand_on_module(NAME)["gate"] == OTHER_KIND
     assert hand_on_module(None) is None
+
+
+def test_a_model_whose_process_was_killed_before_its_promotion_is_promoted_once(finished):
+    """As a guardian does it; the flow run of another process is left alone."""
+    outcome, handle = finished(0.97, data="d4", register="killed")
+    flow_run_id = uuid4()
+    tracking.set_tags(handle, {"prefect.flow_run_id": str(flow_run_id), "paceline.role": "run"})
+    tracking.log_document(handle, "summary.json", {"registered": register_model(outcome, None, handle)})
+    promote_finished(Environment(), flow_run_id)
+    assert registry.champion(Environment().tracking_uri, "killed") is None, "its run has not ended"
+    tracking.finish(handle, "FINISHED")
+    promote_finished(Environment(), uuid4())
+    assert registry.champion(Environment().tracking_uri, "killed") is None
+    promote_finished(Environment(), flow_run_id)
+    assert registry.champion(Environment().tracking_uri, "killed").run_id == handle.run_id
+    handle.client.delete_registered_model_alias("killed", "champion")
+    promote_finished(Environment(), flow_run_id)
+    assert registry.champion(Environment().tracking_uri, "killed") is None, "somebody has taken the alias away"

@@ -91,3 +91,34 @@ def test_a_night_that_is_due_and_does_not_start_is_sent(client, received):
     until(lambda: received, "message", seconds=90)
     name = client.read_deployment(nights).name
     assert [message["text"] for message in received] == [f"Run {late.name} of {name} was due and has not started"]
+
+
+def test_a_night_that_waits_for_another_one_is_sent_once(client, received):
+    automation = Automation.read(name="paceline waiting night")
+    automation.trigger.threshold = 3
+    automation.update()
+    nights = deploy(client, "paceline", concurrency_limit=1)
+    run_to(client, nights, Pending(), Running())
+    run_to(client, nights, Pending(), Pending())
+    waiting = run_to(client, nights, *(Pending() for _ in range(7)))
+    run_to(client, nights, Cancelled(message="the end of this test"))
+    until(lambda: len(received) >= 2, "messages", seconds=60)
+    name = client.read_deployment(nights).name
+    assert f"Run {waiting} of {name} was due and still waits for the run before it" in [
+        message["text"] for message in received
+    ]
+    assert len(received) == 2, "once for each run, and not for one that has just started to wait"
+
+
+@pytest.mark.slow
+def test_a_waiting_night_that_nothing_tries_to_start_is_sent(client, received):
+    """What served the deployment has ended while the night waited for another one."""
+    automation = Automation.read(name="paceline late night")
+    automation.trigger.within = timedelta(seconds=10)
+    automation.update()
+    nights = deploy(client, "paceline", concurrency_limit=1)
+    run_to(client, nights, Pending(), Running())
+    waiting = run_to(client, nights, Pending(), Pending())
+    until(lambda: received, "message", seconds=90)
+    name = client.read_deployment(nights).name
+    assert [message["text"] for message in received] == [f"Run {waiting} of {name} was due and has not started"]

@@ -1,7 +1,9 @@
 """Nights that came due while Prefect's server was away for longer than it schedules ahead."""
 
+import re
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from prefect import flow
@@ -12,6 +14,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types._datetime import now
 
 from paceline.flows.lifecycle import missed_runs
+from tests.support.nights import set_alarm, web_hook
 from tests.support.patience import until
 from tests.support.prefect_server import PrefectServer
 
@@ -29,35 +32,53 @@ def forget():
 
 
 def by_state(client, deployment):
-    """How many runs there are in each state, and the messages of those that were missed."""
+    """The runs in each state, and the messages of those that were missed."""
     runs = [run for run in client.read_flow_runs() if run.deployment_id == deployment]
-    return {name: [run.state.message for run in runs if run.state_name == name] for name in ("Missed", "Late")}
+    names = ("Missed", "Late", "Scheduled")
+    return {name: {run.name: run.state.message for run in runs if run.state_name == name} for name in names}
 
 
 @pytest.mark.slow
-def test_runs_that_no_server_made_are_reported_or_caught_up_with(tmp_path, monkeypatch):
+@pytest.mark.parametrize("catch_up", [False, True])
+def test_each_run_that_no_server_made_is_reported_or_caught_up_with(catch_up, tmp_path, monkeypatch):
     monkeypatch.setattr(missed_runs, "MARGIN", timedelta(0))
     server = PrefectServer(tmp_path, PREFECT_HOME=str(tmp_path / "prefect"), **ONE_AHEAD)
     server.start()
+    report = partial(missed_runs.report_missed_runs, "forgotten/night", catch_up=catch_up)
     try:
-        with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as client:
+        with (
+            temporary_settings({PREFECT_API_URL: server.url}),
+            get_client(sync_client=True) as client,
+            web_hook() as (address, received),
+        ):
+            set_alarm(address, PREFECT_API_URL=server.url)
             schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=EVERY))
-            made = client.create_deployment(client.create_flow(forget), name="night", schedules=[schedule])
+            flow_id = client.create_flow(forget)
+            made = client.create_deployment(flow_id, name="night", schedules=[schedule], tags=["paceline"])
             until(lambda: by_state(client, made)["Late"], "run that nobody starts")
-            checked = missed_runs.report_missed_runs("forgotten/night", None, catch_up=False)
-            assert by_state(client, made)["Missed"] == [], "the server has made all"
+            checked = report(None)
+            assert by_state(client, made)["Missed"] == {}, "the server has made all"
             server.kill()
-            assert missed_runs.report_missed_runs("forgotten/night", checked, catch_up=False) == checked
+            assert report(checked) == checked
             time.sleep(6 * EVERY.total_seconds())
             server.start()
             back = now("UTC")
             monkeypatch.setattr(missed_runs, "PAGE", 3)  # fewer than were missed
-            after = missed_runs.report_missed_runs("forgotten/night", checked, catch_up=False)
+            after = report(checked)
             assert after >= back
-            missed = by_state(client, made)["Missed"]
-            assert len(missed) >= 4
-            assert all(message.startswith("due at ") for message in missed)
-            missed_runs.report_missed_runs("forgotten/night", checked, catch_up=False)
-            assert len(by_state(client, made)["Missed"]) <= len(missed) + 1, "they are reported once"
+            until(lambda: len(received) >= 4, "messages", seconds=60)
+            report(checked)
+            states = by_state(client, made)
+            missed = states["Missed"]
+            until(lambda: len(received) >= len(missed), "messages", seconds=60)
+            texts = [message["text"] for message in received]
+            assert len(texts) <= 7, "they are reported once"
+            assert len(set(texts)) == len(texts)
+            assert all(re.fullmatch(r"Run \S+ of night is Missed: due at .*", text) for text in texts)
+            if catch_up:
+                assert missed == {}, "they are to start"
+                assert {text.split()[1] for text in texts} <= {*states["Late"], *states["Scheduled"]}
+            else:
+                assert {f"Run {name} of night is Missed: {message}" for name, message in missed.items()} == set(texts)
     finally:
         server.kill()

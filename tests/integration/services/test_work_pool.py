@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import yaml
 from mlflow.tracking import MlflowClient
@@ -15,7 +17,9 @@ from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from tests.support.deployments import SHORT, Deployments
-from tests.support.patience import until
+from tests.support.jobs import PLANTED
+from tests.support.lost_power import GUARDIAN, family_of, guardians, kill, mlflow_run, status_of
+from tests.support.patience import SECONDS, until
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "infra" / "prefect.yaml"
@@ -29,6 +33,7 @@ class Pool(Deployments):
 
     def __init__(self, url, environment, directory):
         super().__init__(url)
+        self.path = environment["PYTHONPATH"]
         self._environment = environment
         self._directory = directory
 
@@ -41,10 +46,11 @@ class Pool(Deployments):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def start_worker(self):
+    def start_worker(self, **environment):
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "paceline", "--type", "process"]
         with (self._directory / "worker.log").open("wb") as log:
-            return subprocess.Popen(command, env=self._environment, cwd=self._directory, stdout=log, stderr=log)
+            known = self._environment | environment
+            return subprocess.Popen(command, env=known, cwd=self._directory, stdout=log, stderr=log)
 
     def deployment(self, role):
         return self.find(DEPLOYMENTS[role])
@@ -153,6 +159,41 @@ def test_a_worker_runs_a_study(pool, worker):
     runs = client.search_runs([experiment], f"tags.`prefect.flow_run_id` = '{study}'")
     assert sorted(run.data.tags["paceline.role"] for run in runs) == ["arm", "arm", "study"]
     assert {run.info.status for run in runs} == {"FINISHED"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["worker", "worker and flow"])
+def test_the_statuses_after_a_kill_of_a_worker_while_its_run_trains(pool, killed, tmp_path):
+    """The run of a worker that is killed alone trains to its end."""
+    home, hold = tmp_path / "home", tmp_path / "hold"
+    hold.touch()
+    path = os.pathsep.join([PLANTED, pool.path])
+    family = []
+    process = pool.start_worker(PACELINE_HOME=str(home), PYTHONPATH=path, HOLD=str(hold))
+    try:
+        config = load("digits", [*SHORT, "speedup.baseline=none", "execution.loading=foreground"])
+        config = config.model_copy(update={"cluster": TINY.cluster, "track": TINY.track})
+        run = pool.begin_role("run", config=config.model_dump(mode="json"))
+        pool.wait_until_running(run)
+        assert mlflow_run(home, run, "pool").info.status == "RUNNING"
+        family = family_of(process)
+        process.kill() if killed == "worker" else kill(process, but=GUARDIAN)
+        process.wait()
+        if killed == "worker":
+            until(lambda: list(home.glob("runs/*/attempt-*/rank-0/log.txt")), "ranks")
+            assert pool.state(run)["type"] == "RUNNING"
+            hold.unlink()
+        ends = ("FINISHED", "COMPLETED") if killed == "worker" else ("KILLED", "CRASHED")
+        seconds = SECONDS if killed == "worker" else 60
+        until(lambda: status_of(home, run, "pool") == ends[0], "status in MLflow", seconds)
+        assert pool.end_of(run, seconds)["type"] == ends[1]
+        until(lambda: not guardians(home), "end of the guardian", 60)
+    finally:
+        hold.unlink(missing_ok=True)
+        for member in [*family_of(process), *family]:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
 
 
 @pytest.mark.slow
