@@ -244,6 +244,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "infra/backup nightly.tar": AS_SERVICES,
     "infra/down": AS_SERVICES,
     "infra/restore --overwrite nightly.tar": AS_SERVICES,
+    "infra/certificates --renew": Checked("tests/integration/faults/test_renewal.py runs it, on a running cluster"),
     "infra/upgrade": AS_LIFE,
     "useradd --system --create-home --home-dir /var/lib/paceline paceline": AS_UNITS,
     "export PACELINE_HOME=/var/lib/paceline": AS_UNITS,
