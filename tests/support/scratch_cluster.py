@@ -10,6 +10,7 @@ import time
 import psutil
 
 from paceline.conf.load import DASK_SETTINGS
+from paceline.tasks.cluster import renewal
 from paceline.tasks.cluster.client import connect, workers
 
 START_SECONDS = 60
@@ -60,7 +61,8 @@ class ScratchCluster:
 
     def start_worker(self, number):
         """Start one more worker; its nanny's process."""
-        return self._start("dask_worker", self.address, "--nthreads", "1", "--name", str(number))
+        preload = ["--preload-nanny", renewal.__name__]
+        return self._start("dask_worker", self.address, "--nthreads", "1", "--name", str(number), *preload)
 
     def stop(self):
         """Kill everything."""

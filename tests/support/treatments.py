@@ -215,7 +215,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     'dask scheduler --host tls:// "${TLS[@]}"': Told(
         "own scheduler", "--host tls://127.0.0.1 --port PORT --no-dashboard"
     ),
-    'dask worker tls://host:8786 --nworkers 4 --nthreads 1 "${TLS[@]}"': Told(
+    'dask worker tls://host:8786 --nworkers 4 --nthreads 1 --preload-nanny paceline.tasks.cluster.renewal "${TLS[@]}"': Told(  # noqa: E501
         "own scheduler", "--nworkers 1 --no-dashboard"
     ),
     'dask worker tls://host:8786 --nworkers 4 --nthreads 1 --preload-nanny paceline.tasks.cluster.gpu_workers "${TLS[@]}"': Checked(  # noqa: E501
