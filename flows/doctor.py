@@ -10,7 +10,14 @@ from paceline.conf.hints import fault_and_hint
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.cluster.client import demand_of
 from paceline.tasks.cluster.kinds import open_cluster
-from paceline.tasks.cluster.tls import WARN_DAYS, choose_tls, days_left, find_certificates
+from paceline.tasks.cluster.tls import (
+    WARN_DAYS,
+    choose_tls,
+    days_left,
+    find_certificates,
+    proxy_days_left,
+    proxy_renewal,
+)
 from paceline.tasks.data.sources.folder import absolute
 from paceline.tasks.doctor.devices import measure_devices
 from paceline.tasks.doctor.figures import Measurements, judge_measurements
@@ -38,6 +45,7 @@ def examine(
         "mlflow": lambda: [_mlflow(environment)],
         "prefect": lambda: [_prefect(environment)],
         "certificates": lambda: [_certificates(config, environment)],
+        "proxy": lambda: _proxy(environment),
         "workers": lambda: _cluster(config, environment, note_measurements),
     }
     for name, stage in stages.items():
@@ -94,6 +102,14 @@ def _certificates(config: Config, environment: Environment) -> Finding:
     days, remedy = days_left(find_certificates(environment)), f"infra/certificates --renew {environment.tls_directory}"
     text = f"valid for {days:.0f} days"
     return doubtful("certificates", text, remedy) if days < WARN_DAYS else good("certificates", text)
+
+
+def _proxy(environment: Environment) -> list[Finding]:
+    if (found := proxy_days_left(environment)) is None:
+        return []
+    path, days = found
+    text = f"{path} is valid for {days:.0f} days"
+    return [doubtful("proxy", text, proxy_renewal(path)) if days < WARN_DAYS else good("proxy", text)]
 
 
 def _cluster(

@@ -59,6 +59,7 @@ class Service(Record):
     each: str | None = None
     when: str | None = None
     devices: bool = False
+    reload_signal: str | None = None
     stop_signal: str = "SIGTERM"
     stop_seconds: float = 20.0
 

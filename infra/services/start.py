@@ -114,6 +114,8 @@ def start(site: Site, service: Service, say: Say) -> bool:
     """Start a service unless it runs; whether it was started."""
     daemon = Daemon(service.name, site.home)
     if (pid := daemon.pid()) is not None:
+        if service.reload_signal is not None:
+            daemon.ask(signal.Signals[service.reload_signal])
         say(f"{service.name} runs already (process {pid})")
         return False
     daemon.end(signal.SIGKILL, END_SECONDS)  # what it has left behind may hold its port

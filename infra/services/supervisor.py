@@ -65,6 +65,8 @@ def _unit(site: Site, service: Service, user: str) -> str:
     if service.name in required and not service.once:  # those that require it start once it is well
         check = command(site, "check", service, "--wait", str(START_SECONDS))
         lines.append(f"ExecStartPost={_words(check).replace('$', '$$')}")
+    if service.reload_signal is not None:
+        lines.append(f"ExecReload=/bin/kill -s {service.reload_signal} $MAINPID")
     if service.devices:  # leases of devices are shared by all users of the host
         lines.append(f"ExecStartPre=+/usr/bin/install --directory --mode 1777 {LEASES / 'paceline'}")
     if "." not in service.writes:

@@ -15,7 +15,7 @@ from paceline.tasks.errors import InputError
 RUNNING_SYSTEMD = Path("/run/systemd/system")
 STATE = (
     *("runs", "prepared", "rejected", "predictions", "pretrained", "models", "searches", "compiled", "cache", "doctor"),
-    *("flow-runs", "slurm", "tls", "prefect", "mlartifacts", "mlflow.db*", ".doctor-*"),
+    *("flow-runs", "slurm", "tls", "judge", "prefect", "mlartifacts", "mlflow.db*", ".doctor-*"),
 )
 """What Paceline makes in PACELINE_HOME, besides services."""
 
@@ -38,10 +38,14 @@ def uninstall(home: Home, units: Path, *, remove: bool, say: Callable[[str], Non
     places += [path for path in environment.leases.glob("*") if path.stat().st_uid == user]
     places += [path for pattern in siblings for path in sorted(home.root.parent.glob(pattern))]
     places += [path for pattern in STATE for path in sorted(environment.root.glob(pattern))]
+    backups = [Path(home.settings().backups or home.root)] if home.is_made else []
+    backups = [place for place in backups if not any(place.is_relative_to(path) for path in places)]
     for path in (path for path in places if path.exists()):
         files = path.rglob("*") if path.is_dir() else [path]
         num_bytes = sum(file.lstat().st_size for file in files if not file.is_symlink())
         say(f"{'removes' if remove else 'would remove'} {path} ({num_bytes / 2**20:.1f} MiB)")
+    for place in backups:
+        say(f"keeps {place}: the backups in it can bring everything back, and hold the secrets")
     if not remove:
         say("nothing was removed; infra/uninstall --yes removes it")
         return
@@ -57,5 +61,5 @@ def uninstall(home: Home, units: Path, *, remove: bool, say: Callable[[str], Non
     for directory in (environment.leases, environment.cache_directory, environment.root):
         with suppress(OSError):  # others have something in it, or it is not there
             directory.rmdir()
-    remaining = [directory for directory in (environment.root, REPOSITORY) if directory.exists()]
+    remaining = [directory for directory in (environment.root, *backups, REPOSITORY) if directory.exists()]
     say(f"remove by hand, if nobody else needs them: {', '.join(map(str, remaining))} and Prefect's own home")

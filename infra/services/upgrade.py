@@ -1,32 +1,45 @@
-"""What an upgrade carries over of prepared sets, unfinished runs and deployments; each that it cannot is named."""
+"""What an upgrade carries over of sets, runs, workloads, services and deployments; each that it cannot is named."""
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from importlib import import_module, metadata
 from typing import Any
 
+import yaml
+from packaging.utils import canonicalize_name
+
 from infra.services.site import Site
 from infra.services.start import Say
 from paceline.conf.hints import HintedError
-from paceline.conf.load import validate
+from paceline.conf.load import is_lightning, load, validate
 from paceline.flows.lifecycle.mlflow_run import ARTIFACTS, RESUMABLE
-from paceline.tasks.data.decode.transform import PHOTOGRAPH_VERSION, TRANSFORM_VERSION
+from paceline.tasks.data.key import TRANSFORM
 from paceline.tasks.data.prepare import manifest
+from paceline.tasks.data.sources.registry import DECODERS
 from paceline.tasks.errors import one_line
-from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.fingerprint import code_fingerprint, workload_fingerprint
 from paceline.tasks.http import ask
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records.data import PARTITIONS
-from paceline.tasks.track.queries import find_runs, read_document
+from paceline.tasks.track.queries import find_runs, read_artifact, read_document
 from paceline.tasks.track.run import reopen
 from paceline.tasks.track.store import existing_client
 
+PATTERN = re.compile(r"[\w.]+=")  # of a setting in a file of `serve`
 Finding = tuple[str, str | None]  # an item, and why it cannot be carried over
 
 
 def report(site: Site, say: Say) -> None:
     """Name what this version cannot carry over."""
-    for kind, find in (("prepared set", _prepared), ("unfinished run", _runs), ("deployment", _deployments)):
+    for kind, find in (
+        ("prepared set", _prepared),
+        ("unfinished run", _runs),
+        ("workload", _workloads),
+        ("scheduled service", _served),
+        ("deployment", _deployments),
+    ):
         findings = list(find(site))
         lost = [(item, reason) for item, reason in findings if reason is not None]
         say(f"carried over: {len(findings) - len(lost)} of {len(findings)} {kind}s")
@@ -35,8 +48,8 @@ def report(site: Site, say: Say) -> None:
 
 
 def _prepared(site: Site) -> Iterator[Finding]:
-    versions = {name: metadata.version(name) for name in ("numpy", "pillow", "simplejpeg")}
-    versions["transform"] = f"{TRANSFORM_VERSION}.{PHOTOGRAPH_VERSION}"
+    installed = {canonicalize_name(each.name): each.version.split("+")[0] for each in metadata.distributions()}
+    now = installed | DECODERS | {"transform": TRANSFORM}
     for path in sorted((site.paceline_home / "prepared").glob("[!.]*")):
         try:
             is_own = (path / PARTITIONS).is_dir()
@@ -44,7 +57,12 @@ def _prepared(site: Site) -> Iterator[Finding]:
         except manifest.DamagedError as error:
             yield path.name, f"{one_line(error)}; it is prepared again"
             continue
-        other = [f"{name} {facts[name]}" for name, now in versions.items() if facts.get(name, now) != now]
+        decisive = {name: version for name, version in facts.items() if name not in manifest.CIRCUMSTANCES}
+        other = [
+            f"{name} {version}, and now it is {now.get(name, 'not there')}"
+            for name, version in decisive.items()
+            if now.get(name) != version
+        ]
         yield path.name, f"made with {', '.join(other)}; it is prepared again" if other else None
 
 
@@ -73,6 +91,43 @@ def _why_not(tracking_uri: str, experiment: str, run_id: str, tags: dict[str, st
         if codes - {None, code_fingerprint()}:
             return "its arms would be of different code; start it again"
     return None
+
+
+def _workloads(site: Site) -> Iterator[Finding]:
+    """Each workload by its newest finished run: whether a run with its settings would be its next one."""
+    tracking_uri, seen = site.facts["mlflow_url"], set()
+    for run in find_runs(tracking_uri, None, "attributes.status = 'FINISHED'", None):
+        workload = run.tags.get(Tag.WORKLOAD)
+        if run.tags.get(Tag.ROLE) == "run" and workload is not None and workload not in seen:
+            seen.add(workload)
+            yield f"{workload} (run {run.run_id})", _why_other(tracking_uri, run.run_id, run.tags)
+
+
+def _why_other(tracking_uri: str, run_id: str, tags: dict[str, str]) -> str | None:
+    """Why this version does not train the workload of a finished run; None too where the run does not tell."""
+    tree = yaml.safe_load(read_artifact(tracking_uri, run_id, Artifact.CONFIG) or b"")
+    if not isinstance(tree, dict):
+        return None
+    try:
+        config = validate({name: section for name, section in tree.items() if name != "cluster"})
+    except HintedError as error:
+        return f"{one_line(error)}; its runs stay, and a new one needs other settings"
+    if config.lightning.settings or config.model.pretrained or Tag.DATASET not in tags:
+        return None  # its fingerprint depends on files that are not here
+    now = workload_fingerprint(config.workload, tags[Tag.DATASET])
+    return None if now == tags[Tag.WORKLOAD] else f"it is {now} now; its next run is not compared with those before"
+
+
+def _served(site: Site) -> Iterator[Finding]:
+    for path in sorted((site.home.root / "serve").glob("[!.]*")):
+        words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
+        preset, overrides = words[0] if words else "", [word for word in words[1:] if PATTERN.match(word)]
+        try:
+            if not preset.startswith("-") and not is_lightning(preset):
+                load(preset, overrides)
+            yield path.name, None
+        except HintedError as error:
+            yield path.name, f"{one_line(error)}; correct {path}"
 
 
 def _deployments(site: Site) -> Iterator[Finding]:

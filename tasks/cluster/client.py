@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from paceline.conf.environment import Environment
 from paceline.conf.execution import Execution
+from paceline.tasks.cluster import renewal
 from paceline.tasks.cluster.tls import SCHEME, security_of
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.records.record import Record
@@ -82,6 +83,8 @@ def connect(address: str) -> Iterator[Client]:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
     except (OSError, ValueError) as error:
         raise refusal("") from error
+    loop: Any = client.loop
+    loop.add_callback(renewal.dask_setup, client)
     try:
         yield client
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from paceline.tasks.cluster import renewal
 from paceline.tasks.cluster.hardware import describe
 
 PRELOAD = {"preload_nanny": [__name__]}  # argument of Dask's nannies
@@ -25,3 +26,4 @@ def dask_setup(nanny: Any) -> None:
     if gpus:
         first = next(_positions[nanny.scheduler_addr]) % len(gpus)
         nanny.env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+    renewal.dask_setup(nanny)  # this preload replaces that of conf/dask/dask.yaml

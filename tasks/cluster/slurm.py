@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster import renewal
 from paceline.tasks.cluster.client import ClusterResources, wait_for_workers
 from paceline.tasks.cluster.dask_config import exports
 from paceline.tasks.cluster.gpu_workers import PRELOAD
@@ -45,7 +46,7 @@ def slurm_arguments(
         directives.append(f"--gres=gpu:{demand.workers_per_host}")
     if demand.num_hosts > 1:
         directives.append("--exclusive")  # or Slurm may put two jobs on one host, and ranks would share its cores
-    preloads = ["--preload-nanny", *PRELOAD["preload_nanny"]] if demand.gpus else []
+    preloads = ["--preload-nanny", *(PRELOAD["preload_nanny"] if demand.gpus else [renewal.__name__])]
     return {
         "queue": settings.partition and shlex.quote(settings.partition),
         "account": settings.account and shlex.quote(settings.account),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -78,6 +78,23 @@ def choose_tls(settings: Cluster) -> Choice:
     )
 
 
+def proxy_days_left(site: Environment) -> tuple[Path, float] | None:
+    """The certificate of a proxy of `infra/up --domain` on this host, and days until it expires; None without one."""
+    from cryptography import x509
+
+    for home in (site.tls_directory.parent, site.root / "services"):
+        with suppress(OSError, ValueError):  # not there, of another user, or no certificate, which nginx names
+            path = home / "proxy" / "cert.pem"
+            ends = [each.not_valid_after_utc for each in x509.load_pem_x509_certificates(path.read_bytes())]
+            return path, (min(ends) - datetime.now(UTC)) / timedelta(days=1)
+    return None
+
+
+def proxy_renewal(certificate: Path) -> str:
+    """How a certificate of the proxy is replaced."""
+    return f"replace {certificate} and key.pem next to it, then call infra/up: the proxy reads them without a restart"
+
+
 def days_left(found: Certificates) -> float:
     """Days until the certificate or the authority that issued it expires; below 0 when one has."""
     from cryptography import x509
@@ -97,18 +114,19 @@ def is_loopback(address: str) -> bool:
 
 def certificates(settings: Cluster, site: Environment) -> Certificates | None:
     """The certificates for a cluster, warning before they expire; None without TLS. Raises as `find_certificates`."""
+    if (proxy := proxy_days_left(site)) is not None and proxy[1] < WARN_DAYS:
+        _warn(proxy[0], round(proxy[1]), proxy_renewal(proxy[0]))
     if choose_tls(settings).value != "on":
         return None
     files = find_certificates(site)
     if (days := days_left(files)) < WARN_DAYS:
-        _warn(site.tls_directory, round(days))
+        _warn(site.tls_directory, round(days), f"renew it: infra/certificates --renew {site.tls_directory}")
     return files
 
 
 @cache
-def _warn(place: Path, days: int) -> None:  # each run asks several times
-    renewal = f"infra/certificates --renew {place}"
-    logger.warning("the certificate in %s expires in %d days; renew it: %s", place, days, renewal)
+def _warn(place: Path, days: int, renewal: str) -> None:  # each run asks several times
+    logger.warning("the certificate in %s expires in %d days; %s", place, days, renewal)
 
 
 def local_security(settings: Cluster, site: Environment) -> Security | None:

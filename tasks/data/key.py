@@ -10,7 +10,17 @@ from paceline.tasks.data.listing import Listing, SampleListing
 from paceline.tasks.data.prepare.chunks import image_bytes
 from paceline.tasks.data.sources import registry
 
+TRANSFORM = f"{TRANSFORM_VERSION}.{PHOTOGRAPH_VERSION}"
 FORMAT_VERSION = 2  # version of the files and the manifest of a prepared set
+
+
+def decisive_versions(listing: SampleListing, data: Data) -> dict[str, str]:
+    """Versions of the packages and decoders that decide on the content of a set, by their names."""
+    spec = registry.spec_of(listing.origin)
+    libraries = ("pillow", "simplejpeg", "numpy", *spec.libraries(listing), *(("torch",) if data.keeps_aspect else ()))
+    versions = {library: metadata.version(library).split("+")[0] for library in libraries}
+    decoders = registry.DECODERS.keys() & spec.key(listing.origin).keys()
+    return versions | {name: registry.DECODERS[name] for name in sorted(decoders)} | {"transform": TRANSFORM}
 
 
 def preparation_key(listing: SampleListing, data: Data) -> str:

@@ -181,6 +181,8 @@ class Ledger:
             # PENDING: it had no time to say more, and `set_slots_right` ends it after a while.
             if flow is None or flow.memory.get("has_no_record") or state == "PENDING":
                 continue
-            if state == "RUNNING" or (flow.status == 0) != (state == "COMPLETED"):
+            # A signal may meet a process that has reported its end, and waits for the answer.
+            is_done = state == "COMPLETED" and flow.status < 0 and flow.memory.get("has_published")
+            if state == "RUNNING" or ((flow.status == 0) != (state == "COMPLETED") and not is_done):
                 fault = f"flow run {flow_run_id.int} is {state}, its process ended with {flow.status}"
                 self.kernel.fail(f"status: {fault}")

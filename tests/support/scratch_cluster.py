@@ -9,6 +9,8 @@ import time
 
 import psutil
 
+from paceline.conf.load import DASK_SETTINGS
+from paceline.tasks.cluster import renewal
 from paceline.tasks.cluster.client import connect, workers
 
 START_SECONDS = 60
@@ -19,12 +21,17 @@ class ScratchCluster:
 
     Args:
         num_workers: single-threaded.
+        tls: directory of `infra/certificates`, in PACELINE_TLS too; None for a cluster without TLS.
     """
 
-    def __init__(self, num_workers):
+    def __init__(self, num_workers, tls=None):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self.address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+            port = probe.getsockname()[1]
+        self._scheme = "tls" if tls else "tcp"
+        self.address = f"{self._scheme}://127.0.0.1:{port}"
+        files = {"ca-file": "ca.pem", "cert": "cert.pem", "key": "key.pem"} if tls else {}
+        self._tls = [word for name, file in files.items() for word in (f"--tls-{name}", str(tls / file))]
         self._num_workers = num_workers
         self._processes = []
 
@@ -38,7 +45,7 @@ class ScratchCluster:
     def start(self):
         """Start everything, and wait until all workers are there."""
         port = self.address.rsplit(":", 1)[1]
-        self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        self.scheduler = self._start("dask_scheduler", "--host", f"{self._scheme}://127.0.0.1", "--port", port)
         self.nannies = [self.start_worker(number) for number in range(self._num_workers)]
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -54,7 +61,8 @@ class ScratchCluster:
 
     def start_worker(self, number):
         """Start one more worker; its nanny's process."""
-        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", "--name", str(number))
+        preload = ["--preload-nanny", renewal.__name__]
+        return self._start("dask_worker", self.address, "--nthreads", "1", "--name", str(number), *preload)
 
     def stop(self):
         """Kill everything."""
@@ -75,8 +83,10 @@ class ScratchCluster:
         os.kill(pid, signal.SIGKILL)
 
     def _start(self, module, *arguments):
-        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments]
-        process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        status_page = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments, *status_page, *self._tls]
+        environment = os.environ | {"DASK_CONFIG": str(DASK_SETTINGS)}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
         self._processes.append(process)
         return process
 

@@ -220,7 +220,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     'dask scheduler --host tls:// "${TLS[@]}"': Told(
         "own scheduler", "--host tls://127.0.0.1 --port PORT --no-dashboard"
     ),
-    'dask worker tls://host:8786 --nworkers 4 --nthreads 1 "${TLS[@]}"': Told(
+    'dask worker tls://host:8786 --nworkers 4 --nthreads 1 --preload-nanny paceline.tasks.cluster.renewal "${TLS[@]}"': Told(  # noqa: E501
         "own scheduler", "--nworkers 1 --no-dashboard"
     ),
     'dask worker tls://host:8786 --nworkers 4 --nthreads 1 --preload-nanny paceline.tasks.cluster.gpu_workers "${TLS[@]}"': Checked(  # noqa: E501
@@ -249,6 +249,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "infra/backup nightly.tar": AS_SERVICES,
     "infra/down": AS_SERVICES,
     "infra/restore --overwrite nightly.tar": AS_SERVICES,
+    "infra/certificates --renew": Checked("tests/integration/faults/test_renewal.py runs it, on a running cluster"),
     "infra/upgrade": AS_LIFE,
     "useradd --system --create-home --home-dir /var/lib/paceline paceline": AS_UNITS,
     "export PACELINE_HOME=/var/lib/paceline": AS_UNITS,

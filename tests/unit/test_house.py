@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -111,9 +112,9 @@ def test_a_package_with_another_content_is_not_installed(tmp_path):
     assert not (tmp_path / "out" / f"{name}.py").exists()
 
 
-def audit(lock, **environment):
+def audit(*locks, **environment):
     return subprocess.run(
-        [sys.executable, ROOT / "infra" / "audit", lock],
+        [sys.executable, ROOT / "infra" / "audit", *locks],
         env=os.environ | {"PYTHONPATH": f"{ROOT}/infra/src:{ROOT}", **environment},
         capture_output=True,
         text=True,
@@ -130,6 +131,19 @@ def test_the_audit_names_what_is_vulnerable(tmp_path):
     assert "lightning 2.6.2 (==2.6.2): was malware" in done.stderr
     bad.write_text("")
     assert audit(bad).returncode == 1, "an empty lock is not a sound one"
+
+
+def test_the_audit_reads_every_lock(tmp_path):
+    """Also the CUDA libraries, which are installed next to the packages of lock.txt."""
+    shutil.copy(ROOT / "infra" / "audit", tmp_path)
+    (tmp_path / "lock.txt").write_text("numpy==2.0.0\n")
+    (tmp_path / "lock-cuda.txt").write_text("lightning==2.6.2 \\\n    --hash=sha256:00\n")
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/infra/src:{ROOT}"}
+    command = [sys.executable, tmp_path / "audit"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "lock-cuda.txt: lightning 2.6.2 (==2.6.2): was malware" in done.stderr
+    assert audit().returncode == 0
 
 
 def test_the_audit_knows_the_data_base_or_says_that_it_is_missing(tmp_path):

@@ -10,14 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Self, TypeVar
 
-import numpy
-import PIL
-import simplejpeg
 from pydantic import AfterValidator, Field, NonNegativeInt, ValidationError, model_validator
 
 from paceline.conf.data import MAX_FRAMES, NUM_COLOURS, Data
-from paceline.tasks.data.decode.transform import PHOTOGRAPH_VERSION, TRANSFORM_VERSION
-from paceline.tasks.data.key import FORMAT_VERSION
+from paceline.tasks.data.key import FORMAT_VERSION, decisive_versions
 from paceline.tasks.data.listing import SPLITS, SampleListing, SplitName
 from paceline.tasks.data.prepare import moments
 from paceline.tasks.data.prepare.shard import Shard, ShardFile, ShardRecord
@@ -26,6 +22,8 @@ from paceline.tasks.records.record import Record
 
 MANIFEST = "manifest.json"
 REJECTED = "rejected.jsonl"
+CIRCUMSTANCES = ("source", "root", "listing", "host", "created", "python")
+"""Facts of a set's provenance that do not decide on its content; the others are versions."""
 MAX_SIDE, MAX_CHANNELS = 1024, NUM_COLOURS * MAX_FRAMES
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
@@ -197,10 +195,7 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
             "host": socket.gethostname(),
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
-            "numpy": numpy.__version__,
-            "pillow": PIL.__version__,
-            "simplejpeg": simplejpeg.__version__,
-            "transform": f"{TRANSFORM_VERSION}.{PHOTOGRAPH_VERSION}",
+            **decisive_versions(listing, data),
         },
     )
 

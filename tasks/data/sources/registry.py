@@ -82,13 +82,21 @@ def _read_files(origin: Origin, samples: Samples, image_size: int) -> Iterator[I
     return map(Item, read_files(origin.root, files_of(samples)))
 
 
+DRAWING_VERSION = 2
+DECODERS = {  # by their names in `SourceSpec.key`
+    "clip": str(clips.CLIP_VERSION),
+    "drawing": str(DRAWING_VERSION),
+    "spectrogram": str(signals.SPECTROGRAM_VERSION),
+}
+
+
 def _clip_key(origin: Origin) -> dict[str, Any]:
     return {"clip": [origin.num_frames, clips.CLIP_VERSION]}
 
 
 def _drawing_key(origin: Origin) -> dict[str, Any]:
     """Of textures and motions, which drew some of the `data.classes` wrongly in version 1."""
-    return {"drawing": 2} | (_clip_key(origin) if origin.num_frames else {})
+    return {"drawing": DRAWING_VERSION} | (_clip_key(origin) if origin.num_frames else {})
 
 
 _of_rows = partial(SourceSpec, has_rows=True)

@@ -11,6 +11,7 @@ import pytest
 
 from infra.services.__main__ import main
 from infra.services.daemon import MARK
+from infra.services.home import USUAL_PORTS, Home, Settings
 from infra.services.supervisor import MADE
 from tests.support.services import Services, passable_directory
 
@@ -32,7 +33,7 @@ def fill(place):
     (place / "units" / "paceline-other.service").write_text("# of another program\n")
     (place / "leases").mkdir()
     (place / "leases" / "cpu.lease").touch()
-    for name in ("runs", "prepared", "services.before-20260101T000000"):
+    for name in ("runs", "prepared", "judge", "services.before-20260101T000000"):
         (place / "paceline" / name).mkdir(parents=True)
     (place / "cache" / f"user-{os.geteuid()}").mkdir(parents=True)
 
@@ -74,6 +75,21 @@ def test_what_is_not_of_paceline_stays(place, capsys):
     assert main(["uninstall", "--units", str(place / "units"), "--yes"]) == 0
     assert paths(place) == ["paceline", "paceline/thesis", "units", "units/paceline-other.service"]
     assert f"remove by hand, if nobody else needs them: {place}/paceline" in capsys.readouterr().err
+
+
+def test_backups_stay_and_are_named(place, capsys):
+    backups = place / "backups"
+    backups.mkdir()
+    (backups / "paceline-20261101T030000.tar").touch()
+    home = Home(place / "paceline" / "services")
+    home.make()
+    home.keep(Settings(ports=dict.fromkeys(USUAL_PORTS, 1), backups=str(backups)))
+    for arguments in ([], ["--yes"]):
+        assert main(["uninstall", "--units", str(place / "units"), *arguments]) == 0
+        said = capsys.readouterr().err
+        assert f"keeps {backups}: " in said
+    assert f"remove by hand, if nobody else needs them: {backups}, " in said
+    assert paths(place) == ["backups", "backups/paceline-20261101T030000.tar", "units", "units/paceline-other.service"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 import os
+import shlex
 
 import dask
 import distributed  # noqa: F401  its defaults
@@ -21,7 +22,7 @@ def test_every_setting_is_one_that_dask_knows_and_has_otherwise():
 
 
 def test_a_batch_system_hands_the_same_on():
-    variables = dict(line.removeprefix("export ").split("=") for line in exports())
+    variables = dict(shlex.split(line)[1].split("=", 1) for line in exports())
     with dask.config.set(collect_env(variables)):
         for name, value in low_overhead_config().items():
             if name.startswith(ENVIRON):
