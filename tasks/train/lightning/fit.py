@@ -55,9 +55,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         RunError: this host has another Paceline than the run.
     """
     stopwatch.switch("setup")
-    module = spec.config.lightning
-    device = join(spec)
-    directory, plan = Path(spec.directory), spec.plan
+    module, device, directory = spec.config.lightning, join(spec), Path(spec.directory)
     with ExitStack() as stack:
         log = None
         if spec.rank == 0:
