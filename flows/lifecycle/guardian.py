@@ -4,6 +4,7 @@ Until then it only waits, and has imported nothing but a little of Python.
 """
 
 import atexit
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ GRACE_SECONDS = 10.0
 """A runner reports a lost process itself, with its exit status, and ranks without a flow log for up to 10 s more."""
 RETRY_SECONDS = 5.0
 WAIT_SECONDS = 1800.0  # longest wait for APIs that are away
-RESTART_SECONDS = 1.0
+RESTART_SECONDS, MAX_RESTART_SECONDS = 1.0, 60.0  # between the end of a guardian and the next; longer where none lives
 _records: list[Path] = []  # of this process's flow runs
 _guardians: list[subprocess.Popen[bytes]] = []  # that of this process, once there is one
 _lock = threading.Lock()
@@ -31,7 +32,7 @@ def guard(record: Path) -> None:
             _send(_guardians[0], record)
             return
         _guardians.append(_start())
-    atexit.register(_end)
+    atexit.register(_end, os.getpid())
     threading.Thread(target=_restart, name="guardian", daemon=True).start()
 
 
@@ -56,10 +57,13 @@ def _send(guardian: subprocess.Popen[bytes], *records: Path) -> None:
 
 def _restart() -> None:
     """Start a new guardian each time somebody has killed it, until this process ends."""
+    pause = RESTART_SECONDS
     while True:
-        guardian = _guardians[0]
+        guardian, started = _guardians[0], time.monotonic()
         guardian.wait()
-        time.sleep(RESTART_SECONDS)
+        lasted = time.monotonic() - started
+        pause = RESTART_SECONDS if lasted > MAX_RESTART_SECONDS else min(2 * pause, MAX_RESTART_SECONDS)
+        time.sleep(pause)
         with _lock, suppress(OSError):  # no memory or process id is free: tried again
             if _is_ending.is_set():
                 return
@@ -67,8 +71,10 @@ def _restart() -> None:
             guardian.communicate()  # closes the pipe
 
 
-def _end() -> None:
-    """End the guardian with a process that ends in order."""
+def _end(owner: int) -> None:
+    """End the guardian with a process that ends in order; it belongs to the process of that id, no copy of it."""
+    if os.getpid() != owner:
+        return
     with _lock:
         _is_ending.set()
         _guardians[0].kill()

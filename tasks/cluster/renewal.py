@@ -1,5 +1,6 @@
 """Lets running parts of Dask use renewed certificates: a preload of all of them, by conf/dask/dask.yaml."""
 
+import asyncio
 import ssl
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,23 @@ def dask_setup(part: Any) -> None:
 
     loaded: list[int] = []
 
-    def times() -> list[int]:
-        return [Path(file).stat().st_mtime_ns for file in files]
-
-    def renew() -> None:
+    def read_again() -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+        """Contexts for connecting and listening, where the files have changed; in a thread, as a mount may hang."""
         nonlocal loaded
         try:
-            if (now := times()) == loaded:
-                return
-            connecting = part.security.get_connection_args(role)["ssl_context"]
-            listening = part.security.get_listen_args(role)["ssl_context"]
+            if (now := [Path(file).stat().st_mtime_ns for file in files]) == loaded:
+                return None
+            contexts = part.security.get_connection_args(role), part.security.get_listen_args(role)
         except (OSError, ssl.SSLError):
-            return  # they are being replaced: the next check finds them complete
-        part.connection_args["ssl_context"] = connecting
-        for listener in getattr(part, "listeners", ()):
-            listener.tcp_server.ssl_options = listening
+            return None  # they are being replaced: the next check finds them complete
         loaded = now
+        return contexts[0]["ssl_context"], contexts[1]["ssl_context"]
+
+    async def renew() -> None:
+        if (contexts := await asyncio.to_thread(read_again)) is not None:
+            part.connection_args["ssl_context"] = contexts[0]
+            for listener in getattr(part, "listeners", ()):
+                listener.tcp_server.ssl_options = contexts[1]
 
     callbacks = part._periodic_callbacks if role == "client" else part.periodic_callbacks  # it stops them at its end
     callbacks["certificates"] = PeriodicCallback(renew, CHECK_SECONDS * 1000)

@@ -8,6 +8,7 @@ without a deadlock.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -33,7 +34,7 @@ START_SECONDS = 120.0  # until a rank's first heartbeat: its imports, on a cold 
 SETTLE_SECONDS = 0.6
 """Time for the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
 ECHO_SECONDS = 1.5  # the same where all are consequences, and every worker answers
-PING_SECONDS = 1.0  # a worker whose rank may be the cause, and which takes longer to answer, is lost
+PING_SECONDS = 2.0  # behind broken connections, a worker that takes longer to answer is their cause
 ABORT_SECONDS = 15.0
 MAX_NAMED = 8  # ranks in a message
 # Errors of ranks that lost their connection to another; the root cause is the earliest other error.
@@ -216,27 +217,30 @@ class RankGroup:
             if placement.worker not in connected and placement.rank not in self._outcomes:
                 raise self._lose(placement, "is gone; look at the worker's log")
 
-    def _ping_workers(self) -> None:
-        """Raise LostError: the worker of a rank that has not ended does not answer."""
+    def _find_silent(self) -> LostError | None:
+        """The loss of a worker that does not answer, whose rank has not ended."""
         running = [each for each in self._placements if each.rank not in self._outcomes]
-        requests = [(each.worker, running_ranks, (self._run_id,)) for each in running]
+        requests = [(each.worker, os.getpid, ()) for each in running]
         answers = call_workers(self._client, requests, PING_SECONDS, batched=True)
         for placement, answer in zip(running, answers, strict=True):
             if isinstance(answer, BaseException):
-                raise self._lose(placement, f"does not answer: {_describe(answer)}")
+                return self._lose(placement, f"does not answer: {_describe(answer)}")
+        return None
 
     def _root_cause(self) -> RankError:
         """The first error that is not a consequence of another rank's end. Raises LostError: a worker is the cause."""
         time.sleep(SETTLE_SECONDS)
-        give_up = time.monotonic() + ECHO_SECONDS
+        give_up, lost = time.monotonic() + ECHO_SECONDS, None
         while True:
             failed = [outcome for outcome in self._collect_outcomes() if outcome.error is not None]
             causes = [each for each in failed if not any(echo in str(each.error).lower() for echo in ECHOES)]
+            if not causes and lost is not None:
+                raise lost
             if causes or time.monotonic() > give_up:
                 break
             self._next_look = 0.0
             self._check_workers()
-            self._ping_workers()
+            lost = self._find_silent()
             time.sleep(POLL_SECONDS)
         # A killed rank has no time: it ended before those that noticed.
         first = min(causes or failed, key=lambda outcome: outcome.failed_at or 0.0)
