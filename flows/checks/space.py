@@ -43,6 +43,8 @@ def require_space_for_rest(
 
     Raises RunError: it is missing.
     """
+    if number <= 0:  # the report is small
+        return
     sizes = (size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None)
     parts = {f"{number} further trainings": number * max(sizes, default=0)}
     require_space(config.limits, environment.root, parts, RunError)

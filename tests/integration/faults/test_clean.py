@@ -467,6 +467,8 @@ def test_the_trainings_that_are_left_are_as_large_as_those_before(home):
     require_space_for_rest(config, site, ["one", None], 3)
     with refused("limits.min_free_gib", kind=RunError):
         require_space_for_rest(config, site, ["one", None], 10**7)
+    full = load("digits", ["limits.min_free_gib=1000000"])
+    require_space_for_rest(full, site, ["one", None], 0)
 
 
 def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, monkeypatch):
