@@ -222,7 +222,8 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
                         trial_line(trial, work.score_name),
                     )
                     ended_ids = [one.run_id for one in trials]
-                    require_space_for_rest(work.config, work.environment, ended_ids, num_trials - num_ended)
+                    num_left = num_trials - num_ended - len(running)  # those that run are on the disk already
+                    require_space_for_rest(work.config, work.environment, ended_ids, num_left)
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise
