@@ -1,7 +1,7 @@
 """Space below PACELINE_HOME that a run needs, and the trainings that a study or a sweep has left."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import psutil
 
@@ -37,17 +37,19 @@ def check_space(config: Config, listing: Listing, environment: Environment) -> i
 
 
 def require_space_for_rest(
-    config: Config, environment: Environment, run_ids: Iterable[str | None], number: int
+    config: Config, environment: Environment, rest: Iterable[tuple[Sequence[str | None], int]]
 ) -> None:
-    """Check the space for further trainings of a study or a sweep, each as large as the largest of finished runs.
+    """Check the space for further trainings, given as ids of similar runs that have ended, and how many are left.
 
-    Raises RunError: it is missing.
+    Each is as large as the mean of those runs, and is not counted without one. Raises RunError: it is missing.
     """
-    if number <= 0:  # the report is small
-        return
-    sizes = (size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None)
-    parts = {f"{number} further trainings": number * max(sizes, default=0)}
-    require_space(config.limits, environment.root, parts, RunError)
+    number = num_bytes = 0
+    for run_ids, left in rest:
+        sizes = [size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None]
+        number += left
+        num_bytes += left * sum(sizes) // max(len(sizes), 1)
+    if number > 0:  # after the last one only the report is left, which is small
+        require_space(config.limits, environment.root, {f"{number} further trainings": num_bytes}, RunError)
 
 
 def _checkpoint_bytes(config: Config, listing: Listing) -> int:

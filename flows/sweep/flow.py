@@ -223,7 +223,7 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
                     )
                     ended_ids = [one.run_id for one in trials]
                     num_left = num_trials - num_ended - len(running)  # those that run are on the disk already
-                    require_space_for_rest(work.config, work.environment, ended_ids, num_left)
+                    require_space_for_rest(work.config, work.environment, [(ended_ids, num_left)])
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise

@@ -23,7 +23,7 @@ from paceline.conf.load import load
 from paceline.flows import cli
 from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space_for_rest
 from paceline.flows.study.flow import check_study
-from paceline.flows.study.trainings import StudyRequest
+from paceline.flows.study.trainings import StudyContext, StudyRequest, _require_space
 from paceline.tasks import files
 from paceline.tasks.clean.removal import clean_home, remove
 from paceline.tasks.clean.survey import LOG_END, LONG_LOG, survey
@@ -37,6 +37,8 @@ from paceline.tasks.doctor.host import examine_host
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import hold
 from paceline.tasks.names import Tag
+from paceline.tasks.speedup.study.ledger import Ledger
+from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.garbage import remove_deleted_runs
 from paceline.tasks.track.queries import take_inventory
@@ -464,11 +466,25 @@ def test_the_trainings_that_are_left_are_as_large_as_those_before(home):
     config, site = load("digits", ["limits.min_free_gib=0"]), Environment()
     (home.root / "runs" / "one").mkdir(parents=True)
     (home.root / "runs" / "one" / "weights.pt").write_bytes(bytes(10**6))
-    require_space_for_rest(config, site, ["one", None], 3)
+    require_space_for_rest(config, site, [(["one", None], 3)])
     with refused("limits.min_free_gib", kind=RunError):
-        require_space_for_rest(config, site, ["one", None], 10**7)
+        require_space_for_rest(config, site, [(["one", None], 10**7)])
     full = load("digits", ["limits.min_free_gib=1000000"])
-    require_space_for_rest(full, site, ["one", None], 0)
+    require_space_for_rest(full, site, [(["one", None], 0)])
+
+
+def test_the_trainings_that_are_left_of_a_small_arm_are_small(home):
+    request = StudyRequest(preset="digits", config=load("digits", ["limits.min_free_gib=0"]), repeats=2)
+    work = StudyContext(request, Environment(), "", None, {}, Ledger(home.root / "arms.jsonl"))
+    for name, num_bytes in (("small", 10**6), ("large", 10**13)):  # sparse
+        (home.root / "runs" / name).mkdir(parents=True)
+        with (home.root / "runs" / name / "weights.pt").open("wb") as file:
+            file.truncate(num_bytes)
+        work.ledger.add(ArmRun(arm=name, repeat=0, position=0, run_id=name))
+    with refused("limits.min_free_gib", kind=RunError):
+        _require_space(work, ["small", "large"])
+    work.ledger.add(ArmRun(arm="large", repeat=1, position=1, run_id="large"))
+    _require_space(work, ["small", "large"])
 
 
 def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, monkeypatch):
