@@ -38,7 +38,6 @@ ROLES = ("run", "arm", "trial")  # roles of runs that a run can be divided by
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32  # pixels: they halve images five times
 Check = TypeVar("Check", bound=Callable[..., Any])
-Request = TypeVar("Request")
 Result = TypeVar("Result")
 _latest: ContextVar[tuple[object, object, object, Any] | None] = ContextVar("latest", default=None)
 """The latest check that passed: its name, its request, its environment and its result."""
@@ -73,13 +72,16 @@ def reusable(check: Check) -> Check:
     return cast(Check, call)
 
 
-def result_of(check: Callable[[Request, Environment], Result], request: Request, environment: Environment) -> Result:
-    """Take the result of the latest `reusable` check if it had these arguments, else check now, as in a deployment."""
+def result_of(check: Callable[..., Result], request: object, environment: Environment, **options: Any) -> Result:
+    """Take the result of the latest `reusable` check if it had this request and environment, else check now.
+
+    A deployment checks now, with these options.
+    """
     latest = _latest.get()
     if latest is not None and latest[:3] == (check.__qualname__, request, environment):
         result: Result = latest[3]
     else:
-        result = check(request, environment)
+        result = check(request, environment, **options)
     _latest.set(None)  # valid for one flow: the data or servers may change before the next one
     return result
 

@@ -83,7 +83,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     """
     started = time.monotonic()
     environment = Environment()
-    arms = preflight.result_of(check_study, request, environment)
+    arms = preflight.result_of(check_study, request, environment, resume=resume)
     cancel_older()
     with open_study(request, arms, environment, resume) as (work, arms):
         if request.is_own:

@@ -138,7 +138,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     """
     started = time.monotonic()
     environment = Environment()
-    planned = preflight.result_of(check_sweep, request, environment)
+    planned = preflight.result_of(check_sweep, request, environment, resume=resume)
     cancel_older()
     config, room = planned.config, planned.room
     with open_cluster(config.cluster, room.demand, environment) as address:
