@@ -8,6 +8,7 @@ from prefect.logging import get_logger
 
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_run import FLOW_RUN_TAG
+from paceline.tasks.errors import one_line
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
@@ -35,7 +36,7 @@ def promote(
 
 
 def promote_finished(environment: Environment, flow_run_id: UUID) -> None:
-    """Promote the model of a FINISHED run whose flow run lost its process before it did.
+    """Promote the model of a FINISHED run whose flow run lost its process before it did. Log that it is deleted.
 
     Raises InputError: MLflow does not answer.
     """
@@ -47,4 +48,10 @@ def promote_finished(environment: Environment, flow_run_id: UUID) -> None:
         summary = None if Tag.GATE in run.tags else read_document(uri, run.run_id, Artifact.SUMMARY)
         if summary is not None:
             handle = RunHandle(tracking_uri=uri, experiment="", experiment_id="", run_id=run.run_id)
-            promote(summary["registered"], handle, get_logger("paceline"))
+            log = get_logger("paceline")
+            try:
+                promote(summary["registered"], handle, log)
+            except Exception as error:
+                if not registry.is_permanent(error):  # an attempt later may succeed
+                    raise
+                log.warning("The model of run %s cannot be promoted (%s)", run.run_id, one_line(error))

@@ -136,3 +136,15 @@ def test_a_model_whose_process_was_killed_before_its_promotion_is_promoted_once(
     handle.client.delete_registered_model_alias("killed", "champion")
     promote_finished(Environment(), flow_run_id)
     assert registry.champion(Environment().tracking_uri, "killed") is None, "somebody has taken the alias away"
+
+
+def test_a_version_that_is_deleted_before_its_promotion_does_not_keep_a_lost_run_waiting(finished, caplog):
+    outcome, handle = finished(0.97, data="d5", register="deleted")
+    flow_run_id = uuid4()
+    tracking.set_tags(handle, {"prefect.flow_run_id": str(flow_run_id), "paceline.role": "run"})
+    registered = register_model(outcome, None, handle)
+    tracking.log_document(handle, "summary.json", {"registered": registered})
+    tracking.finish(handle, "FINISHED")
+    handle.client.delete_model_version("deleted", registered["version"])
+    promote_finished(Environment(), flow_run_id)
+    assert f"The model of run {handle.run_id} cannot be promoted" in caplog.text
