@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -14,7 +14,7 @@ from paceline.conf.load import check_own
 from paceline.flows.checks.origin import check_code, check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
-from paceline.flows.checks.space import check_space
+from paceline.flows.checks.space import CheckpointBytes, check_space
 from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import certificates
@@ -52,7 +52,7 @@ class PreflightResult:
     experiment_id: str
     num_train: int  # samples of the training split, as listed
     pretrained: Pretrained | None = None  # initial weights; None for those of the seed
-    checkpoint_bytes: int = 0  # of all checkpoints at once; 0 where they are small and were not counted
+    checkpoint_bytes: CheckpointBytes = field(default_factory=CheckpointBytes)
 
     @property
     def weights(self) -> str | None:

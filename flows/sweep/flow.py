@@ -74,12 +74,13 @@ def check_sweep(request: SweepRequest, environment: Environment, *, resume: str 
         _check_parameters(config, parameters)
         checked = preflight.check(config, environment)
         _check_parameters(config, parameters, checked)
-    if resume is None:  # a resume has some of them
-        checkpoints = {"checkpoints of all trials": num_trials * checked.checkpoint_bytes}
-        require_space(config.limits, environment.root, checkpoints)
     num_workers = count_workers(config.cluster.address) if config.cluster.address is not None else None
     accelerator, at_once = checked.plan.accelerator, request.at_once
     room = plan_concurrency(config, checked.hardware, accelerator, num_trials, at_once, num_workers)
+    if resume is None:  # a resume has some of them
+        size = checked.checkpoint_bytes
+        checkpoints = num_trials * size.kept + room.num_at_once * size.written
+        require_space(config.limits, environment.root, {"checkpoints of all trials": checkpoints})
     return SweepPlan(request, config, parameters, num_trials, checked, room)
 
 
