@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -14,7 +14,7 @@ from paceline.conf.load import check_own
 from paceline.flows.checks.origin import check_code, check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
-from paceline.flows.checks.space import check_space
+from paceline.flows.checks.space import CheckpointBytes, check_space
 from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import certificates
@@ -38,7 +38,6 @@ ROLES = ("run", "arm", "trial")  # roles of runs that a run can be divided by
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32  # pixels: they halve images five times
 Check = TypeVar("Check", bound=Callable[..., Any])
-Request = TypeVar("Request")
 Result = TypeVar("Result")
 _latest: ContextVar[tuple[object, object, object, Any] | None] = ContextVar("latest", default=None)
 """The latest check that passed: its name, its request, its environment and its result."""
@@ -53,7 +52,7 @@ class PreflightResult:
     experiment_id: str
     num_train: int  # samples of the training split, as listed
     pretrained: Pretrained | None = None  # initial weights; None for those of the seed
-    checkpoint_bytes: int = 0  # of all checkpoints at once; 0 where they are small and were not counted
+    checkpoint_bytes: CheckpointBytes = field(default_factory=CheckpointBytes)
 
     @property
     def weights(self) -> str | None:
@@ -73,13 +72,16 @@ def reusable(check: Check) -> Check:
     return cast(Check, call)
 
 
-def result_of(check: Callable[[Request, Environment], Result], request: Request, environment: Environment) -> Result:
-    """Take the result of the latest `reusable` check if it had these arguments, else check now, as in a deployment."""
+def result_of(check: Callable[..., Result], request: object, environment: Environment, **options: Any) -> Result:
+    """Take the result of the latest `reusable` check if it had this request and environment, else check now.
+
+    A deployment checks now, with these options.
+    """
     latest = _latest.get()
     if latest is not None and latest[:3] == (check.__qualname__, request, environment):
         result: Result = latest[3]
     else:
-        result = check(request, environment)
+        result = check(request, environment, **options)
     _latest.set(None)  # valid for one flow: the data or servers may change before the next one
     return result
 

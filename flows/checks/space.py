@@ -1,7 +1,8 @@
 """Space below PACELINE_HOME that a run needs, and the trainings that a study or a sweep has left."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import psutil
 
@@ -22,8 +23,16 @@ COUNTED = ("unet",)  # network whose weights grow with its depth to any number
 NUM_VALUES = {"sgd": 2, "adam": 3, "adamw": 3, "muon": 3}  # values of a checkpoint per weight, with the optimizer's
 
 
-def check_space(config: Config, listing: Listing, environment: Environment) -> int:
+class CheckpointBytes(NamedTuple):
+    """Bytes of a run's checkpoints; 0 where they are small and were not counted."""
+
+    kept: int = 0  # with two copies of the final weights
+    written: int = 0  # of one more, while it is being written
+
+
+def check_space(config: Config, listing: Listing, environment: Environment) -> CheckpointBytes:
     """Check that a run would not fill the disk; return the bytes of its checkpoints. Raises InputError: it would."""
+    checkpoint_bytes = CheckpointBytes()
     is_prepared = any(directory_of(environment.root, key).exists() for key in listing.sizes)
     sizes = [0] if is_prepared else list(listing.sizes.values())
     # As `choose_storage` does, which also measures how fast JPEG is decoded.
@@ -31,25 +40,29 @@ def check_space(config: Config, listing: Listing, environment: Environment) -> i
     parts, must_stay = {"prepared set": num_bytes}, config.limits.min_free_gib * GIB
     spare = shutil.disk_usage(nearest_existing(environment.root)).free - num_bytes - must_stay
     if config.model.plugin or config.model.name in COUNTED or config.model.width > MUCH_WIDTH or spare < MUCH_BYTES:
-        parts["checkpoints"] = _checkpoint_bytes(config, listing)
+        checkpoint_bytes = _checkpoint_bytes(config, listing)
+        parts["checkpoints"] = sum(checkpoint_bytes)
     require_space(config.limits, environment.root, parts)
-    return parts.get("checkpoints", 0)
+    return checkpoint_bytes
 
 
 def require_space_for_rest(
-    config: Config, environment: Environment, run_ids: Iterable[str | None], number: int
+    config: Config, environment: Environment, rest: Iterable[tuple[Sequence[str | None], int]]
 ) -> None:
-    """Check the space for further trainings of a study or a sweep, each as large as the largest of finished runs.
+    """Check the space for further trainings, given as ids of similar runs that have ended, and how many are left.
 
-    Raises RunError: it is missing.
+    Each is as large as the mean of those runs, and is not counted without one. Raises RunError: it is missing.
     """
-    sizes = (size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None)
-    parts = {f"{number} further trainings": number * max(sizes, default=0)}
-    require_space(config.limits, environment.root, parts, RunError)
+    number = num_bytes = 0
+    for run_ids, left in rest:
+        sizes = [size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None]
+        number += left
+        num_bytes += left * sum(sizes) // max(len(sizes), 1)
+    if number > 0:  # after the last one only the report is left, which is small
+        require_space(config.limits, environment.root, {f"{number} further trainings": num_bytes}, RunError)
 
 
-def _checkpoint_bytes(config: Config, listing: Listing) -> int:
-    """Bytes of all checkpoints at once, one of which is being written, and of two copies of the final weights."""
+def _checkpoint_bytes(config: Config, listing: Listing) -> CheckpointBytes:
     from paceline.tasks.model.pretrained import blank_network  # torch: a second
 
     shape = (config.data.image_size, config.data.image_size, listing.channels)
@@ -57,4 +70,4 @@ def _checkpoint_bytes(config: Config, listing: Listing) -> int:
     num_bytes: int = sum(tensor.numel() for tensor in network.state_dict().values())
     num_bytes *= 8 if config.execution.precision == "64-true" else 4
     num_values = NUM_VALUES[config.recipe.optimizer] + (config.recipe.ema is not None)
-    return num_bytes * ((NUM_CHECKPOINTS + 1) * num_values + 2)
+    return CheckpointBytes(num_bytes * (NUM_CHECKPOINTS * num_values + 2), num_bytes * num_values)

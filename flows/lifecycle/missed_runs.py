@@ -1,5 +1,7 @@
 """Runs that a schedule did not make, because Prefect's server was away for longer than it schedules ahead."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import count
@@ -46,20 +48,36 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
             limits = {"min_runs": MAX_RUNS, "max_runs": MAX_RUNS}
             path = {"id": deployment.id}
             client.request("POST", "/deployments/{id}/schedule", path_params=path, json=window | limits)
-            for run_id, due in _scheduled_runs(client, deployment.id, since, until).items():
-                if run_id in scheduled:
-                    continue
-                message = f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away"
+            made = _scheduled_runs(client, deployment.id, since, until)
+            missed = {
+                run_id: f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away"
+                for run_id, due in made.items()
+                if run_id not in scheduled
+            }
+            if not catch_up:  # all of them before the first event, which may fail
+                for run_id, message in missed.items():
+                    with _logged(f"Run {run_id} of {deployment_name} was missed, and may start"):
+                        state = State(type=StateType.CANCELLED, name="Missed", message=message)
+                        client.set_flow_run_state(run_id, state)
+            for run_id, message in missed.items():
                 log.warning("A run of %s was missed: %s", deployment_name, message)
-                _emit_missed(client, client.read_flow_run(run_id), deployment, message)
-                if not catch_up:
-                    client.set_flow_run_state(run_id, State(type=StateType.CANCELLED, name="Missed", message=message))
+                with _logged(f"No event could be emitted for run {run_id} of {deployment_name}"):
+                    _emit_missed(client, client.read_flow_run(run_id), deployment, message)
             return until
     except ObjectNotFound:  # the deployment is new
         return None
     except (httpx.HTTPError, PrefectException) as error:
         log.warning("Missed runs of %s could not be found (%r)", deployment_name, error)
         return checked_until
+
+
+@contextmanager
+def _logged(consequence: str) -> Iterator[None]:
+    """Log an error of Prefect's server with its consequence, and continue."""
+    try:
+        yield
+    except (httpx.HTTPError, PrefectException) as error:
+        get_logger("paceline").warning("%s (%r)", consequence, error)
 
 
 def _emit_missed(client: SyncPrefectClient, run: FlowRun, deployment: DeploymentResponse, message: str) -> None:

@@ -8,10 +8,11 @@ from prefect.logging import get_logger
 
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_run import FLOW_RUN_TAG
+from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.queries import find_runs, read_document
+from paceline.tasks.track.queries import find_runs, has_artifact, read_document
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.track.store import sqlite_path
 
@@ -35,16 +36,26 @@ def promote(
 
 
 def promote_finished(environment: Environment, flow_run_id: UUID) -> None:
-    """Promote the model of a FINISHED run whose flow run lost its process before it did.
+    """Promote the model of a FINISHED run whose flow run lost its process before it did. Log that it is deleted.
 
-    Raises InputError: MLflow does not answer.
+    Raises InputError: MLflow or its store of artifacts does not answer.
     """
     uri = environment.tracking_uri
     if (file := sqlite_path(uri)) is not None and not file.exists():
         return
     mine = f"attributes.status = 'FINISHED' and tags.`{FLOW_RUN_TAG}` = '{flow_run_id}' and tags.`{Tag.ROLE}` = 'run'"
     for run in find_runs(uri, None, mine):
-        summary = None if Tag.GATE in run.tags else read_document(uri, run.run_id, Artifact.SUMMARY)
+        if Tag.GATE in run.tags:
+            continue
+        summary = read_document(uri, run.run_id, Artifact.SUMMARY)
+        if summary is None and has_artifact(uri, run.run_id, Artifact.SUMMARY):
+            raise InputError(f"{Artifact.SUMMARY} of run {run.run_id} cannot be read")
         if summary is not None:
             handle = RunHandle(tracking_uri=uri, experiment="", experiment_id="", run_id=run.run_id)
-            promote(summary["registered"], handle, get_logger("paceline"))
+            log = get_logger("paceline")
+            try:
+                promote(summary["registered"], handle, log)
+            except Exception as error:
+                if not registry.is_permanent(error):  # an attempt later may succeed
+                    raise
+                log.warning("The model of run %s cannot be promoted (%s)", run.run_id, one_line(error))

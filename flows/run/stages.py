@@ -149,7 +149,7 @@ def prepare(session: Session) -> PreparedSet:
     except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
         session.open_run("")
         raise
-    parts = {"checkpoints": session.checked.checkpoint_bytes}
+    parts = {"checkpoints": sum(session.checked.checkpoint_bytes)}
     get_run_logger().info("%s", require_space(config.limits, environment.root, parts))
     workload = workload_fingerprint(config.workload, prepared.fingerprint, session.checked.weights)
     handle = session.open_run(workload)

@@ -43,7 +43,8 @@ def check_study(request: StudyRequest, environment: Environment, *, resume: str 
         raise InputError(fault, hint=f"remove {name}", setting=name)
     planned = check_arms(request, environment) if request.arms else _check_axes(request, environment)
     if resume is None:  # a resume has some of them
-        checkpoints = request.repeats * sum(arm.checked.checkpoint_bytes for arm in planned)
+        sizes = [arm.checked.checkpoint_bytes for arm in planned]
+        checkpoints = request.repeats * sum(size.kept for size in sizes) + max(size.written for size in sizes)
         require_space(request.config.limits, environment.root, {"checkpoints of all trainings": checkpoints})
     return planned
 
@@ -83,7 +84,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     """
     started = time.monotonic()
     environment = Environment()
-    arms = preflight.result_of(check_study, request, environment)
+    arms = preflight.result_of(check_study, request, environment, resume=resume)
     cancel_older()
     with open_study(request, arms, environment, resume) as (work, arms):
         if request.is_own:

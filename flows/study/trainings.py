@@ -1,7 +1,7 @@
 """Trainings of a study: every arm several times in a balanced order, each in a run nested in the study's."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -193,11 +193,17 @@ def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
                 get_run_logger().warning("%s, repeat %d: %s; repeating it", name, repeat, "; ".join(run.contamination))
                 run = _supersede(work.parent, run, _run_one(work, by_name[name], repeat))
             work.ledger.add(run)
-            left = total - len(work.ledger.runs())
-            require_space_for_rest(
-                work.request.config, work.environment, [one.run_id for one in work.ledger.runs()], left
-            )
+            _require_space(work, by_name)
             get_run_logger().info("%d of %d trainings: %s", len(work.ledger.runs()), total, _line(run))
+
+
+def _require_space(work: StudyContext, names: Iterable[str]) -> None:
+    """Check the space for the trainings of these arms that are left. Raises RunError: it is missing."""
+    repeats, rest = work.request.repeats, []
+    for name in names:
+        runs = [run for run in work.ledger.runs() if run.arm == name and run.repeat < repeats]
+        rest.append(([run.run_id for run in runs if run.status == "done"], repeats - len(runs)))
+    require_space_for_rest(work.request.config, work.environment, rest)
 
 
 def confirm(work: StudyContext, arms: list[PlannedArm], winners: Sequence[StudyArm]) -> None:

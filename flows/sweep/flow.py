@@ -74,12 +74,13 @@ def check_sweep(request: SweepRequest, environment: Environment, *, resume: str 
         _check_parameters(config, parameters)
         checked = preflight.check(config, environment)
         _check_parameters(config, parameters, checked)
-    if resume is None:  # a resume has some of them
-        checkpoints = {"checkpoints of all trials": num_trials * checked.checkpoint_bytes}
-        require_space(config.limits, environment.root, checkpoints)
     num_workers = count_workers(config.cluster.address) if config.cluster.address is not None else None
     accelerator, at_once = checked.plan.accelerator, request.at_once
     room = plan_concurrency(config, checked.hardware, accelerator, num_trials, at_once, num_workers)
+    if resume is None:  # a resume has some of them
+        size = checked.checkpoint_bytes
+        checkpoints = num_trials * size.kept + room.num_at_once * size.written
+        require_space(config.limits, environment.root, {"checkpoints of all trials": checkpoints})
     return SweepPlan(request, config, parameters, num_trials, checked, room)
 
 
@@ -138,7 +139,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     """
     started = time.monotonic()
     environment = Environment()
-    planned = preflight.result_of(check_sweep, request, environment)
+    planned = preflight.result_of(check_sweep, request, environment, resume=resume)
     cancel_older()
     config, room = planned.config, planned.room
     with open_cluster(config.cluster, room.demand, environment) as address:
@@ -222,7 +223,8 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
                         trial_line(trial, work.score_name),
                     )
                     ended_ids = [one.run_id for one in trials]
-                    require_space_for_rest(work.config, work.environment, ended_ids, num_trials - num_ended)
+                    num_left = num_trials - num_ended - len(running)  # those that run are on the disk already
+                    require_space_for_rest(work.config, work.environment, [(ended_ids, num_left)])
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise

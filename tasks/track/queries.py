@@ -161,6 +161,14 @@ def read_artifact(tracking_uri: str, run_id: str, name: str) -> bytes | None:
     return None
 
 
+def has_artifact(tracking_uri: str, run_id: str, name: str) -> bool:
+    """Whether a run's artifacts list that name. Raises InputError: they cannot be listed."""
+    try:
+        return any(artifact.path == name for artifact in MlflowClient(tracking_uri).list_artifacts(run_id))
+    except (MlflowException, OSError) as error:
+        raise InputError(f"the artifacts of run {run_id} cannot be listed ({one_line(error)})") from error
+
+
 def _plain(run: Run) -> FoundRun:
     return FoundRun(
         run_id=run.info.run_id,

@@ -114,5 +114,10 @@ def promote(handle: RunHandle, name: str, version: str, champion_before: str | N
     return None
 
 
+def is_permanent(error: Exception) -> bool:
+    """Whether an error of `promote` would come again: the version or the model is deleted, or the user may not."""
+    return isinstance(error, MlflowException) and error.error_code in (*ABSENT, DENIED)
+
+
 def _client(tracking_uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri, tracking_uri)  # or MLflow takes the environment's registry

@@ -23,7 +23,7 @@ from paceline.conf.load import load
 from paceline.flows import cli
 from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space_for_rest
 from paceline.flows.study.flow import check_study
-from paceline.flows.study.trainings import StudyRequest
+from paceline.flows.study.trainings import StudyContext, StudyRequest, _require_space
 from paceline.tasks import files
 from paceline.tasks.clean.removal import clean_home, remove
 from paceline.tasks.clean.survey import LOG_END, LONG_LOG, survey
@@ -37,6 +37,8 @@ from paceline.tasks.doctor.host import examine_host
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import hold
 from paceline.tasks.names import Tag
+from paceline.tasks.speedup.study.ledger import Ledger
+from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.garbage import remove_deleted_runs
 from paceline.tasks.track.queries import take_inventory
@@ -464,9 +466,25 @@ def test_the_trainings_that_are_left_are_as_large_as_those_before(home):
     config, site = load("digits", ["limits.min_free_gib=0"]), Environment()
     (home.root / "runs" / "one").mkdir(parents=True)
     (home.root / "runs" / "one" / "weights.pt").write_bytes(bytes(10**6))
-    require_space_for_rest(config, site, ["one", None], 3)
+    require_space_for_rest(config, site, [(["one", None], 3)])
     with refused("limits.min_free_gib", kind=RunError):
-        require_space_for_rest(config, site, ["one", None], 10**7)
+        require_space_for_rest(config, site, [(["one", None], 10**7)])
+    full = load("digits", ["limits.min_free_gib=1000000"])
+    require_space_for_rest(full, site, [(["one", None], 0)])
+
+
+def test_the_trainings_that_are_left_of_a_small_arm_are_small(home):
+    request = StudyRequest(preset="digits", config=load("digits", ["limits.min_free_gib=0"]), repeats=2)
+    work = StudyContext(request, Environment(), "", None, {}, Ledger(home.root / "arms.jsonl"))
+    for name, num_bytes in (("small", 10**6), ("large", 10**13)):  # sparse
+        (home.root / "runs" / name).mkdir(parents=True)
+        with (home.root / "runs" / name / "weights.pt").open("wb") as file:
+            file.truncate(num_bytes)
+        work.ledger.add(ArmRun(arm=name, repeat=0, position=0, run_id=name))
+    with refused("limits.min_free_gib", kind=RunError):
+        _require_space(work, ["small", "large"])
+    work.ledger.add(ArmRun(arm="large", repeat=1, position=1, run_id="large"))
+    _require_space(work, ["small", "large"])
 
 
 def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, monkeypatch):
@@ -476,7 +494,8 @@ def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, mo
         small, large = (load("digits", ["limits.min_free_gib=0.01", f"model.width={width}"]) for width in (4, 128))
         listing = describe(small.stored_data)
         checkpoints = check_space(small, listing, site)
-        assert 0 < checkpoints < 10**6
+        assert 0 < sum(checkpoints) < 10**6
+        assert checkpoints.kept > 2 * checkpoints.written
         with refused("limits.min_free_gib", "limits.min_free_gib=0.01"):
             check_space(large, listing, site)
         huge = listing.model_copy(update={"sizes": {listing.key: 10**9}})
@@ -484,10 +503,10 @@ def test_the_need_of_a_run_is_its_set_and_its_checkpoints(template, tmp_path, mo
             check_space(small, huge, site)
         store.directory_of(site.root, listing.key).mkdir(parents=True)
         assert check_space(small, huge, site) == checkpoints, "a set that is prepared takes no more space"
-        assert "checkpoints 0.00" in require_space(small.limits, site.root, {"checkpoints": checkpoints})
+        assert "checkpoints 0.00" in require_space(small.limits, site.root, {"checkpoints": sum(checkpoints)})
         fill(filler)
         with refused("limits.min_free_gib"):
-            require_space(small.limits, site.root, {"checkpoints": checkpoints})
+            require_space(small.limits, site.root, {"checkpoints": sum(checkpoints)})
         with refused("limits.min_free_gib", kind=RunError):
             require_space(small.limits, site.root, {}, RunError)
 
@@ -530,7 +549,7 @@ def test_a_clean_up_during_a_run_takes_nothing_from_it(program, tmp_path):
     num_bytes = sum(path.stat().st_size for path in prepared.rglob("*.npy"))
     assert next(iter(listing.sizes.values())) == pytest.approx(num_bytes, rel=0.2)
     largest = max(path.stat().st_size for path in checkpoints.glob("*.ckpt"))
-    assert 2 * largest < _checkpoint_bytes(config, listing) < 6 * largest
+    assert 2 * largest < sum(_checkpoint_bytes(config, listing)) < 6 * largest
 
 
 @pytest.mark.slow

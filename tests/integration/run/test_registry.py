@@ -17,6 +17,7 @@ from paceline.tasks.speedup.nights.regression import RegressionVerdict
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import registry, store
 from paceline.tasks.track import run as tracking
+from tests.support.refusals import refused
 
 NAME = "handed-on"
 LOG = get_logger("paceline")
@@ -136,3 +137,29 @@ def test_a_model_whose_process_was_killed_before_its_promotion_is_promoted_once(
     handle.client.delete_registered_model_alias("killed", "champion")
     promote_finished(Environment(), flow_run_id)
     assert registry.champion(Environment().tracking_uri, "killed") is None, "somebody has taken the alias away"
+
+
+def test_a_version_that_is_deleted_before_its_promotion_does_not_keep_a_lost_run_waiting(finished, caplog):
+    outcome, handle = finished(0.97, data="d5", register="deleted")
+    flow_run_id = uuid4()
+    tracking.set_tags(handle, {"prefect.flow_run_id": str(flow_run_id), "paceline.role": "run"})
+    registered = register_model(outcome, None, handle)
+    tracking.log_document(handle, "summary.json", {"registered": registered})
+    tracking.finish(handle, "FINISHED")
+    handle.client.delete_model_version("deleted", registered["version"])
+    promote_finished(Environment(), flow_run_id)
+    assert f"The model of run {handle.run_id} cannot be promoted" in caplog.text
+
+
+def test_a_model_whose_summary_cannot_be_read_for_a_moment_is_promoted_later(finished, monkeypatch):
+    outcome, handle = finished(0.97, data="d6", register="unreadable")
+    flow_run_id = uuid4()
+    tracking.set_tags(handle, {"prefect.flow_run_id": str(flow_run_id), "paceline.role": "run"})
+    tracking.finish(handle, "FINISHED")
+    promote_finished(Environment(), flow_run_id)  # without a summary there is nothing to wait for
+    tracking.log_document(handle, "summary.json", {"registered": register_model(outcome, None, handle)})
+    with monkeypatch.context() as patch, refused(None, handle.run_id):
+        patch.setattr(MlflowClient, "download_artifacts", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        promote_finished(Environment(), flow_run_id)
+    promote_finished(Environment(), flow_run_id)
+    assert registry.champion(Environment().tracking_uri, "unreadable").run_id == handle.run_id

@@ -5,9 +5,10 @@ import time
 from datetime import timedelta
 from functools import partial
 
+import httpx
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -80,5 +81,31 @@ def test_each_run_that_no_server_made_is_reported_or_caught_up_with(catch_up, tm
                 assert {text.split()[1] for text in texts} <= {*states["Late"], *states["Scheduled"]}
             else:
                 assert {f"Run {name} of night is Missed: {message}" for name, message in missed.items()} == set(texts)
+    finally:
+        server.kill()
+
+
+def test_missed_runs_do_not_start_although_no_event_can_be_emitted(tmp_path, monkeypatch):
+    def refuse(client, method, path, **options):
+        if path == "/events":
+            raise httpx.ReadTimeout("the server is busy")
+        return request(client, method, path, **options)
+
+    request = SyncPrefectClient.request
+    monkeypatch.setattr(SyncPrefectClient, "request", refuse)
+    monkeypatch.setattr(missed_runs, "MARGIN", timedelta(0))
+    server = PrefectServer(
+        tmp_path, PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED="false"
+    )
+    server.start()
+    try:
+        with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as client:
+            schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(seconds=1)))
+            made = client.create_deployment(client.create_flow(forget), name="night", schedules=[schedule])
+            time.sleep(4)
+            assert missed_runs.report_missed_runs("forgotten/night", None, catch_up=False) is not None
+            states = by_state(client, made)
+            assert len(states.pop("Missed")) >= 2
+            assert not any(states.values())
     finally:
         server.kill()

@@ -65,6 +65,14 @@ def test_a_result_holds_for_one_flow_and_for_its_own_request_and_environment(mon
     assert result_of(check, "a", Environment()) == 7, "another environment"
 
 
+def test_a_flow_that_resumes_without_a_command_checks_as_one_that_resumes():
+    @reusable
+    def check(request, environment, resume=None):
+        return resume
+
+    assert result_of(check, "a", Environment(), resume="one") == "one"
+
+
 def test_a_run_reuses_its_check(listed):
     config = load("digits", ["data.image_size=12"])
     checked = preflight.check(config, Environment())
