@@ -64,6 +64,56 @@ def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec
     assert result.checkpoint is not None
 
 
+def test_a_setup_that_builds_the_network_anew_leaves_the_trained_weights(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def setup(self, stage):
+        self.layers = Perceptron().layers
+
+    monkeypatch.setattr(Perceptron, "setup", setup, raising=False)
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert "built the network anew" in result.not_tested
+    assert "test/loss" not in result.metrics
+    trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    kept = torch.load(result.weights, weights_only=True)
+    assert kept.keys() == trained.keys()
+    assert all(torch.equal(kept[name], weights) for name, weights in trained.items())
+
+
+def test_a_test_leaves_the_values_of_the_validation(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def test_step(self, batch, batch_idx):
+        self.log("val/accuracy", -1.0)
+        self.log("test/one", 1.0)
+
+    monkeypatch.setattr(Perceptron, "test_step", test_step)
+    spec = make_spec(settings=pictures, baseline="none")
+    result = train(spec)
+    assert result.metrics["val/accuracy"] >= 0
+    assert result.metrics["test/one"] == 1
+    values = [json.loads(line)[:2] for line in (Path(spec.directory) / FILE).read_text().splitlines()]
+    assert ["test/one", 1] in values
+    assert [value for name, value in values if name == "val/accuracy"] == [result.metrics["val/accuracy"]]
+
+
+def test_a_group_that_breaks_in_the_test_leaves_a_training(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    from paceline.tasks.train.rank import process_group
+
+    def gather(value):
+        raise RuntimeError("Connection closed by peer")
+
+    def test_step(self, batch, batch_idx):
+        monkeypatch.setattr(process_group, "all_gather", gather)
+
+    monkeypatch.setattr(Perceptron, "test_step", test_step)
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.not_tested == "Connection closed by peer"
+    assert result.weights is not None
+
+
 def test_a_rank_that_was_lost_in_its_test_tests_again(pictures, make_spec):
     first = train(make_spec(settings=pictures, baseline="none"))
     again = make_spec(attempt=1, settings=pictures, baseline="none")
