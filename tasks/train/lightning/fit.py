@@ -262,6 +262,7 @@ def strategy(
     fed: Strategy = FedDevice(wrap, device=device)
     if kind == "ddp":
         fed = FedGroup(wrap, **finds_unused)
-    elif kind == "fsdp":
-        fed = FedShards(wrap, spec.world_size)
-    return {"strategy": fed, "plugins": [group.lightning_environment(spec, kind != "single")]}
+    options: dict[str, Any] = {}
+    if kind == "fsdp":  # keeps tensors of the first validation for the training, which inference mode does not allow
+        fed, options = FedShards(wrap, spec.world_size), {"inference_mode": False}
+    return {"strategy": fed, "plugins": [group.lightning_environment(spec, kind != "single")], **options}

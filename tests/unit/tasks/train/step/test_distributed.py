@@ -1,5 +1,6 @@
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
@@ -49,6 +50,27 @@ def test_a_large_layer_inside_a_large_part_is_gathered_by_itself(mesh):
     assert len(parameters_of(parent.wide)) == 2
     network(torch.randn(4, 512)).sum().backward()
     assert all(weight.grad is not None for weight in network.parameters())
+
+
+class Tied(LightningModule):
+    """Blocks: one shares its weights with a layer outside of the list, one is listed twice, two share a layer."""
+
+    def __init__(self):
+        super().__init__()
+        tied, twice = nn.Linear(512, 512), nn.Linear(512, 512)
+        self.blocks = nn.ModuleList([tied, twice, twice, Parent(), Parent()])
+        self.blocks[4].wide = self.blocks[3].wide
+        self.out = nn.Linear(512, 512)
+        self.out.weight = tied.weight
+
+
+def test_a_block_that_shares_weights_is_sharded_with_what_it_shares_them_with(mesh):
+    module = Tied()
+    step.shard_module(module, mesh)
+    tied, twice, _, *parents = module.blocks
+    assert module.out.weight is tied.weight
+    assert not any(isinstance(block, FSDPModule) for block in (tied, *parents))
+    assert isinstance(twice, FSDPModule)
 
 
 def test_each_unit_fetches_the_next_one_in_both_directions(mesh):
