@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, Timer
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from paceline.tasks.metrics_file import FILE
@@ -223,6 +225,24 @@ def test_a_command_line_of_its_own_links_arguments(make_spec, tmp_path):
     result = train(spec)
     assert torch.load(result.checkpoint, weights_only=True)["state_dict"]["layers.0.weight"].shape == (8, 7)
     assert "EarlyStopping" in str(torch.load(result.checkpoint, weights_only=True)["callbacks"].keys())
+
+
+def test_callbacks_of_a_command_line_of_its_own_are_those_of_the_trainer(monkeypatch):
+    import optimizers
+
+    class Counted(Timer):
+        """A callback of this script alone."""
+
+    def init(self, *args, **settings):
+        LightningCLI.__init__(self, *args, trainer_defaults={"callbacks": [Counted(), RichProgressBar()]}, **settings)
+
+    monkeypatch.setattr(optimizers.LinkedCLI, "__init__", init)
+    settings = noise({"class_path": "optimizers.Regression"}) | SECTIONS
+    settings["cli"] = {"class_path": "optimizers.LinkedCLI"}
+    added = Timer()
+    callbacks = ModuleCLI(settings, {"callbacks": [added], "enable_progress_bar": False}).trainer.callbacks
+    assert added in callbacks
+    assert [type(each) for each in callbacks if isinstance(each, Counted | ProgressBar)] == [Counted]
 
 
 def test_classes_in_the_code_of_a_script_are_named_and_linked():
