@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -278,9 +278,8 @@ class SaveCheckpoint(Checkpoint):
         self._account.write_progress(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._is_checked:
-            writer_of(trainer).wait()
-            self._check_written(trainer)
+        writer_of(trainer).wait()  # not every strategy ends its writer
+        self._check_written(trainer)
 
     def _interval_is_over(self, trainer: Trainer) -> bool:
         position = _position(trainer)
@@ -372,6 +371,8 @@ class FileLogger(Logger):
         self._log, self._directory, self._run_id, self._note = log, directory, run_id, note
         self._default: TensorBoardLogger | CSVLogger | None = None
         self._is_written = False
+        self.trained: Collection[str] = ()
+        """Names of the training that a test does not write again."""
 
     def default(self) -> TensorBoardLogger | CSVLogger:
         """The logger of a Trainer without one, in the rank's directory."""
@@ -416,8 +417,8 @@ class FileLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if self._log is None:
             return
-        names = {name: metric_name(name) for name in metrics}
-        self._log({names[name]: float(value) for name, value in metrics.items()}, step or 0)
+        names = {name: metric_name(name) for name in metrics if name not in self.trained}
+        self._log({stored: float(metrics[name]) for name, stored in names.items()}, step or 0)
         for name, stored in names.items():
             if name != stored and self._note is not None:
                 self._note(RENAMED.format(name, stored))

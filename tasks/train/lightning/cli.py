@@ -107,11 +107,11 @@ class ModuleCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Instantiate the trainer with the execution and the callbacks of Paceline, without progress bars."""
-        given = self.config_init["trainer"].get("callbacks") or []
-        given = given if isinstance(given, list) else [given]
-        self.config_init["trainer"]["callbacks"] = [each for each in given if not isinstance(each, ProgressBar)]
-        callbacks = self._options.get("callbacks", [])
-        self.trainer_defaults["callbacks"] = callbacks
+        given = self.config_init["trainer"]
+        given["callbacks"] = _without_bars(given.get("callbacks"))
+        is_arm = self._options.get("enable_checkpointing") is False
+        own = [] if is_arm else _without_bars(self.trainer_defaults.get("callbacks"))  # of the user's subclass
+        self.trainer_defaults = self.trainer_defaults | {"callbacks": [*own, *self._options.get("callbacks", [])]}
         # Where `int | float` was first imported as `float | int`, jsonargparse makes 1 batch 1.0: all batches.
         numbers = {name: value for name, value in self._given.items() if type(value) is int}
         options = {name: value for name, value in self._options.items() if name != "callbacks"}
@@ -135,6 +135,12 @@ class ModuleCLI(LightningCLI):
 
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
+
+
+def _without_bars(callbacks: Any) -> list[Any]:
+    """A callback, several or None as a list without progress bars."""
+    several = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+    return [each for each in several if not isinstance(each, ProgressBar)]
 
 
 def _load_cli(path: str) -> type:

@@ -6,17 +6,24 @@ with a state of its own continues by that: Lightning stores it in its checkpoint
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import distributed
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
 
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.train.lightning.random_state import RandomState, random_state, set_random_state
@@ -257,6 +264,12 @@ class FedShards(_Fed, ModelParallelStrategy):
                 "execution.strategy=fsdp cannot be used with manual optimization: weights are shared for a whole step",
                 hint="use execution.strategy=ddp",
             )
+        if self._layer_sync is not None:
+            raise InputError(
+                "trainer.sync_batchnorm=true cannot be used with execution.strategy=fsdp: Lightning ignores it there",
+                hint="use execution.strategy=ddp",
+                setting="trainer.sync_batchnorm",
+            )
         if not any(isinstance(part, FSDPModule) for part in module.modules()):
             self.model_to_device()
             for weights in (*module.parameters(), *module.buffers()):  # sharding copies none from rank 0
@@ -266,6 +279,49 @@ class FedShards(_Fed, ModelParallelStrategy):
         if type(module).configure_model is LightningModule.configure_model:
             module.configure_model = _configured  # type: ignore[method-assign]  # Lightning requires one
         super().setup(trainer)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The whole state on rank 0, with parameters numbered as in the optimizer; Lightning takes the model's order.
+
+        Other ranks return a state without use.
+        """
+        state = self._state_of(optimizer, StateDictOptions(full_state_dict=True, cpu_offload=True))
+        return state if self.global_rank else _renamed(state, range(len(_names(state))))
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read weights and optimizer states; Lightning cannot read one without values, as of SGD without momentum."""
+        module, optimizers, self.optimizers = self.lightning_module, self.optimizers, []
+        try:
+            checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        finally:
+            self.optimizers = optimizers
+        assert module is not None
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=module.strict_loading)
+        for optimizer, state in zip(optimizers, checkpoint.get("optimizer_states", []), strict=False):
+            if state["state"]:
+                named = _renamed(state, _names(self._state_of(optimizer)))
+                set_optimizer_state_dict(module, optimizer, named, options=options)
+            else:
+                optimizer.load_state_dict(state)
+        return checkpoint
+
+    def _state_of(self, optimizer: Any, options: StateDictOptions | None = None) -> dict[str, Any]:
+        assert self.model is not None
+        plain = getattr(optimizer, "_optimizer", optimizer)  # without Lightning's wrapper
+        state: dict[str, Any] = get_optimizer_state_dict(self.model, plain, options=options)
+        return state
+
+
+def _names(state: Mapping[str, Any]) -> list[Any]:
+    """Names or numbers of the parameters of an optimizer's state, in their order."""
+    return [name for each in state["param_groups"] for name in each["params"]]
+
+
+def _renamed(state: Mapping[str, Any], names: Sequence[Any]) -> dict[str, Any]:
+    """An optimizer's state with other names of its parameters, in their order."""
+    new = dict(zip(_names(state), names, strict=True))
+    groups = [each | {"params": [new[name] for name in each["params"]]} for each in state["param_groups"]]
+    return {"state": {new[name]: values for name, values in state["state"].items()}, "param_groups": groups}
 
 
 def _configured() -> None:

@@ -106,6 +106,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         start = spec.resume_from or (str(given) if module.ckpt_path is not None else None)
         trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=start, weights_only=True)
         validity = watch.stop() if watch else None
+        # Written before the test, whose `setup` may build the network anew.
+        facts["weights"] = _save_weights(spec, trainer.strategy.lightning_module_state_dict())
         facts |= _test(cli, stopwatch)
     if facts.get("cost"):
         with stopwatch.during("limit"):
@@ -150,7 +152,6 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         **facts,
         epoch_ends=tuple(account.epoch_ends),
         startup_seconds=account.startup_seconds,
-        weights=_save_weights(spec, trainer.strategy.lightning_module_state_dict()),
         peak_memory_bytes=int(torch.cuda.max_memory_allocated(device))
         if on_gpu
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -182,17 +183,35 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
     has_loader |= data is not None and is_overridden("test_dataloader", data, LightningDataModule)
     if not (has_loader and is_overridden("test_step", model, LightningModule)):
         return logged
-    reason = ""
+    with group.wait_for_rank_0():
+        group.broadcast(0.0)  # rank 0 has written the weights
+    reason, logger = "", cli.trainer.logger
+    assert isinstance(logger, FileLogger)
+    logger.trained = frozenset(cli.trainer.callback_metrics)
     with stopwatch.during("test"):
         try:
+            trained = _parameters(model)
             cli.trainer.test(model, datamodule=data, verbose=False)
+            if [*map(id, _parameters(model))] != [*map(id, trained)]:
+                reason = "setup or configure_model built the network anew: build a layer once, in __init__"
         except Exception as error:  # noqa: BLE001  whatever the module raises: the training is done
             reason = f"{type(error).__name__}: {one_line(error)}"
-        if max(group.all_gather(float(bool(reason)))):
-            return logged | {"not_tested": reason or "another rank could not"}
+        try:
+            if max(group.all_gather(float(bool(reason)))):
+                reason = reason or "another rank could not"
+        except RuntimeError as error:  # a rank that failed does not take part in the collectives of the others' loops
+            reason = reason or one_line(error)
+    if reason:
+        return logged | {"not_tested": reason}
     tested = metrics_of(cli.trainer)
-    not_finite = (*logged["not_finite"], *tested["not_finite"])
-    return {"metrics": logged["metrics"] | tested["metrics"], "not_finite": not_finite}
+    not_finite = (*logged["not_finite"], *(name for name in tested["not_finite"] if name not in logger.trained))
+    new = {name: value for name, value in tested["metrics"].items() if name not in logger.trained}
+    return {"metrics": logged["metrics"] | new, "not_finite": not_finite}
+
+
+def _parameters(model: LightningModule) -> list[Any]:
+    """The parameters; of a sharded module always the shards, as a state dict takes them."""
+    return [each for each in model.state_dict(keep_vars=True).values() if isinstance(each, torch.nn.Parameter)]
 
 
 def _save_weights(spec: RankSpec, weights: dict[str, Any]) -> str | None:
@@ -243,6 +262,7 @@ def strategy(
     fed: Strategy = FedDevice(wrap, device=device)
     if kind == "ddp":
         fed = FedGroup(wrap, **finds_unused)
-    elif kind == "fsdp":
-        fed = FedShards(wrap, spec.world_size)
-    return {"strategy": fed, "plugins": [group.lightning_environment(spec, kind != "single")]}
+    options: dict[str, Any] = {}
+    if kind == "fsdp":  # keeps tensors of the first validation for the training, which inference mode does not allow
+        fed, options = FedShards(wrap, spec.world_size), {"inference_mode": False}
+    return {"strategy": fed, "plugins": [group.lightning_environment(spec, kind != "single")], **options}

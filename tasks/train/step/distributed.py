@@ -1,5 +1,6 @@
 """Distributed execution: settings of DDP and FSDP, the same for training and for the arms of a probe."""
 
+from collections import Counter
 from itertools import pairwise
 from typing import Any, cast
 
@@ -90,18 +91,28 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh, precision: Precision) -> No
 def shard_module(module: LightningModule, mesh: DeviceMesh) -> None:
     """Shard a user's module in place over the ranks of a mesh: each large block of a list of layers, and the rest.
 
-    The ranks must start with the same weights. Weights keep their type: autocast rounds them.
+    The ranks must start with the same weights. Weights keep their type: autocast rounds them. A block that shares a
+    parameter or a layer with something outside of it belongs to the rest: the two would be trained separately.
     """
-    exact = MixedPrecisionPolicy(cast_forward_inputs=False)
+    exact, all_owners = MixedPrecisionPolicy(cast_forward_inputs=False), _num_owners(module)
     lists = [each for each in module.modules() if isinstance(each, nn.ModuleList | nn.Sequential)]
-    for layers in reversed(lists):  # those within a block before it
-        for layer in layers:
-            is_called = not isinstance(layer, nn.ModuleList | nn.ModuleDict)
-            if is_called and sum(map(torch.numel, layer.parameters())) >= UNIT_PARAMETERS:
-                fully_shard(layer, mesh=mesh, mp_policy=exact)
+    blocks: dict[nn.Module, None] = {}  # each once, in order
+    for layer in (layer for layers in reversed(lists) for layer in layers):  # those within a block before it
+        is_called = not isinstance(layer, nn.ModuleList | nn.ModuleDict)
+        is_large = sum(map(torch.numel, layer.parameters())) >= UNIT_PARAMETERS
+        if is_called and is_large and _num_owners(layer).items() <= all_owners.items():
+            blocks[layer] = None
+    for layer in blocks:
+        fully_shard(layer, mesh=mesh, mp_policy=exact)
     fully_shard(module, mesh=mesh, mp_policy=exact)
     for method in STEP_METHODS:  # Lightning calls these, which need the weights as `forward` does
         register_fsdp_forward_method(module, method)
+
+
+def _num_owners(module: nn.Module) -> Counter[int]:
+    """How many parts of a module have each parameter and each part, by its id."""
+    parts = module.modules()
+    return Counter(id(each) for part in parts for each in (*part.parameters(recurse=False), *part.children()))
 
 
 def adapt_reduction(network: nn.Module, mesh: DeviceMesh) -> None:

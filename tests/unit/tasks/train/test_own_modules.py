@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, Timer
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from paceline.tasks.metrics_file import FILE
@@ -62,6 +64,56 @@ def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec
     assert result.not_tested == "FileNotFoundError: no test set here"
     assert result.metrics.keys() == {"train/loss", "val/accuracy"}
     assert result.checkpoint is not None
+
+
+def test_a_setup_that_builds_the_network_anew_leaves_the_trained_weights(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def setup(self, stage):
+        self.layers = Perceptron().layers
+
+    monkeypatch.setattr(Perceptron, "setup", setup, raising=False)
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert "built the network anew" in result.not_tested
+    assert "test/loss" not in result.metrics
+    trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    kept = torch.load(result.weights, weights_only=True)
+    assert kept.keys() == trained.keys()
+    assert all(torch.equal(kept[name], weights) for name, weights in trained.items())
+
+
+def test_a_test_leaves_the_values_of_the_validation(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def test_step(self, batch, batch_idx):
+        self.log("val/accuracy", -1.0)
+        self.log("test/one", 1.0)
+
+    monkeypatch.setattr(Perceptron, "test_step", test_step)
+    spec = make_spec(settings=pictures, baseline="none")
+    result = train(spec)
+    assert result.metrics["val/accuracy"] >= 0
+    assert result.metrics["test/one"] == 1
+    values = [json.loads(line)[:2] for line in (Path(spec.directory) / FILE).read_text().splitlines()]
+    assert ["test/one", 1] in values
+    assert [value for name, value in values if name == "val/accuracy"] == [result.metrics["val/accuracy"]]
+
+
+def test_a_group_that_breaks_in_the_test_leaves_a_training(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    from paceline.tasks.train.rank import process_group
+
+    def gather(value):
+        raise RuntimeError("Connection closed by peer")
+
+    def test_step(self, batch, batch_idx):
+        monkeypatch.setattr(process_group, "all_gather", gather)
+
+    monkeypatch.setattr(Perceptron, "test_step", test_step)
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.not_tested == "Connection closed by peer"
+    assert result.weights is not None
 
 
 def test_a_rank_that_was_lost_in_its_test_tests_again(pictures, make_spec):
@@ -173,6 +225,24 @@ def test_a_command_line_of_its_own_links_arguments(make_spec, tmp_path):
     result = train(spec)
     assert torch.load(result.checkpoint, weights_only=True)["state_dict"]["layers.0.weight"].shape == (8, 7)
     assert "EarlyStopping" in str(torch.load(result.checkpoint, weights_only=True)["callbacks"].keys())
+
+
+def test_callbacks_of_a_command_line_of_its_own_are_those_of_the_trainer(monkeypatch):
+    import optimizers
+
+    class Counted(Timer):
+        """A callback of this script alone."""
+
+    def init(self, *args, **settings):
+        LightningCLI.__init__(self, *args, trainer_defaults={"callbacks": [Counted(), RichProgressBar()]}, **settings)
+
+    monkeypatch.setattr(optimizers.LinkedCLI, "__init__", init)
+    settings = noise({"class_path": "optimizers.Regression"}) | SECTIONS
+    settings["cli"] = {"class_path": "optimizers.LinkedCLI"}
+    added = Timer()
+    callbacks = ModuleCLI(settings, {"callbacks": [added], "enable_progress_bar": False}).trainer.callbacks
+    assert added in callbacks
+    assert [type(each) for each in callbacks if isinstance(each, Counted | ProgressBar)] == [Counted]
 
 
 def test_classes_in_the_code_of_a_script_are_named_and_linked():

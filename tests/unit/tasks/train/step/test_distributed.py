@@ -1,12 +1,16 @@
 import pytest
 import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.conf.recipe import Recipe
 from paceline.tasks.model.optimization import build_optimizer, prepare_optimizer_state
+from paceline.tasks.train.lightning.feed import FedShards
 from paceline.tasks.train.step import distributed as step
+from tests.support.refusals import refused
 
 
 @pytest.fixture
@@ -49,6 +53,72 @@ def test_a_large_layer_inside_a_large_part_is_gathered_by_itself(mesh):
     assert len(parameters_of(parent.wide)) == 2
     network(torch.randn(4, 512)).sum().backward()
     assert all(weight.grad is not None for weight in network.parameters())
+
+
+class Tied(LightningModule):
+    """Blocks: one shares its weights with a layer outside of the list, one is listed twice, two share a layer."""
+
+    def __init__(self):
+        super().__init__()
+        tied, twice = nn.Linear(512, 512), nn.Linear(512, 512)
+        self.blocks = nn.ModuleList([tied, twice, twice, Parent(), Parent()])
+        self.blocks[4].wide = self.blocks[3].wide
+        self.out = nn.Linear(512, 512)
+        self.out.weight = tied.weight
+
+
+def test_a_block_that_shares_weights_is_sharded_with_what_it_shares_them_with(mesh):
+    module = Tied()
+    step.shard_module(module, mesh)
+    tied, twice, _, *parents = module.blocks
+    assert module.out.weight is tied.weight
+    assert not any(isinstance(block, FSDPModule) for block in (tied, *parents))
+    assert isinstance(twice, FSDPModule)
+
+
+class Halves(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, features):
+        return self.last(self.first(features))
+
+    def optimized(self, kind, **settings):
+        """An optimizer of the parts in another order than the module's, after a step."""
+        groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in ((self.last, 0.1), (self.first, 0.2))]
+        optimizer = kind(groups, **settings)
+        self(torch.ones(2, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return optimizer
+
+
+@pytest.mark.parametrize(("kind", "settings"), [(torch.optim.SGD, {}), (torch.optim.Adam, {"weight_decay": 0.01})])
+def test_the_optimizer_state_of_shards_is_that_of_one_device(mesh, tmp_path, kind, settings):
+    alone, module = Halves(), Halves()
+    module.load_state_dict(alone.state_dict())
+    step.shard_module(module, mesh)
+    strategy = FedShards(lambda loader: loader, 1)
+    strategy.model = strategy._lightning_module = module
+    optimizer, expected = module.optimized(kind, **settings), alone.optimized(kind, **settings).state_dict()
+    strategy.optimizers = [optimizer]
+    torch.testing.assert_close(strategy.optimizer_state(optimizer), expected)
+    torch.save({"state_dict": alone.state_dict(), "optimizer_states": [expected]}, tmp_path / "plain.ckpt")
+    module.optimized(kind, **settings)  # other weights
+    optimizer.param_groups[0]["lr"] = 5.0
+    for values in optimizer.state.values():
+        values["exp_avg"].zero_()
+    strategy.load_checkpoint(tmp_path / "plain.ckpt", weights_only=True)
+    torch.testing.assert_close(strategy.optimizer_state(optimizer), expected)
+    torch.testing.assert_close(strategy.lightning_module_state_dict(), dict(alone.state_dict()))
+
+
+def test_batch_norms_over_all_ranks_are_refused_with_shards():
+    strategy = FedShards(lambda loader: loader, 1)
+    strategy._lightning_module, strategy._layer_sync = Halves(), TorchSyncBatchNorm()
+    with refused("trainer.sync_batchnorm", "execution.strategy=fsdp"):
+        strategy.setup(None)
 
 
 def test_each_unit_fetches_the_next_one_in_both_directions(mesh):
