@@ -40,7 +40,7 @@ def _start() -> subprocess.Popen[bytes]:
     guardian = subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,  # whoever reads this process's output must not wait for the guardian
+        stdout=subprocess.DEVNULL,  # a reader of this process's output must not wait for the guardian
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a signal to the process group or the terminal leaves it alone
         bufsize=0,
@@ -61,9 +61,10 @@ def _restart() -> None:
     while True:
         guardian, started = _guardians[0], time.monotonic()
         guardian.wait()
-        lasted = time.monotonic() - started
-        pause = RESTART_SECONDS if lasted > MAX_RESTART_SECONDS else min(2 * pause, MAX_RESTART_SECONDS)
+        if time.monotonic() - started > MAX_RESTART_SECONDS:
+            pause = RESTART_SECONDS
         time.sleep(pause)
+        pause = min(2 * pause, MAX_RESTART_SECONDS)
         with _lock, suppress(OSError):  # no memory or process id is free: tried again
             if _is_ending.is_set():
                 return

@@ -104,7 +104,7 @@ def _workloads(site: Site) -> Iterator[Finding]:
 
 
 def _why_other(tracking_uri: str, run_id: str, tags: dict[str, str]) -> str | None:
-    """Why this version does not train the workload of a finished run; None too where the run does not tell."""
+    """Why this version does not train the workload of a finished run; None also where the run has no record of it."""
     tree = yaml.safe_load(read_artifact(tracking_uri, run_id, Artifact.CONFIG) or b"")
     if not isinstance(tree, dict):
         return None

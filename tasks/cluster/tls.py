@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -24,6 +24,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.records.record import Choice, Record
 
 if TYPE_CHECKING:
+    from cryptography import x509
     from distributed import Security
 
 SCHEME, OTHERS = "tls://", 0o077
@@ -85,8 +86,7 @@ def proxy_days_left(site: Environment) -> tuple[Path, float] | None:
     for home in (site.tls_directory.parent, site.root / "services"):
         with suppress(OSError, ValueError):  # not there, of another user, or no certificate, which nginx names
             path = home / "proxy" / "cert.pem"
-            ends = [each.not_valid_after_utc for each in x509.load_pem_x509_certificates(path.read_bytes())]
-            return path, (min(ends) - datetime.now(UTC)) / timedelta(days=1)
+            return path, _days_until_first_end(x509.load_pem_x509_certificates(path.read_bytes()))
     return None
 
 
@@ -102,8 +102,12 @@ def days_left(found: Certificates) -> float:
     authority, certificate = (Path(path).read_bytes() for path in (found.authority, found.certificate))
     parsed_certificate = x509.load_pem_x509_certificate(certificate)
     authorities = x509.load_pem_x509_certificates(authority)
-    ends = [each.not_valid_after_utc for each in authorities if each.subject == parsed_certificate.issuer]
-    return (min([parsed_certificate.not_valid_after_utc, *ends]) - datetime.now(UTC)) / timedelta(days=1)
+    issuers = [each for each in authorities if each.subject == parsed_certificate.issuer]
+    return _days_until_first_end([parsed_certificate, *issuers])
+
+
+def _days_until_first_end(found: Sequence[x509.Certificate]) -> float:
+    return (min(each.not_valid_after_utc for each in found) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def is_loopback(address: str) -> bool:

@@ -106,7 +106,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         start = spec.resume_from or (str(given) if module.ckpt_path is not None else None)
         trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=start, weights_only=True)
         validity = watch.stop() if watch else None
-        # Written before the test, whose `setup` may build the network anew.
+        # Written before the test, whose `setup` may build the network again.
         facts["weights"] = _save_weights(spec, trainer.strategy.lightning_module_state_dict())
         facts |= _test(cli, stopwatch)
     if facts.get("cost"):
@@ -193,7 +193,7 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
             trained = _parameters(model)
             cli.trainer.test(model, datamodule=data, verbose=False)
             if [*map(id, _parameters(model))] != [*map(id, trained)]:
-                reason = "setup or configure_model built the network anew: build a layer once, in __init__"
+                reason = "setup or configure_model built the network again: build a layer once, in __init__"
         except Exception as error:  # noqa: BLE001  whatever the module raises: the training is done
             reason = f"{type(error).__name__}: {one_line(error)}"
         try:

@@ -66,7 +66,7 @@ def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec
     assert result.checkpoint is not None
 
 
-def test_a_setup_that_builds_the_network_anew_leaves_the_trained_weights(pictures, make_spec, monkeypatch):
+def test_a_setup_that_builds_the_network_again_leaves_the_trained_weights(pictures, make_spec, monkeypatch):
     from more_shapes import Perceptron
 
     def setup(self, stage):
@@ -74,7 +74,7 @@ def test_a_setup_that_builds_the_network_anew_leaves_the_trained_weights(picture
 
     monkeypatch.setattr(Perceptron, "setup", setup, raising=False)
     result = train(make_spec(settings=pictures, baseline="none"))
-    assert "built the network anew" in result.not_tested
+    assert "built the network again" in result.not_tested
     assert "test/loss" not in result.metrics
     trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
     kept = torch.load(result.weights, weights_only=True)
