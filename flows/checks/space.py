@@ -1,4 +1,4 @@
-"""Space below PACELINE_HOME that a run needs, and the trainings that a study or a sweep has left."""
+"""Space below PACELINE_HOME that a run needs, and the trainings that a study or a sweep has still to run."""
 
 import shutil
 from collections.abc import Iterable, Sequence

@@ -29,9 +29,9 @@ PAGE = 200  # flow runs that Prefect's server returns at once
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
     """Have Prefect make the missed runs of the deployment FLOW/NAME, and emit an event for each.
 
-    They get the state `Missed`, unless `catch_up` lets them start. The deployment may be new. A schedule that is paused
-    misses nothing. `checked_until` is the result of the previous call; None looks after the last run that was due.
-    Logs errors.
+    They get the state `Missed`, unless `catch_up` lets them start. Returns None while there is no such deployment. A
+    schedule that is paused misses nothing. `checked_until` is the result of the previous call; None looks after the
+    last run that was due. Logs errors.
     """
     log = get_logger("paceline")
     try:

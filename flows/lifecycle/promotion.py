@@ -20,7 +20,10 @@ from paceline.tasks.track.store import sqlite_path
 def promote(
     registered: dict[str, Any] | None, handle: RunHandle, log: logging.Logger | logging.LoggerAdapter[logging.Logger]
 ) -> None:
-    """Make the version of a summary's `registered` the champion, unless a better one became champion meanwhile."""
+    """Make the version of a summary's `registered` the champion, unless a better one became champion meanwhile.
+
+    The run gets tags with the outcome, which mark that this is done.
+    """
     if not registered:
         return
     name, version, tags = registered["name"], registered["version"], {Tag.GATE: registered["gate"]}
@@ -36,9 +39,10 @@ def promote(
 
 
 def promote_finished(environment: Environment, flow_run_id: UUID) -> None:
-    """Promote the model of a FINISHED run whose flow run lost its process before it did. Log that it is deleted.
+    """Promote the model of a FINISHED run whose flow run lost its process before it did.
 
-    Raises InputError: MLflow or its store of artifacts does not answer.
+    An error that would come again is logged: the model is deleted, or the user may not promote it. Raises InputError:
+    MLflow does not answer, or the summary cannot be read; other errors of MLflow as they are.
     """
     uri = environment.tracking_uri
     if (file := sqlite_path(uri)) is not None and not file.exists():

@@ -12,7 +12,8 @@ ROLES = {"Scheduler": "scheduler", "Client": "client"}  # other parts are of wor
 def dask_setup(part: Any) -> None:
     """Use the certificates of a part's files again whenever they change, for all connections from then on.
 
-    Each part reads its files once, at its start. Connections that are open stay open.
+    A check comes every `CHECK_SECONDS`. Files that cannot be read or do not fit together are tried again then, without
+    a message. Dask itself reads the files once, at a part's start. Connections that are open stay open.
 
     Args:
         part: Scheduler, Nanny, Worker or Client, in the thread of its event loop.

@@ -148,7 +148,7 @@ class RankGroup:
             time.sleep(POLL_SECONDS)
 
     def end(self) -> None:
-        """Cancel the remaining ranks, and wait until no host that answers has one of the run."""
+        """Cancel the remaining ranks, and wait for their end on hosts that answer, for `ABORT_SECONDS` at most."""
         if len(self._outcomes) == len(self._placements):
             return
         try:
@@ -190,7 +190,7 @@ class RankGroup:
         return statuses
 
     def _lose(self, placement: Placement, why: str) -> LostError:
-        """The error of a lost worker, which is not asked anything from now on."""
+        """The error of a lost worker, for which `end` does not wait."""
         self._reachable.discard(placement.worker)
         return LostError(f"{_describe_worker(placement)} {why}")
 
@@ -228,7 +228,10 @@ class RankGroup:
         return None
 
     def _root_cause(self) -> RankError:
-        """The first error that is not a consequence of another rank's end. Raises LostError: a worker is the cause."""
+        """The first error that is not a consequence of another rank's end; where all are, the earliest of them.
+
+        Raises LostError: a worker or the scheduler is gone, or a worker does not answer.
+        """
         time.sleep(SETTLE_SECONDS)
         give_up, lost = time.monotonic() + ECHO_SECONDS, None
         while True:

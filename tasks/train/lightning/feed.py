@@ -250,7 +250,8 @@ class FedGroup(_Fed, DDPStrategy):
 class FedShards(_Fed, ModelParallelStrategy):
     """Lightning's FSDP2 over all ranks, whose checkpoints are those of one device.
 
-    A module that shards itself in `configure_model` stays as it is. Of others the ranks share each block and the rest.
+    A module that shards itself in `configure_model` stays as it is. Of others the ranks share each large block, and the
+    rest together.
     """
 
     def __init__(self, wrap: Wrap, num_ranks: int) -> None:

@@ -177,7 +177,7 @@ def _autotune(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> tuple
 
 
 def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
-    """The newest value of each metric, after the test loop of a module that has one, or why it did not end."""
+    """The training's metrics and those that only the test logged; else `not_tested`, why the test's do not count."""
     logged, model, data = metrics_of(cli.trainer), cli.model, cli.datamodule
     has_loader = is_overridden("test_dataloader", model, LightningModule)
     has_loader |= data is not None and is_overridden("test_dataloader", data, LightningDataModule)
