@@ -269,7 +269,8 @@ class _AutotuneSession:
             return
         all_have_compilers = min(group.all_gather(float(has_compiler()))) > 0
         if all_have_compilers and self._seconds_left() > COLD_COMPILE_SECONDS:
-            self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
+            mode = "step_graph" if best.compile in CAPTURED else "step"
+            self.again(best, {"compile": best.model_copy(update={"compile": mode})}, compiles=True)
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
         """Do `against` with a new runner for the best arm."""

@@ -159,6 +159,19 @@ def test_auto_is_within_2_percent_of_the_best_arm(monkeypatch, kind, capability,
     assert seconds_of(arm_of(chosen), speeds, host_seconds) <= 1.02 * best, chosen.reasons
 
 
+@pytest.mark.parametrize(("times", "chosen"), [(0.75, "step_graph"), (1.1, "graph")], ids=["faster", "slower"])
+def test_a_long_training_in_a_graph_is_compared_with_compiled_kernels_in_a_graph(monkeypatch, times, chosen):
+    monkeypatch.setattr(search, "has_compiler", lambda: True)
+    monkeypatch.setitem(
+        globals(), "seconds_of", lambda arm, *_: STEP * {"step": 0.5, "step_graph": times}.get(arm.compile, 1.0)
+    )
+    plan, speeds = device("bf16 is faster", (9, 0))
+    found = autotune(bench_of(speeds, 0.0), plan, 10_000_000, None)
+    plan = choose(plan, found, arm_of(plan), 10_000_000)
+    assert plan.compile == chosen
+    assert "step_graph " in plan.reasons["compile"].reason, "its figure"
+
+
 def test_the_reason_quotes_the_figures_of_each_precision():
     plan, speeds = device("tf32 is faster", (9, 0))
     chosen = choose(plan, autotune(bench_of(speeds, 0.0), plan, 60, None), arm_of(plan), 60)
