@@ -1,6 +1,6 @@
 """Compare `paceline watch` with TraceML on scripts with planted causes: verdicts, overhead, seconds to the card.
 
-    python tests/benchmarks/watch_peers.py "COMMAND" [--repeats 3] [--steps 300,900] [SCRIPT...]
+    python -m tests.benchmarks.watch_peers "COMMAND" [--repeats 3] [--steps 300,900] [SCRIPT...]
 
 COMMAND runs a script under TraceML, for example "traceml run". The ways alternate in each repeat. Steps per second come
 from the difference between a short and a long training, so that neither the start nor the card is in them. The card's
