@@ -30,7 +30,7 @@ def run(config: Config) -> Summary:
         InputError: the input is wrong, and nothing was started.
         RunError: the run failed after it had started.
     """
-    _require_preset(config, "paceline.run", "run_own")
+    _require_preset(config, "this function", "run_own")
     return Summary.model_validate(start(config))
 
 
