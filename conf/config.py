@@ -10,7 +10,7 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.data import SIGNAL_SOURCES, Data
 from paceline.conf.execution import CAPTURED, Execution
 from paceline.conf.hints import typed
-from paceline.conf.lightning import FIXED, Lightning
+from paceline.conf.lightning import FIXED, NO_AVERAGES, Lightning
 from paceline.conf.model import Model
 from paceline.conf.recipe import FLIPPING, Recipe
 from paceline.conf.section import Section, Text
@@ -284,6 +284,9 @@ def _check_lightning(config: Config) -> None:
         fault = f"track.on_regression={config.track.on_regression} cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use track.on_regression=mark")
     _check_own_execution(config.execution)
+    callbacks = config.lightning.settings.get("trainer", {}).get("callbacks")
+    if config.execution.strategy == "fsdp" and "WeightAveraging" in str(callbacks):
+        raise ValueError(NO_AVERAGES.format("WeightAveraging"))
     config.cluster.check_execution(config.execution)
 
 

@@ -25,6 +25,10 @@ EXECUTION = FIXED["execution"] | {"precision": "32-true", "compile": "off"}
 
 LENGTH_HINT = "trainer.max_time=null trainer.max_steps=1000"
 """For a training whose length is not known."""
+NO_AVERAGES = (
+    "callback {} cannot be used with execution.strategy=fsdp: it averages whole weights, and each rank has a part of "
+    "them; use execution.strategy=ddp, or remove the callback"
+)
 
 
 def ends_by_time(trainer: Mapping[str, Any]) -> bool:

@@ -64,14 +64,18 @@ def is_lightning(preset: str) -> bool:
     path = None if preset in preset_names() else find_yaml(PRESETS, preset)
     if path is None:
         return preset == LIGHTNING
+    tree = read_tree(path)
+    model = tree.get("model")
+    return bool({"fit", "trainer"} & {*tree}) or (isinstance(model, dict) and "class_path" in model)
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The sections of a YAML file; none where it has no sections, or cannot be read."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError):
-        return False  # the reader of presets reports it
-    if not isinstance(tree, dict):
-        return False
-    model = tree.get("model")
-    return bool({"fit", "trainer"} & {*tree}) or (isinstance(model, dict) and "class_path" in model)
+        return {}  # the reader of presets, or LightningCLI, reports it
+    return tree if isinstance(tree, dict) else {}
 
 
 def validate(tree: dict[str, Any]) -> Config:

@@ -10,7 +10,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.execution import Precision
 from paceline.conf.hints import did_you_mean, suggest, typed
 from paceline.conf.lightning import EXECUTION, FIXED, SECTIONS, Lightning
-from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, validate
+from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, read_tree, validate
 from paceline.conf.plugins import MISSING, code_of
 from paceline.flows.checks.origin import check_code
 from paceline.tasks.errors import InputError
@@ -50,10 +50,13 @@ def load_lightning(
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
     given: dict[str, Any] = dict(each.split("=", 1) for each in overrides if each.startswith(WHOLE))
+    file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
+    tree = read_tree(Path(file)) if file else {}
+    has_own_sections = "cli" in given or "cli" in tree.get("fit", tree)
     for_paceline, of_cli = _split([override for override in overrides if not override.startswith(WHOLE)])
     for override in of_cli:
         key = override.partition("=")[0]
-        if key.partition(".")[0].rstrip("+") not in SECTIONS and "cli" not in given:  # it may have sections of its own
+        if key.partition(".")[0].rstrip("+") not in SECTIONS and not has_own_sections:
             near = EQUIVALENTS.get(key) or suggest(
                 key, [*SECTIONS, *(path for path in field_paths() if f"{path}=".startswith(OWN))]
             )
@@ -63,7 +66,6 @@ def load_lightning(
     code = None if directory is None else str(Path(directory).expanduser().absolute())
     if code is not None:
         check_size(Path(code))
-    file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
     request = child.Request(task="parse", code=code, file=file, variants=(of_cli,), **given)
     answer = child.ask(request, meanwhile)
     (parsed,), found = answer["variants"], answer[CHECKPOINT]
@@ -223,6 +225,7 @@ def check_trainer(trainer: dict[str, Any]) -> None:
         "plugins": "remove it; see execution.precision for precision plugins",
         "fast_dev_run": "use trainer.max_steps=1",
         "barebones": "remove it",
+        "model_registry": "remove it; see track.register",
     }
     for key, hint in hints.items():
         value = trainer.pop(key, None)

@@ -6,7 +6,8 @@ from prefect import flow
 
 from paceline.conf.config import Config
 from paceline.flows.lifecycle.outage import guard_flow
-from paceline.flows.run.stages import evaluate, judge, prepare, session, train
+from paceline.flows.run.session import Session, open_session
+from paceline.flows.run.stages import evaluate, judge, prepare, train
 
 
 @flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)
@@ -18,7 +19,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
         config: All settings of the run; see the help of each field.
         resume: Id of an unfinished MLflow run, which continues from its newest checkpoint.
     """
-    with session(config, resume) as stages:
+    with open_session(Session, config, resume) as stages:
         prepared = prepare(stages)
         trained = train(stages, prepared)
         evaluated = evaluate(stages, prepared, trained)

@@ -1,49 +1,38 @@
-"""The stages of a run, from which users compose a Prefect flow of their own: see guides/compose.md."""
+"""The stages of a run of a preset."""
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from prefect import get_run_logger
 
-from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
-from paceline.conf.environment import Environment
-from paceline.flows.checks import preflight
+from paceline.conf.config import SELF_CONTAINED_BASELINES
 from paceline.flows.checks.measured_plan import train_job
-from paceline.flows.checks.prestart import OpenCluster, cluster_for_run, cold_seconds
+from paceline.flows.checks.prestart import cold_seconds
 from paceline.flows.lifecycle import mlflow_views
-from paceline.flows.lifecycle.mlflow_run import open_run
-from paceline.flows.lifecycle.outage import publish, with_retries
-from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.promotion import promote
+from paceline.flows.lifecycle.outage import with_retries
 from paceline.flows.run import history, registry
-from paceline.flows.run.confirmation import confirm_regression
 from paceline.flows.run.evidence import log_plan
 from paceline.flows.run.outcome import Outcome
 from paceline.flows.run.record import log_model, record, summarise
+from paceline.flows.run.session import Session
 from paceline.flows.run.starts import measure_starts
-from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data import prefect_tasks as data_tasks
 from paceline.tasks.disk_space import require_space
-from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate import prefect_tasks as evaluate_tasks
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.records.data import PreparedSet
-from paceline.tasks.records.measurement import FurtherStarts
 from paceline.tasks.records.record import Record
 from paceline.tasks.records.training import EvaluateResult, TrainResult
-from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup import prefect_tasks as speedup_tasks
 from paceline.tasks.speedup.baselines.ratios import add_ratios
 from paceline.tasks.speedup.limit_share import add_share
 from paceline.tasks.speedup.records import SpeedupResult
-from paceline.tasks.track.run import RunHandle, log_dataset
+from paceline.tasks.track.run import log_dataset
 from paceline.tasks.train import prefect_tasks as train_tasks
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.autotune.choice import without_failed_graph
-from paceline.tasks.train.launch.coordinator import TrainJob
 
 
 class Summary(Record):
@@ -67,80 +56,10 @@ class Summary(Record):
     seconds: float
 
 
-@dataclass
-class Session:
-    """What the stages of a run share: the configuration, a Dask cluster, and the MLflow run that `prepare` opens."""
-
-    config: Config
-    environment: Environment
-    checked: preflight.PreflightResult
-    cluster: OpenCluster
-    resume: str | None
-    started: float
-    _run: ExitStack
-    workload: str = ""
-    starts: FurtherStarts = field(default_factory=FurtherStarts)
-    training: TrainJob | None = None
-    outcome: Outcome | None = None
-    summary: dict[str, Any] = field(default_factory=dict)
-    """JSON of the run, once it is accounted for; after the session with the confirmation of a regression."""
-    _handle: RunHandle | None = None
-
-    @property
-    def handle(self) -> RunHandle:
-        """The MLflow run. Raises InputError: no data were prepared."""
-        if self._handle is None:
-            raise InputError("this session has no run yet", hint="prepared = prepare(session)")
-        return self._handle
-
-    def open_run(self, workload: str) -> RunHandle:
-        """Create the MLflow run, or resume it; the session ends it with its true status."""
-        run = open_run("run", self.config, self.environment, self.checked.experiment_id, workload, self.resume)
-        self.workload, self._handle = workload, self._run.enter_context(run)
-        return self._handle
-
-
-@contextmanager
-def session(config: Config, resume: str | None = None) -> Iterator[Session]:
-    """Check a configuration, and open its cluster; inside a Prefect flow. The MLflow run ends with the body.
-
-    After a run that was accounted for, the registered model is promoted, and a regression is confirmed and reported.
-
-    Args:
-        config: All settings, for example of `load("digits")`.
-        resume: Id of an unfinished MLflow run, which continues from its newest checkpoint.
-
-    Raises:
-        InputError: a setting does not fit this machine; nothing was started.
-        RegressionError: the run got worse than those before it, and `track.on_regression` is `fail`.
-    """
-    if config.lightning.settings:
-        fault = "a session takes presets, and this is your own Lightning code"
-        raise InputError(fault, hint='run_own("config.yaml", code=".")')
-    started, environment = time.monotonic(), Environment()
-    checked = preflight.result_of(preflight.check, config, environment)
-    cancel_older()  # only now: a refused run must not cancel its predecessor
-    tls = choose_tls(config.cluster)
-    get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
-    get_run_logger().info("data.stored_size=%s: %s", *config.stored_size)
-    with cluster_for_run(config, checked.plan, environment) as cluster:
-        checked = preflight.confirm_on_cluster(config, checked, cluster.address)
-        with ExitStack() as run:
-            made = Session(config, environment, checked, cluster, resume, started, run)
-            yield made
-        if (outcome := made.outcome) is None or made.training is None:
-            return
-        # Only now: a run that is KILLED has no champion.
-        promote(made.summary["registered"], made.handle, get_run_logger())
-        made.summary = confirm_regression(outcome, made.training, cluster.address, made.handle, made.summary)
-    publish(summary_table(made.summary), "summary", "What the run achieved and how fast")
-    mlflow_views.link(made.summary["view"], "This run among those like it")
-    history.report_regression(outcome, made.summary)
-
-
 def prepare(session: Session) -> PreparedSet:
     """Prepare the data, or find them prepared, and open the MLflow run; a failure leaves a FAILED run."""
     config, environment = session.config, session.environment
+    get_run_logger().info("data.stored_size=%s: %s", *config.stored_size)
     try:
         prepare_data = with_retries(data_tasks.prepare, config.limits)
         limit = config.limits.prepare_seconds  # a resume follows a fault, which may have damaged the set
@@ -181,13 +100,8 @@ def evaluate(session: Session, prepared: PreparedSet, trained: TrainResult) -> E
     return evaluate_tasks.evaluate(trained, prepared, session.config.limits.evaluate_seconds, directory)
 
 
-def account(session: Session, prepared: PreparedSet, trained: TrainResult, evaluated: EvaluateResult) -> Summary:
-    """Judge the speed and the quality against the baseline and earlier runs, and record it all in the MLflow run."""
-    return Summary.model_validate(judge(session, prepared, trained, evaluated))
-
-
 def judge(session: Session, prepared: PreparedSet, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, Any]:
-    """The same as `account`, with the summary as JSON."""
+    """Judge the speed and the quality against the baseline and earlier runs, and record it; the summary as JSON."""
     config, checked, handle = session.config, session.checked, session.handle
     plan = trained.plan or checked.plan
     outcome = Outcome(

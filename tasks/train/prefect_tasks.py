@@ -160,7 +160,7 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
         logger.info("The training has finished before (%s)", job.result_path)
         upload_rest(job.directory, job.tracking_uri, job.run_id)
         return done
-    job = with_partitions(job, address)
+    job = job if job.partitions else with_partitions(job, address)
 
     def show(texts: Iterable[str], level: int = logging.WARNING) -> None:
         for text in texts:

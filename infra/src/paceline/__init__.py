@@ -1,8 +1,9 @@
 """Training pipelines that account for their own speed: settings, flows and tasks under one import name.
 
-`run(load("digits"))` is `paceline run digits`, and `run_own("config.yaml", code=".")` trains your own Lightning code. The stages `prepare`, `train`, `evaluate` and `account` share a
-`session`; with them you compose a Prefect flow of your own: see the guide "Your own flow". `step()` marks the end of a
-training step in any program, for `paceline judge`.
+`run(load("digits"))` is `paceline run digits`, and `run_own("config.yaml", code=".")` trains your own Lightning code.
+The stages `prepare`, `train`, `evaluate` and `account` share a `session`, or the `own_session` of your code; with them
+you compose a Prefect flow of your own: see the guide "Your own flow". `step()` marks the end of a training step in any
+program, for `paceline judge`.
 """
 
 import importlib
@@ -12,21 +13,23 @@ from paceline.tasks.measure.step_marks import step
 
 if TYPE_CHECKING:
     from paceline.conf.load import load
-    from paceline.flows.interface import run, run_own
-    from paceline.flows.run.lightning import OwnSummary
-    from paceline.flows.run.stages import Session, Summary, account, evaluate, prepare, session, train
+    from paceline.flows.interface import account, evaluate, own_session, prepare, run, run_own, session, train
+    from paceline.flows.run.lightning import OwnEvaluation, OwnSummary
+    from paceline.flows.run.session import OwnSession, Session
+    from paceline.flows.run.stages import Summary
 
 _PLACES = {
     "load": ".conf.load",
-    **dict.fromkeys(("run", "run_own"), ".flows.interface"),
-    "OwnSummary": ".flows.run.lightning",
     **dict.fromkeys(
-        ("Session", "Summary", "account", "evaluate", "prepare", "session", "train"), ".flows.run.stages"
+        ("account", "evaluate", "own_session", "prepare", "run", "run_own", "session", "train"), ".flows.interface"
     ),
+    **dict.fromkeys(("OwnEvaluation", "OwnSummary"), ".flows.run.lightning"),
+    **dict.fromkeys(("OwnSession", "Session"), ".flows.run.session"),
+    "Summary": ".flows.run.stages",
 }
 __all__ = [
-    *("OwnSummary", "Session", "Summary", "account", "evaluate", "load", "prepare", "run", "run_own", "session"),
-    *("step", "train"),
+    *("OwnEvaluation", "OwnSession", "OwnSummary", "Session", "Summary", "account", "evaluate", "load", "own_session"),
+    *("prepare", "run", "run_own", "session", "step", "train"),
 ]
 
 

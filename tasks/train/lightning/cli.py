@@ -5,12 +5,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -36,6 +36,12 @@ _GIVEN = re.compile(r"Given value: (.*)")
 
 class _Parser(LightningArgumentParser):
     """Links arguments of `model` and `data` also as a LightningCLI does that has these classes in its code."""
+
+    def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **options: Any) -> list[str]:
+        """Add the arguments of a class. Raises InputError: it saves checkpoints."""
+        if isinstance(lightning_class, type) and issubclass(lightning_class, Checkpoint):
+            _refuse_checkpoints(lightning_class, nested_key)
+        return super().add_lightning_class_args(lightning_class, nested_key, *args, **options)
 
     def link_arguments(
         self,
@@ -100,6 +106,9 @@ class ModuleCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Instantiate all classes, or none where only the settings are checked."""
+        for callback in _without_bars(self.trainer_defaults.get("callbacks")):
+            if isinstance(callback, Checkpoint):
+                _refuse_checkpoints(type(callback), "trainer_defaults")
         if not self._only_parse:
             super().instantiate_classes()
         if self._partitions is not None:
@@ -135,6 +144,14 @@ class ModuleCLI(LightningCLI):
 
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
+
+
+def _refuse_checkpoints(callback: type[Checkpoint], place: str) -> NoReturn:
+    raise InputError(
+        f"{place}={callback.__name__} of your LightningCLI cannot be used with Paceline",
+        hint=f"remove {place} from its code; Paceline saves checkpoints: see execution.checkpoint_steps",
+        setting=place,
+    )
 
 
 def _without_bars(callbacks: Any) -> list[Any]:

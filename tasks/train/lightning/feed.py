@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import (
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from paceline.conf.lightning import NO_AVERAGES
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.train.lightning.random_state import RandomState, random_state, set_random_state
 from paceline.tasks.train.rank.time_budget import Stopwatch
@@ -271,6 +273,15 @@ class FedShards(_Fed, ModelParallelStrategy):
                 hint="use execution.strategy=ddp",
                 setting="trainer.sync_batchnorm",
             )
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]  # its connector sets them
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                raise InputError(NO_AVERAGES.format(type(callback).__name__))
+        for name, weight in module.named_parameters():
+            if not weight.dim():
+                raise InputError(
+                    f"the parameter {name} has no dimension, and execution.strategy=fsdp shares the rows of each one",
+                    hint=f"give {name} the shape (1,), or use execution.strategy=ddp",
+                )
         if not any(isinstance(part, FSDPModule) for part in module.modules()):
             self.model_to_device()
             for weights in (*module.parameters(), *module.buffers()):  # sharding copies none from rank 0

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from mlflow.tracking import MlflowClient
 
 import paceline
@@ -36,8 +37,9 @@ def test_own_lightning_code_is_no_preset():
     with pytest.raises(InputError, match="takes presets") as refusal:
         paceline.run(config)
     assert "run_own" in refusal.value.hint
-    with pytest.raises(InputError, match="takes presets"), paceline.session(config):
+    with pytest.raises(InputError, match="takes presets") as refusal, paceline.session(config):
         pass
+    assert "own_session" in refusal.value.hint
 
 
 @pytest.mark.slow
@@ -54,6 +56,47 @@ def test_own_lightning_code_as_a_function(tmp_path):
     assert run.info.status == "FINISHED"
     assert f"{run.data.metrics['test/loss']}" in done.stdout
     assert "not measured: the run had no probe" in done.stdout
+
+
+@pytest.fixture
+def own_flow(tmp_path):
+    """The flow of the guide for own Lightning code, and the directory of a small project of LightningCLI."""
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+    home = Path(shutil.copytree(PACKAGE.parent / "shapes", tmp_path / "code"))
+    shutil.copy(home / "configs" / "perceptron.yaml", home / "config.yaml")
+    (body,) = [block for block in BLOCKS if "def copy_checkpoint" in block]
+    script = tmp_path / "flow_of_mine.py"  # not in the directory of code, which must stay the same for a resume
+    script.write_text(body)
+    return script, home
+
+
+OWN_SHORT = ["trainer.max_epochs=1", "speedup.baseline=none"]
+
+
+@pytest.mark.slow
+def test_a_flow_of_own_code_has_a_step_of_the_user(own_flow):
+    script, home = own_flow
+    done = start(script, home / "copied.ckpt", *OWN_SHORT, home=home)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_of(home)
+    assert run.info.status == "FINISHED"
+    assert torch.load(home / "copied.ckpt", weights_only=True)["state_dict"]
+    assert f"copied.ckpt has a loss of {run.data.metrics['test/loss']:.3f}. not measured" in done.stdout
+
+
+@pytest.mark.slow
+def test_an_own_step_that_fails_fails_the_run_of_own_code_and_a_resume_repeats_no_training(own_flow):
+    script, home = own_flow
+    done = start(script, home / "missing" / "copied.ckpt", *OWN_SHORT, home=home)
+    assert done.returncode == 1
+    (run,) = runs_of(home)
+    assert run.info.status == "FAILED"
+    script.write_text(script.read_text().replace('code="."', f'code=".", resume="{run.info.run_id}"'))
+    done = start(script, home / "copied.ckpt", *OWN_SHORT, home=home)
+    assert done.returncode == 0, done.stderr
+    (run,) = runs_of(home)
+    assert run.info.status == "FINISHED"
+    assert "The training has finished before" in done.stderr
 
 
 def start(script, *arguments, home):

@@ -88,6 +88,7 @@ def test_all_devices_of_a_host_need_a_number(number):
         {"strategy": "fsdp"},
         {"fast_dev_run": True},
         {"plugins": ["x"]},
+        {"model_registry": "tagger"},
     ],
 )
 def test_what_paceline_decides_is_refused(trainer):
@@ -164,6 +165,16 @@ def test_settings_of_presets_have_no_meaning_for_own_code():
         validate(own(cluster={"min_workers": 1}))
     with pytest.raises(ConfigError, match=r"track\.min_accuracy=0\.9 cannot be used"):
         validate(own(track={"min_accuracy": 0.9}))
+
+
+def test_averages_of_weights_are_refused_with_shards():
+    callbacks = [{"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging"}]
+    tree = own()
+    tree["lightning"]["settings"]["trainer"] = {"callbacks": callbacks}
+    validate(tree)
+    tree["execution"] = tree["execution"] | {"strategy": "fsdp", "num_devices": 2}
+    with refused(None, "WeightAveraging", "execution.strategy=fsdp"):
+        validate(tree)
 
 
 def test_a_model_is_registered_with_its_package_only():
@@ -244,6 +255,17 @@ def test_a_night_reads_what_its_author_gave_with_the_code_of_then(asked, tmp_pat
         assert (asked[-1].code, asked[-1].settings, night.code) == (str(directory), given, str(directory))
         assert night.settings == {"model": {"class_path": "acme.Tagger"}}, "as LightningCLI reads them now"
         assert night.given == {"model": given["model"], "trainer": {}}
+
+
+def test_a_command_line_in_the_file_may_have_sections_of_its_own(asked, tmp_path):
+    path = tmp_path / "own.yaml"
+    for text in ("cli: acme.TaggerCLI\ntrainer: {}", "fit: {cli: acme.TaggerCLI}"):
+        path.write_text(text)
+        lightning.load_lightning(str(path), ["note=x", "ckpt_path="], None)
+        assert asked[-1].variants == (("note=x",),)
+    path.write_text("trainer: {}")
+    with refused("note"):
+        lightning.load_lightning(str(path), ["note=x"], None)
 
 
 def test_a_checkpoint_to_start_from_is_known_by_its_digest(asked, tmp_path):

@@ -17,6 +17,7 @@ from paceline.tasks.train import checkpoint_interval, prefect_tasks
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.launch.layout import PROBE_FILE
 from paceline.tasks.train.lightning import callbacks
+from paceline.tasks.train.lightning.callbacks import FileLogger
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from tests.support.own_lightning import train
 from tests.support.refusals import refused
@@ -107,13 +108,23 @@ def test_a_name_that_mlflow_accepts_stays(name):
     assert metric_name(name) == name
 
 
+def test_two_names_that_are_one_in_mlflow_have_two_curves(tmp_path):
+    logged, notes = {}, []
+    logger = FileLogger(lambda values, step: logged.update(values), tmp_path, "", notes.append)
+    for value in (0.5, 0.6):
+        logger.log_metrics({"acc@1": value, "acc#1": value + 1, "acc_1": value + 2, "acc_2": value + 3})
+    assert logged == {"acc_1": 0.6, "acc_1_2": 1.6, "acc_1_3": 2.6, "acc_2": 3.6}
+    assert [note.split()[7].strip(",") for note in notes[:3]] == ["acc@1", "acc#1", "acc_1"]
+
+
 def test_another_name_in_mlflow_is_noted(make_spec, own_packages, monkeypatch):
     from prose.gpt import GPT
 
     monkeypatch.setattr(GPT, "on_validation_epoch_end", lambda self: self.log("acc@1", 0.5), raising=False)
     spec = make_spec(baseline="none")
     result = train(spec)
-    assert result.notes == ("MLflow does not accept the metric name acc@1: the metric is acc_1 there",)
+    (note,) = result.notes
+    assert note.endswith("the metric is acc_1 there")
     assert result.metrics["acc@1"] == 0.5
     assert '"acc_1", 0.5' in (Path(spec.directory) / "metrics.jsonl").read_text()
 

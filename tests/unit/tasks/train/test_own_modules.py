@@ -2,13 +2,16 @@
 
 import csv
 import importlib.util
+import inspect
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, Timer
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -19,6 +22,7 @@ from paceline.tasks.train.lightning.child import Request, _do
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.measure import measure_module
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from tests.support.documents import ROOT
 from tests.support.own_lightning import PACKAGE, QUIET, train
 from tests.support.refusals import refused
 
@@ -191,6 +195,29 @@ def test_several_optimizers_and_all_flags_of_log_are_as_with_lightning(make_spec
         assert {"half_0", "half_1", "val_loss/dataloader_idx_1", "odd_name", "metric_epoch"} <= logged.keys()
 
 
+OTHER_KEYS = (
+    {"overfit_batches": 2, "detect_anomaly": True, "profiler": "simple", "deterministic": True, "min_epochs": 4},
+    {"limit_train_batches": 0.5, "limit_val_batches": 2, "check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
+    | {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}
+    | {"log_every_n_steps": 2, "inference_mode": False, "use_distributed_sampler": False, "min_steps": 8},
+    {"max_epochs": -1, "max_steps": 7, "val_check_interval": 2, "reload_dataloaders_every_n_epochs": 1},
+)
+
+
+@pytest.mark.parametrize("keys", OTHER_KEYS, ids=["first", "second", "third"])
+def test_other_keys_of_the_trainer_keep_their_effect(make_spec, tmp_path, keys):
+    logged = compare_with_lightning(make_spec, noise({"class_path": "optimizers.Logged"}, **keys), tmp_path)
+    assert 1 < len(logged["loss_step"]) < 30
+
+
+def test_the_guide_has_each_key_of_the_trainer():
+    text = (ROOT / "infra/docs/guides/lightning.md").read_text()
+    section = text.partition("## Keys of the trainer")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", section))
+    keys = {*inspect.signature(Trainer.__init__).parameters} - {"self"}
+    assert not keys - named, "decide what Paceline does with it"
+
+
 SECTIONS = {
     "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.02}},
     "lr_scheduler": {
@@ -243,6 +270,24 @@ def test_callbacks_of_a_command_line_of_its_own_are_those_of_the_trainer(monkeyp
     callbacks = ModuleCLI(settings, {"callbacks": [added], "enable_progress_bar": False}).trainer.callbacks
     assert added in callbacks
     assert [type(each) for each in callbacks if isinstance(each, Counted | ProgressBar)] == [Counted]
+
+
+def test_checkpoints_of_a_command_line_of_its_own_are_refused(own_packages, monkeypatch):
+    import optimizers
+
+    class Section(LightningCLI):
+        def add_arguments_to_parser(self, parser):
+            parser.add_lightning_class_args(ModelCheckpoint, "my_checkpoint")
+
+    class Default(LightningCLI):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, trainer_defaults={"callbacks": ModelCheckpoint()}, **settings)
+
+    path = "optimizers.LinkedCLI"
+    for script, place in ((Section, "my_checkpoint"), (Default, "trainer_defaults")):
+        monkeypatch.setattr(optimizers, "LinkedCLI", script)
+        with refused(place, "ModelCheckpoint"):
+            ModuleCLI(["--model=optimizers.Regression"], own=path, only_parse=True)
 
 
 def test_classes_in_the_code_of_a_script_are_named_and_linked():

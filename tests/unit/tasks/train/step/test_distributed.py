@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -119,6 +122,28 @@ def test_batch_norms_over_all_ranks_are_refused_with_shards():
     strategy._lightning_module, strategy._layer_sync = Halves(), TorchSyncBatchNorm()
     with refused("trainer.sync_batchnorm", "execution.strategy=fsdp"):
         strategy.setup(None)
+
+
+class Averaged(EMAWeightAveraging):
+    """A callback of a user."""
+
+
+class Scaled(Halves):
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("module", "callbacks", "fault"),
+    [(Halves(), [Averaged()], "Averaged"), (Halves(), [StochasticWeightAveraging(0.1)], "StochasticWeightAveraging"),
+     (Scaled(), [], "temperature")],
+)  # fmt: skip
+def test_what_needs_whole_weights_is_refused_with_shards(module, callbacks, fault):
+    strategy = FedShards(lambda loader: loader, 1)
+    strategy._lightning_module = module
+    with refused(None, fault, "execution.strategy=fsdp"):
+        strategy.setup(SimpleNamespace(callbacks=callbacks))
 
 
 def test_each_unit_fetches_the_next_one_in_both_directions(mesh):
