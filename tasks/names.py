@@ -85,7 +85,7 @@ JUDGEMENT_EXPERIMENT = "judgements"  # holds the judgements of `paceline judge`
 WATCH_EXPERIMENT = "paceline-watch"  # holds the accounts of users' own scripts
 PREDICTIONS_FILE = "predictions.json"  # next to the parts of a prediction; it describes them
 REGRESSION_EVENT = "paceline.regression"  # Prefect events that an automation may wait for
-MISSED_EVENT = "paceline.missed"
+LATE_EVENT = "paceline.late"
 SERIES_RESOURCE = "paceline.series"  # prefix of the event's resource
 
 

@@ -51,15 +51,19 @@ def require_space_for_rest(
 ) -> None:
     """Check the space for further trainings, given as ids of similar runs that have ended, and how many are left.
 
-    Each is as large as the mean of those runs, and is not counted without one. Raises RunError: it is missing.
+    Each is as large as the mean of those runs, and of unknown size without one. Raises RunError: it is missing.
     """
-    number = num_bytes = 0
+    number = num_bytes = num_unknown = 0
     for run_ids, left in rest:
-        sizes = [size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None]
-        number += left
-        num_bytes += left * sum(sizes) // max(len(sizes), 1)
-    if number > 0:  # after the last one only the report is left, which is small
-        require_space(config.limits, environment.root, {f"{number} further trainings": num_bytes}, RunError)
+        if sizes := [size_of(environment.root / "runs" / run_id) for run_id in run_ids if run_id is not None]:
+            number += left
+            num_bytes += left * sum(sizes) // len(sizes)
+        else:
+            num_unknown += left
+    parts: dict[str, int | None] = {f"{number} further trainings": num_bytes} if number else {}
+    parts |= {f"{num_unknown} further trainings": None} if num_unknown else {}
+    if parts:  # after the last one only the report is left, which is small
+        require_space(config.limits, environment.root, parts, RunError)
 
 
 def _checkpoint_bytes(config: Config, listing: Listing) -> CheckpointBytes:

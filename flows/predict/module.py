@@ -139,8 +139,8 @@ def predict_with(
                 "packages": config.lightning.packages,
             }
             write_facts(out, facts)
-            seconds, home = config.limits.prepare_seconds, str(environment.root)
-            partitions = prepare_module_partitions(config.lightning, config.lightning.code, home, address, seconds)
+            own, home = config.lightning, str(environment.root)
+            partitions = prepare_module_partitions(own, own.code, home, address, config.limits)
             job = ModuleJob(
                 partitions=partitions,
                 **config.lightning.model_dump(include={"settings", "code", "packages"}),

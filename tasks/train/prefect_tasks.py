@@ -11,9 +11,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
+from paceline.conf.config import Limits
 from paceline.conf.lightning import Lightning
 from paceline.tasks import deadline
-from paceline.tasks.errors import InputError, StoppedError
+from paceline.tasks.disk_space import require_space
+from paceline.tasks.errors import InputError, RunError, StoppedError
 from paceline.tasks.files import load_result, save_result
 from paceline.tasks.metrics_file import require_newest
 from paceline.tasks.names import Metric
@@ -124,25 +126,25 @@ def prepare_module_partitions(
     copied: str | None,
     home: str,
     address: str,
-    seconds: float | None,
+    limits: Limits,
     *,
     check_content: bool = False,
 ) -> PreparedPartitions | None:
     """Prepare the partitions of the user's DataModule on all workers, or find them prepared; None where it has none.
 
-    Raises as `prepare_partitions`, and TimeLimitError: it took longer than its limit.
+    Raises as `prepare_partitions`, and TimeLimitError: it took longer than its limit; RunError: the other partitions
+    would fill the disk if they are as large as the mean of those that are prepared.
     """
     if not module.has_partitions:
         return None
-    with deadline.time_limit("limits.prepare_seconds", seconds), progress_bar("prepare") as advance:
-        prepared = prepare_partitions(
-            module,
-            copied,
-            Path(home),
-            address,
-            lambda done, total: advance(done, total, "partitions"),
-            check_content=check_content,
-        )
+
+    def on_progress(done: int, total: int, num_bytes: int) -> None:
+        advance(done, total, "partitions")
+        if left := total - done:
+            require_space(limits, Path(home), {f"{left} further partitions": left * num_bytes // done}, RunError)
+
+    with deadline.time_limit("limits.prepare_seconds", limits.prepare_seconds), progress_bar("prepare") as advance:
+        prepared = prepare_partitions(module, copied, Path(home), address, on_progress, check_content=check_content)
     text = "%s %d partitions in %.1f s: %d files of %d bytes in %s"
     counts = prepared.num_partitions, prepared.seconds, prepared.num_files, prepared.num_bytes
     get_run_logger().info(text, "Reused" if prepared.reused else "Prepared", *counts, prepared.directory)
@@ -203,11 +205,11 @@ def with_partitions(job: TrainJob, address: str) -> TrainJob:
 
 def partitions_of(job: TrainJob, address: str, *, check_content: bool = False) -> PreparedPartitions | None:
     """Prepare the partitions of a job's DataModule; see `prepare_module_partitions`."""
-    module, seconds = job.config.lightning, job.config.limits.prepare_seconds
+    module = job.config.lightning
     if not module.has_partitions:
         return None
     copied = str(job.directory / FOLDER) if module.code else None
-    return prepare_module_partitions(module, copied, job.home, address, seconds, check_content=check_content)
+    return prepare_module_partitions(module, copied, job.home, address, job.config.limits, check_content=check_content)
 
 
 def _require_same(place: Path, partitions: PreparedPartitions) -> None:

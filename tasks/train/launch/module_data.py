@@ -85,13 +85,15 @@ def prepare_partitions(
     copied: str | None,
     home: Path,
     address: str,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int, int], None],
     *,
     check_content: bool = False,
 ) -> PreparedPartitions:
     """Have all workers prepare the partitions of the user's DataModule, one at a time each, or find them prepared.
 
-    `copied` is the directory of code that the workers import from; `check_content` as in `store.find_as`.
+    `copied` is the directory of code that the workers import from; `check_content` as in `store.find_as`. `on_progress`
+    gets the number of prepared partitions, of all, and the bytes that the prepared ones have; an error of it ends the
+    preparation.
 
     Raises InputError: the keys or a partition are not what they must be; RunError: the user's code failed.
     """
@@ -118,7 +120,7 @@ def _make(
     key: str,
     names: list[str],
     request: child.Request,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int, int], None],
 ) -> PartitionsManifest:
     store.remove_stale(home)
     with store.temporary(home, key, (PARTITIONS,)) as directory:
@@ -141,7 +143,8 @@ def _make(
                 for partition in results:
                     done[partition.name] = partition
                     store.touch(directory)
-                    on_progress(len(done), len(names))
+                    num_bytes = sum(file.num_bytes for one in done.values() for file in one.files)
+                    on_progress(len(done), len(names), num_bytes)
         except BaseException as error:
             if done and not is_full(error):
                 store.leave_to_next(home, key, directory, (one.model_dump_json() for one in done.values()))

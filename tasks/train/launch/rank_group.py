@@ -236,18 +236,16 @@ class RankGroup:
         give_up, lost = time.monotonic() + ECHO_SECONDS, None
         while True:
             failed = [outcome for outcome in self._collect_outcomes() if outcome.error is not None]
-            causes = [each for each in failed if not any(echo in str(each.error).lower() for echo in ECHOES)]
-            if not causes and lost is not None:
+            has_cause = not all(map(_is_echo, failed))
+            if not has_cause and lost is not None:
                 raise lost
-            if causes or time.monotonic() > give_up:
+            if has_cause or time.monotonic() > give_up:
                 break
             self._next_look = 0.0
             self._check_workers()
             lost = self._find_silent()
             time.sleep(POLL_SECONDS)
-        # A killed rank has no time: it ended before those that noticed.
-        first = min(causes or failed, key=lambda outcome: outcome.failed_at or 0.0)
-        return RankError(f"rank {first.rank} failed: {first.error}", first.rank, first.traceback, **first.causes)
+        return name_cause(failed, len(self._placements))
 
     def _check_futures(self) -> None:
         for rank, future in self._futures.items():
@@ -278,3 +276,17 @@ def _describe_worker(placement: Placement) -> str:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__} {error}".strip()
+
+
+def name_cause(failed: Sequence[RankOutcome], num_ranks: int) -> RankError:
+    """The earliest error that is not a consequence of another rank's end; where all may be, the earliest of them."""
+    causes = [outcome for outcome in failed if not _is_echo(outcome)]
+    # A killed rank has no time: it ended before those that noticed.
+    first = min(causes or failed, key=lambda outcome: outcome.failed_at or 0.0)
+    unsure = "; this may be a consequence of another rank's end, and no rank reports why that ended"
+    text = f"rank {first.rank} failed: {first.error}{unsure if num_ranks > 1 and not causes else ''}"
+    return RankError(text, first.rank, first.traceback, **first.causes)
+
+
+def _is_echo(outcome: RankOutcome) -> bool:
+    return any(echo in str(outcome.error).lower() for echo in ECHOES)

@@ -181,7 +181,8 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
     logged, model, data = metrics_of(cli.trainer), cli.model, cli.datamodule
     has_loader = is_overridden("test_dataloader", model, LightningModule)
     has_loader |= data is not None and is_overridden("test_dataloader", data, LightningDataModule)
-    if not (has_loader and is_overridden("test_step", model, LightningModule)):
+    is_left_out = cli.trainer.limit_test_batches == 0  # Lightning would still call `setup`
+    if is_left_out or not (has_loader and is_overridden("test_step", model, LightningModule)):
         return logged
     with group.wait_for_rank_0():
         group.broadcast(0.0)  # rank 0 has written the weights

@@ -22,6 +22,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows import cli
 from paceline.flows.checks.space import _checkpoint_bytes, check_space, require_space_for_rest
+from paceline.flows.predict.request import require_room
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.trainings import StudyContext, StudyRequest, _require_space
 from paceline.tasks import files
@@ -462,6 +463,15 @@ def test_a_prediction_onto_a_full_disk_is_refused_before_any_work(home, capfd):
     assert not out.exists()
 
 
+def test_a_full_disk_of_out_alone_is_not_to_be_cleaned_up(home, tmp_path):
+    with small_disk(tmp_path / "small", megabytes=16) as filler, refused("limits.min_free_gib") as error:
+        require_room(load("digits", ["limits.min_free_gib=0.1"]), filler.parent / "out", Environment())
+    assert f"--out={filler.parent}/out has 0.02 GiB free" in str(error.value)
+    assert error.value.hint == (
+        f"delete files on the disk of {filler.parent}/out, or give a directory on another disk with --out DIR"
+    )
+
+
 def test_the_trainings_that_are_left_are_as_large_as_those_before(home):
     config, site = load("digits", ["limits.min_free_gib=0"]), Environment()
     (home.root / "runs" / "one").mkdir(parents=True)
@@ -471,6 +481,12 @@ def test_the_trainings_that_are_left_are_as_large_as_those_before(home):
         require_space_for_rest(config, site, [(["one", None], 10**7)])
     full = load("digits", ["limits.min_free_gib=1000000"])
     require_space_for_rest(full, site, [(["one", None], 0)])
+    with refused("limits.min_free_gib", kind=RunError) as unknown:
+        require_space_for_rest(full, site, [([None], 5)])
+    assert "needs space (5 further trainings of unknown size)" in str(unknown.value)
+    with refused("limits.min_free_gib", kind=RunError) as some:
+        require_space_for_rest(full, site, [(["one", None], 3), ([], 5)])
+    assert "about 0.00 GiB (3 further trainings 0.00, 5 further trainings of unknown size)" in str(some.value)
 
 
 def test_the_trainings_that_are_left_of_a_small_arm_are_small(home):
@@ -594,6 +610,14 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
         images = sum(path.stat().st_size for path in prepared.rglob("*.npy"))
         num_bytes = sum(path.stat().st_blocks * 512 for path in (tmp_path / "home").rglob("*") if path.is_file())
         database = (tmp_path / "home" / "mlflow.db").stat().st_size
-        sizes.append(num_bytes - images - database)
-        sys.stdout.write(f"night {night}: {num_bytes} bytes, images {images}, {database} in MLflow's database\n")
+        (
+            artifacts,
+            searches,
+        ) = (  # a clean-up leaves the results of all runs in MLflow, and the searches of all data sets
+            sum(path.stat().st_blocks * 512 for path in (tmp_path / "home" / name).rglob("*") if path.is_file())
+            for name in ("mlartifacts", "searches")
+        )
+        sizes.append(num_bytes - images - database - artifacts - searches)
+        parts = f"images {images}, {database} in MLflow's database, artifacts {artifacts}, searches {searches}"
+        sys.stdout.write(f"night {night}: {num_bytes} bytes: {parts}\n")
     assert max(sizes[15:]) < 1.1 * max(sizes[5:15]), sizes

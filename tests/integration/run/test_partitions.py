@@ -7,12 +7,14 @@ import threading
 
 import pytest
 
+from paceline.conf.config import Limits
 from paceline.conf.environment import Environment
 from paceline.conf.lightning import Lightning
 from paceline.tasks.data.prepare import store
 from paceline.tasks.data.prepare.manifest import PartitionsManifest
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.train.launch.module_data import prepare_partitions
+from paceline.tasks.train.prefect_tasks import prepare_module_partitions
 from tests.support.own_lightning import PACKAGE
 from tests.support.patience import until
 from tests.support.scratch_cluster import ScratchCluster
@@ -74,8 +76,8 @@ class Preparation:
         module = Lightning(settings={"model": {}, "data": data}, code=str(self.code), has_partitions=True)
         done = []
 
-        def on_progress(*counts):
-            done.append(counts)
+        def on_progress(number, total, num_bytes):
+            done.append((number, total, num_bytes))
             (self.place / "progress").touch()
 
         prepared = prepare_partitions(module, str(self.code), self.home, self.address, on_progress)
@@ -99,7 +101,7 @@ def preparation(cluster, tmp_path):
 @pytest.mark.slow
 def test_two_workers_prepare_at_the_same_time_and_once(preparation):
     first, done = preparation.run(meet=True)  # each waits until the other one has started
-    assert [number for number, _ in done] == [1, 2]
+    assert done == [(1, 2, 3), (2, 2, 6)]
     assert (first.num_partitions, first.num_files, first.num_bytes, first.reused) == (2, 2, 6, False)
     texts = {path.parent.parent.name: path.read_text() for path in first.directory.rglob("*.txt")}
     assert texts == {"a": "aaa", "b": "bbb"}
@@ -143,6 +145,16 @@ def test_a_failure_names_its_partition_and_finished_ones_are_not_repeated(prepar
     prepared, _ = preparation.run(meet=True)
     assert prepared.num_partitions == 2
     assert (preparation.num_tries("a"), preparation.num_tries("b")) == (1, 3)
+
+
+@pytest.mark.slow
+def test_partitions_that_would_fill_the_disk_are_refused_after_the_first(preparation):
+    data = {"class_path": "tables.Tables", "init_args": {"place": str(preparation.place)}}
+    module = Lightning(settings={"model": {}, "data": data}, code=str(preparation.code), has_partitions=True)
+    places = str(preparation.code), str(preparation.home), preparation.address
+    with pytest.raises(RunError, match=r"needs about 0\.00 GiB \(1 further partitions 0\.00\)") as caught:
+        prepare_module_partitions.fn(module, *places, Limits(min_free_gib=1e6))
+    assert caught.value.setting == "limits.min_free_gib"
 
 
 @pytest.mark.slow

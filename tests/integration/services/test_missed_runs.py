@@ -2,19 +2,25 @@
 
 import re
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 
 import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
+from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import AwaitingRetry, Cancelled, Late, Scheduled
 from prefect.types._datetime import now
 
 from paceline.flows.lifecycle import missed_runs
+from paceline.flows.lifecycle.outage import guard_flow
 from tests.support.nights import set_alarm, web_hook
 from tests.support.patience import until
 from tests.support.prefect_server import PrefectServer
@@ -35,7 +41,7 @@ def forget():
 def by_state(client, deployment):
     """The runs in each state, and the messages of those that were missed."""
     runs = [run for run in client.read_flow_runs() if run.deployment_id == deployment]
-    names = ("Missed", "Late", "Scheduled")
+    names = ("Missed", "Late")
     return {name: {run.name: run.state.message for run in runs if run.state_name == name} for name in names}
 
 
@@ -69,43 +75,139 @@ def test_each_run_that_no_server_made_is_reported_or_caught_up_with(catch_up, tm
             assert after >= back
             until(lambda: len(received) >= 4, "messages", seconds=60)
             report(checked)
-            states = by_state(client, made)
-            missed = states["Missed"]
+            missed = by_state(client, made)["Missed"]
             until(lambda: len(received) >= len(missed), "messages", seconds=60)
             texts = [message["text"] for message in received]
             assert len(texts) <= 7, "they are reported once"
             assert len(set(texts)) == len(texts)
             assert all(re.fullmatch(r"Run \S+ of night is Missed: due at .*", text) for text in texts)
             if catch_up:
-                assert missed == {}, "they are to start"
-                assert {text.split()[1] for text in texts} <= {*states["Late"], *states["Scheduled"]}
-            else:
-                assert {f"Run {name} of night is Missed: {message}" for name, message in missed.items()} == set(texts)
+                ready = client.get_scheduled_flow_runs_for_deployments([made], scheduled_before=now("UTC"))
+                assert missed.keys() <= {run.name for run in ready}, "they are to start"
+            assert {f"Run {name} of night is Missed: {message}" for name, message in missed.items()} == set(texts)
     finally:
         server.kill()
 
 
-def test_missed_runs_do_not_start_although_no_event_can_be_emitted(tmp_path, monkeypatch):
-    def refuse(client, method, path, **options):
-        if path == "/events":
-            raise httpx.ReadTimeout("the server is busy")
+@pytest.fixture(scope="module")
+def idle_url(tmp_path_factory):
+    """The address of a server that makes no runs of schedules."""
+    directory = tmp_path_factory.mktemp("idle")
+    settings = {"PREFECT_HOME": str(directory), "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "false"}
+    server = PrefectServer(directory, **settings)
+    server.start()
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture
+def idle_client(idle_url, monkeypatch):
+    monkeypatch.setattr(missed_runs, "MARGIN", timedelta(0))
+    with temporary_settings({PREFECT_API_URL: idle_url}), get_client(sync_client=True) as made:
+        yield made
+
+
+def deploy_idle(client, name, interval, **options):
+    schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=interval))
+    return client.create_deployment(client.create_flow(forget), name=name, schedules=[schedule], **options)
+
+
+@flow(name="guarded-night")
+@guard_flow
+def night():
+    """A night that has nothing to do."""
+
+
+@contextmanager
+def alarm(url):
+    """What the automations of this server send to a web hook while the body runs."""
+    with web_hook() as (address, received):
+        set_alarm(address, PREFECT_API_URL=url)
+        yield received
+
+
+def start_night(client, deployment, states):
+    """Run a night that was due an hour ago, after it has been in these states."""
+    due = Scheduled(scheduled_time=now("UTC") - timedelta(hours=1))
+    run = client.create_flow_run_from_deployment(deployment, state=due)
+    for state in states:
+        client.set_flow_run_state(run.id, state, force=True)
+    run_flow(night, flow_run=client.read_flow_run(run.id))
+    assert client.read_flow_run(run.id).state.is_completed()
+    return run.name
+
+
+def test_a_night_that_starts_hours_late_is_sent_once(idle_client, idle_url):
+    """Prefect's server was away when it was due, so that it is `Late` for some seconds only."""
+    deployment = idle_client.create_deployment(idle_client.create_flow(night), name="late", tags=["paceline"])
+    due = now("UTC") - timedelta(hours=1)
+    with alarm(idle_url) as received:
+        missed = State(type=StateType.SCHEDULED, name="Missed", state_details=StateDetails(scheduled_time=due))
+        start_night(idle_client, deployment, [missed])
+        start_night(idle_client, deployment, [Cancelled(name="Ended"), AwaitingRetry()])
+        late = start_night(idle_client, deployment, [Late(scheduled_time=due)])
+        until(lambda: any(late in message["text"] for message in received), "message", seconds=60)
+    texts = [message["text"] for message in received if "Late" in message["text"]]
+    assert len(texts) == 1, "others have had a message, or were started again by somebody"
+    assert re.fullmatch(rf"Run {late} of late is Late: due at {due:%Y-%m-%d %H:%M} UTC, started at .* UTC", texts[0])
+
+
+def test_a_night_of_a_work_pool_reports_the_missed_ones_before_it(idle_client, monkeypatch):
+    idle_client.create_work_pool(WorkPoolCreate(name="pool", type="process"))
+    flow_id, every = idle_client.create_flow(night), timedelta(seconds=1)
+    schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=every))
+    of_pool, of_serve = (
+        idle_client.create_deployment(flow_id, name=name, schedules=[schedule], work_pool_name=pool)
+        for name, pool in (("of-pool", "pool"), ("of-serve", None))
+    )
+    time.sleep(3)
+    for deployment in (of_pool, of_serve):
+        start_night(idle_client, deployment, [])
+    assert {run.state_name for run in runs_of(idle_client, of_pool)} == {"Missed", "Completed"}
+    assert {run.state_name for run in runs_of(idle_client, of_serve)} == {"Completed"}, "`paceline serve` reports them"
+
+
+def runs_of(client, deployment):
+    return [run for run in client.read_flow_runs() if run.deployment_id == deployment]
+
+
+def test_no_missed_run_may_start_when_an_error_interrupts_the_check(idle_client, monkeypatch):
+    """After each request that changes something, the connection fails: as a client sees it, and as a server does."""
+    made = []
+
+    def fail(client, method, path, **options):
+        if method == "POST" and not path.endswith("filter"):
+            if len(made) in {0, 3}:
+                made.append(path)
+                raise httpx.ConnectError("the server is away")
+            made.append(path)
+            if len(made) == 3:
+                request(client, method, path, **options)
+                raise httpx.ReadTimeout("the answer was lost")
         return request(client, method, path, **options)
 
     request = SyncPrefectClient.request
-    monkeypatch.setattr(SyncPrefectClient, "request", refuse)
-    monkeypatch.setattr(missed_runs, "MARGIN", timedelta(0))
-    server = PrefectServer(
-        tmp_path, PREFECT_HOME=str(tmp_path / "prefect"), PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED="false"
-    )
-    server.start()
-    try:
-        with temporary_settings({PREFECT_API_URL: server.url}), get_client(sync_client=True) as client:
-            schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=timedelta(seconds=1)))
-            made = client.create_deployment(client.create_flow(forget), name="night", schedules=[schedule])
-            time.sleep(4)
-            assert missed_runs.report_missed_runs("forgotten/night", None, catch_up=False) is not None
-            states = by_state(client, made)
-            assert len(states.pop("Missed")) >= 2
-            assert not any(states.values())
-    finally:
-        server.kill()
+    deployment = deploy_idle(idle_client, "night", timedelta(seconds=1))
+    time.sleep(4)
+    monkeypatch.setattr(SyncPrefectClient, "request", fail)
+    checked = None
+    for _ in range(3):
+        assert missed_runs.report_missed_runs("forgotten/night", checked, catch_up=False) is None
+        assert not any(run.state.is_scheduled() for run in runs_of(idle_client, deployment))
+    assert missed_runs.report_missed_runs("forgotten/night", checked, catch_up=False) is not None
+    states = [run.state for run in runs_of(idle_client, deployment)]
+    assert {(state.type, state.name) for state in states} == {(StateType.CANCELLED, "Missed")}
+    due = sorted(state.state_details.scheduled_time for state in states)
+    assert len(due) >= 3
+    assert {(later - earlier).total_seconds() for earlier, later in pairwise(due)} == {1}, "each of them once"
+
+
+def test_missed_runs_beyond_the_most_that_are_made_are_counted(idle_client, monkeypatch):
+    monkeypatch.setattr(missed_runs, "MAX_RUNS", 2)
+    deployment = deploy_idle(idle_client, "often", timedelta(milliseconds=1))
+    time.sleep(3)
+    missed_runs.report_missed_runs("forgotten/often", None, catch_up=False)
+    messages = [run.state.message for run in runs_of(idle_client, deployment)]
+    assert len(messages) == 2
+    counts = {int(re.search(r"; (\d+) older ones were missed too and are not listed", text)[1]) for text in messages}
+    assert min(counts) > 2000, "more than Prefect computes at once"

@@ -71,8 +71,9 @@ def pool(prefect_url, tmp_path_factory):
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def worker(pool):
+    """It ends with the test: the next one has a worker of its own, and each run goes to the first that asks."""
     process = pool.start_worker()
     yield process
     process.terminate()

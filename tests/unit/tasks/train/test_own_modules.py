@@ -86,6 +86,17 @@ def test_a_setup_that_builds_the_network_again_leaves_the_trained_weights(pictur
     assert all(torch.equal(kept[name], weights) for name, weights in trained.items())
 
 
+def test_a_network_that_setup_builds_again_needs_no_test(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def setup(self, stage):
+        self.layers = Perceptron().layers
+
+    monkeypatch.setattr(Perceptron, "setup", setup, raising=False)
+    pictures["trainer"]["limit_test_batches"] = 0
+    assert train(make_spec(settings=pictures, baseline="none")).not_tested is None, "as the message says"
+
+
 def test_a_test_leaves_the_values_of_the_validation(pictures, make_spec, monkeypatch):
     from more_shapes import Perceptron
 
