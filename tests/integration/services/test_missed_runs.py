@@ -14,6 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.events.worker import EventsWorker
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Late, Scheduled
@@ -103,6 +104,7 @@ def idle_url(tmp_path_factory):
 @pytest.fixture
 def idle_client(idle_url, monkeypatch):
     monkeypatch.setattr(missed_runs, "MARGIN", timedelta(0))
+    EventsWorker.drain_all(timeout=10, at_exit=False)  # one process has one, which keeps the server of an earlier test
     with temporary_settings({PREFECT_API_URL: idle_url}), get_client(sync_client=True) as made:
         yield made
 
