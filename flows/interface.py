@@ -30,7 +30,7 @@ def run(config: Config) -> Summary:
         InputError: the input is wrong, and nothing was started.
         RunError: the run failed after it had started.
     """
-    _require_preset(config, "this function", "run_own")
+    _require_preset(config, "run()", "run_own")
     return Summary.model_validate(start(config))
 
 
@@ -63,7 +63,7 @@ def session(config: Config, resume: str | None = None) -> Iterator[Session]:
         InputError: a setting does not fit this machine; nothing was started.
         RegressionError: the run got worse than those before it, and `track.on_regression` is `fail`.
     """
-    _require_preset(config, "a session", "own_session")
+    _require_preset(config, "session()", "own_session")
     with open_session(Session, config, resume) as opened:
         yield opened
 

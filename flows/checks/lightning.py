@@ -52,7 +52,7 @@ def load_lightning(
     given: dict[str, Any] = dict(each.split("=", 1) for each in overrides if each.startswith(WHOLE))
     file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
     tree = read_tree(Path(file)) if file else {}
-    has_own_sections = "cli" in given or "cli" in tree.get("fit", tree)
+    has_own_sections = "cli" in given or "cli" in (tree.get("fit") or tree)
     for_paceline, of_cli = _split([override for override in overrides if not override.startswith(WHOLE)])
     for override in of_cli:
         key = override.partition("=")[0]

@@ -61,7 +61,9 @@ def require_space_for_rest(
         else:
             num_unknown += left
     parts: dict[str, int | None] = {f"{number} further trainings": num_bytes} if number else {}
-    parts |= {f"{num_unknown} further trainings": None} if num_unknown else {}
+    if num_unknown:
+        name = f"{num_unknown} further trainings"
+        parts[f"another {name}" if name in parts else name] = None
     if parts:  # after the last one only the report is left, which is small
         require_space(config.limits, environment.root, parts, RunError)
 

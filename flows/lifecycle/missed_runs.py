@@ -1,4 +1,4 @@
-"""Runs that start late, or that a schedule did not make because Prefect's server was away for longer than that."""
+"""Runs that start late, and those that no schedule made: Prefect's server was away longer than it plans."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -40,19 +40,19 @@ def report_late_start(deployment_id: str | None) -> None:
     """
     if deployment_id is None:
         return
+    due, late_before = flow_run.get_scheduled_start_time(), now("UTC") - LATE
     try:
         with get_client(sync_client=True) as client:
-            states = client.read_flow_run_states(UUID(flow_run.get_id()))
+            states = client.read_flow_run_states(UUID(flow_run.get_id())) if due < late_before else []
             pool = client.read_deployment(UUID(deployment_id)).work_pool_name
     except (httpx.HTTPError, PrefectException) as error:
         get_logger("paceline").warning("Prefect does not know whether this run starts late (%r)", error)
         return
-    due, sent_before = flow_run.get_scheduled_start_time(), now("UTC") - LATE
     is_sent = any(
-        state.name == MISSED or state.is_final() or (state.name == WAITING and state.timestamp < sent_before)
+        state.name == MISSED or state.is_final() or (state.name == WAITING and state.timestamp < late_before)
         for state in states
     )
-    if due < sent_before and not is_sent:
+    if due < late_before and not is_sent:
         resource = {
             "prefect.resource.id": f"prefect.flow-run.{flow_run.get_id()}",
             "prefect.resource.name": str(flow_run.get_name()),
@@ -67,9 +67,9 @@ def report_late_start(deployment_id: str | None) -> None:
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
     """Create the missed runs of the deployment FLOW/NAME, in the state `Missed`; Prefect emits an event for each.
 
-    With `catch_up` that state is a scheduled one, so that they start. Returns None while there is no such deployment. A
-    schedule that is paused misses nothing. `checked_until` is the result of the previous call; None looks after the
-    last run that was due. Logs errors, and creates the rest at the next call.
+    With `catch_up` the state is a scheduled one, and the runs start. A paused schedule misses nothing. `checked_until`
+    is the result of the previous call; None looks after the last run that was due. Returns the time until which all
+    missed runs are created; after an error, which is logged, `checked_until`; None while there is no such deployment.
     """
     log = get_logger("paceline")
     kind = StateType.SCHEDULED if catch_up else StateType.CANCELLED

@@ -83,7 +83,7 @@ class OwnEvaluation(Record):
 
     metrics: dict[str, float]  # the newest value of each, if it is finite
     not_finite: tuple[str, ...]  # the other metrics
-    not_tested: str | None  # why the test's metrics do not count; None where they do, or there is no test
+    not_tested: str | None  # reason not to use the metrics of the test; None without one
 
 
 @flow(name="paceline-lightning", flow_run_name="{config.name}", persist_result=False)

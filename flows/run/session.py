@@ -55,9 +55,9 @@ class RunSession:
 
     @property
     def job(self) -> TrainJob:
-        """The training. Raises InputError: no stage has planned it yet."""
+        """The training, which `prepare` plans for own code, else `train`. Raises InputError: that has not run yet."""
         if self.training is None:
-            raise InputError("this session has no training yet", hint="prepared = prepare(session)")
+            raise InputError("this session has no training yet", hint="trained = train(session, prepare(session))")
         return self.training
 
     def open_run(self, workload: str) -> RunHandle:
@@ -85,7 +85,8 @@ Kind = TypeVar("Kind", bound=RunSession)
 def open_session(kind: type[Kind], config: Config, resume: str | None = None) -> Iterator[Kind]:
     """Check a configuration, and open its cluster; inside a Prefect flow. The MLflow run ends with the body.
 
-    After a run that was accounted for, the registered model is promoted, and a regression is confirmed and reported.
+    After a run that was accounted for, the registered model is promoted, and a regression is reported. Presets confirm
+    it first, if the settings ask for that.
 
     Raises:
         InputError: a setting does not fit this machine; nothing was started.

@@ -122,7 +122,7 @@ class ModuleResult(Trained):
     losses: tuple[float | None, ...]  # of rank 0, of each batch; None where a step returned none
     metrics: dict[str, float]  # the newest value of each metric that the module has logged, if it is finite
     not_finite: tuple[str, ...] = ()  # the other metrics
-    not_tested: str | None = None  # why the test's metrics do not count; None where they do, or there is no test
+    not_tested: str | None = None  # reason not to use the metrics of the test; None without one
     checkpoint: str | None
     weights: str | None = None  # state dict, readable with weights_only; None where it is not, or code is not installed
     units_per_second: dict[str, float] = Field(default_factory=dict)  # throughput in other units, such as tokens

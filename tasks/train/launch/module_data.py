@@ -139,11 +139,12 @@ def _make(
             return client.submit(write_partition, task, str(directory), key=f"partition-{name}-{uuid4().hex}")
 
         try:
+            num_bytes = sum(file.num_bytes for one in done.values() for file in one.files)
             with closing(iter_results(client, [name for name in names if name not in done], submit)) as results:
                 for partition in results:
                     done[partition.name] = partition
                     store.touch(directory)
-                    num_bytes = sum(file.num_bytes for one in done.values() for file in one.files)
+                    num_bytes += sum(file.num_bytes for file in partition.files)
                     on_progress(len(done), len(names), num_bytes)
         except BaseException as error:
             if done and not is_full(error):

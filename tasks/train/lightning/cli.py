@@ -38,7 +38,7 @@ class _Parser(LightningArgumentParser):
     """Links arguments of `model` and `data` also as a LightningCLI does that has these classes in its code."""
 
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **options: Any) -> list[str]:
-        """Add the arguments of a class. Raises InputError: it saves checkpoints."""
+        """Add the arguments of a class. Raises InputError: the class is a callback that saves checkpoints."""
         if isinstance(lightning_class, type) and issubclass(lightning_class, Checkpoint):
             _refuse_checkpoints(lightning_class, nested_key)
         return super().add_lightning_class_args(lightning_class, nested_key, *args, **options)
@@ -149,7 +149,7 @@ class ModuleCLI(LightningCLI):
 def _refuse_checkpoints(callback: type[Checkpoint], place: str) -> NoReturn:
     raise InputError(
         f"{place}={callback.__name__} of your LightningCLI cannot be used with Paceline",
-        hint=f"remove {place} from its code; Paceline saves checkpoints: see execution.checkpoint_steps",
+        hint=f"remove it from {place} in your code; Paceline saves checkpoints: see execution.checkpoint_steps",
         setting=place,
     )
 

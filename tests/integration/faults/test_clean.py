@@ -479,6 +479,8 @@ def test_the_trainings_that_are_left_are_as_large_as_those_before(home):
     require_space_for_rest(config, site, [(["one", None], 3)])
     with refused("limits.min_free_gib", kind=RunError):
         require_space_for_rest(config, site, [(["one", None], 10**7)])
+    with refused("limits.min_free_gib", kind=RunError):  # as many are of unknown size
+        require_space_for_rest(config, site, [(["one", None], 10**7), ([], 10**7)])
     full = load("digits", ["limits.min_free_gib=1000000"])
     require_space_for_rest(full, site, [(["one", None], 0)])
     with refused("limits.min_free_gib", kind=RunError) as unknown:

@@ -263,9 +263,10 @@ def test_a_command_line_in_the_file_may_have_sections_of_its_own(asked, tmp_path
         path.write_text(text)
         lightning.load_lightning(str(path), ["note=x", "ckpt_path="], None)
         assert asked[-1].variants == (("note=x",),)
-    path.write_text("trainer: {}")
-    with refused("note"):
-        lightning.load_lightning(str(path), ["note=x"], None)
+    for text in ("trainer: {}", "fit:"):
+        path.write_text(text)
+        with refused("note"):
+            lightning.load_lightning(str(path), ["note=x"], None)
 
 
 def test_a_checkpoint_to_start_from_is_known_by_its_digest(asked, tmp_path):
