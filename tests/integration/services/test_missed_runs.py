@@ -213,3 +213,13 @@ def test_missed_runs_beyond_the_most_that_are_made_are_counted(idle_client, monk
     assert len(messages) == 2
     counts = {int(re.search(r"; (\d+) older ones were missed too and are not listed", text)[1]) for text in messages}
     assert min(counts) > 2000, "more than Prefect computes at once"
+
+
+def test_a_schedule_that_cannot_be_computed_does_not_end_the_run_that_asks(idle_client, monkeypatch):
+    def fail(*_):
+        raise ValueError("no such time zone")
+
+    deploy_idle(idle_client, "unreadable", timedelta(hours=1))
+    monkeypatch.setattr(missed_runs, "_due_times", fail)
+    before = now("UTC")
+    assert missed_runs.report_missed_runs("forgotten/unreadable", before, catch_up=False) == before
