@@ -81,6 +81,9 @@ class Environment(BaseSettings):
     cache_gib_given: str | None = Field(default=None, validation_alias="PACELINE_CACHE_GIB")
     """How large those may become together, GiB, where it was given; 0 for none."""
 
+    warm_given: str = Field(default="", validation_alias="PACELINE_WARM")
+    """How long a process waits for the next run: minutes, `session` or `off`; a quarter of an hour in a terminal."""
+
     @field_validator("home", "tls_given", "cache_given", mode="before")
     @classmethod
     def _drop_empty(cls, directory: object, field: ValidationInfo) -> object:

@@ -32,6 +32,7 @@ from paceline.flows.commands import (
     watch,
 )
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
+from paceline.flows.lifecycle import next_pool
 from paceline.flows.lifecycle import signals as interrupt
 from paceline.tasks import log_lines
 from paceline.tasks.errors import InputError, PacelineError, RankError
@@ -83,6 +84,7 @@ def program() -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with suppress(BrokenPipeError):
                 stream.flush()
+        next_pool.start_next()
         os._exit(status)
 
     # Called last, after the libraries' own exit functions; the interpreter would unload thousands of modules for two

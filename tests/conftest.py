@@ -63,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "PACELINE_HOME": f"{state.name}/paceline",
         "PREFECT_HOME": f"{state.name}/prefect",
         "MPLBACKEND": "Agg",
+        "PACELINE_WARM": "off",  # in a terminal, a command would leave a process behind
         SESSION_VARIABLE: uuid.uuid4().hex,
     }
 

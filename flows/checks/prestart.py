@@ -1,6 +1,6 @@
 """Starts Prefect's temporary API and a cluster of this host, with its rank processes, while a run is checked.
 
-The run of a deployment opens its own.
+The run of a deployment opens its own. A process that is started ahead of a run has started them before.
 """
 
 import os
@@ -8,19 +8,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+from paceline.conf.cluster import Cluster
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.checks.origin import FLOW_RUN
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
-from paceline.tasks.cluster.client import demand_of
+from paceline.tasks.cluster.client import ClusterResources, demand_of
 from paceline.tasks.cluster.kinds import Opening, open_cluster
 from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.train.launch.placement import prepare_seats
+
+START_SECONDS = 120.0
+was_started_ahead = False  # whether this process was started before its run was known
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,50 @@ class Prestart:
             return
         demand = demand_of([config.execution], plan.accelerator)
         with defer_signals():  # a signal in between would leave the cluster without an owner
-            self.opening = Opening(
-                config.cluster, demand, self.environment, lambda address: prepare_seats(address, config, plan)
-            )
+            self.opening = _take_started(config, demand) or _open(config, plan, self.environment)
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A cluster that was opened before its run is known."""
+
+    settings: Cluster
+    demand: ClusterResources
+    opening: Opening
+
+
+_started: list[_Started] = []
+
+
+def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
+    """Start the API and the cluster of a run before it is known; the next run takes what fits. Returns when they run.
+
+    Raises RunError: one of them does not start.
+    """
+    api = prefect_api.prepare_api(environment)
+    if config.cluster.kind == "local":  # workers of dask-cuda would hold memory of the GPUs
+        demand = demand_of([config.execution], plan.accelerator)
+        opening = _open(config, plan, environment, pauses=True)
+        _started.append(_Started(config.cluster, demand, opening))
+        opening.prepared.result()
+    if api is not None:
+        api.wait(START_SECONDS)
+
+
+def _open(config: Config, plan: Plan, environment: Environment, *, pauses: bool = False) -> Opening:
+    demand = demand_of([config.execution], plan.accelerator)
+    seats = partial(prepare_seats, config=config, plan=plan)
+    return Opening(config.cluster, demand, environment, seats, pauses=pauses)
+
+
+def _take_started(config: Config, demand: ClusterResources) -> Opening | None:
+    """The cluster that was opened ahead, if it is what a run needs; else it ends."""
+    while _started:
+        started = _started.pop()
+        if (started.settings, started.demand) == (config.cluster, demand):
+            return started.opening
+        started.opening.release()
+    return None
 
 
 _current: ContextVar[Prestart | None] = ContextVar("prestart", default=None)
@@ -67,7 +113,7 @@ _current: ContextVar[Prestart | None] = ContextVar("prestart", default=None)
 
 def cold_seconds() -> float | None:
     """Seconds since the start of this run's process; None where that may have had other work before."""
-    is_fresh = _current.get() is not None or FLOW_RUN in os.environ
+    is_fresh = (_current.get() is not None or FLOW_RUN in os.environ) and not was_started_ahead
     return process_seconds() if is_fresh else None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.commands.console import JSON, argument, command, json_stream, say, say_table, write_json
+from paceline.flows.lifecycle import pool
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.track.connectivity import check_tracking_uri
 from paceline.tasks.track.serve import STORE, TOKEN
@@ -40,6 +41,8 @@ def clean(options: Namespace) -> None:
 
     environment = Environment()
     with json_stream(options.json) as stream:
+        if (pid := pool.end_pool(dry_run=options.dry_run)) is not None:
+            say(f"{'would end' if options.dry_run else 'ended'} the warm pool, process {pid}")
         uri = environment.tracking_uri
         done = clean_home(environment.root, uri, options.keep, options.older_than, dry_run=options.dry_run)
         say_table(("kind", "number", "MiB", "outcome"), done.rows())

@@ -13,6 +13,7 @@ from paceline.flows.commands.console import argument, command, preset, write_jso
 from paceline.flows.commands.lookup import print_common
 from paceline.flows.commands.own_code import CODE, load_config
 from paceline.flows.commands.prefect_session import quiet_flow, take_cluster, take_code
+from paceline.flows.lifecycle import next_pool
 from paceline.tasks.errors import InputError, RegressionError
 
 RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
@@ -35,6 +36,7 @@ def run(options: Namespace) -> None:
         options.parser.print_help()
         print_common(options.preset or "digits", options.overrides)
         return
+    next_pool.prepare_next(Environment())
     if options.resume is None:
         console.require(options, "preset")
         if options.diagnose:
@@ -71,7 +73,8 @@ def start(config: Config, resume: str | None = None) -> dict[str, Any]:
     environment, is_own = Environment(), bool(config.lightning.settings)
     with Prestart(config, environment) as prestart:
         check = preflight.check_lightning if is_own else preflight.check
-        check(config, environment, prestart=prestart)  # before the flow: wrong input leaves no flow run
+        checked = check(config, environment, prestart=prestart)  # before the flow: wrong input leaves no flow run
+        next_pool.prepare_for(config, checked.plan)
         with quiet_flow(environment):
             if is_own:
                 from paceline.flows.run.lightning import run_lightning

@@ -48,6 +48,12 @@ class TemporaryApi:
 
     def url(self, seconds: float) -> str:
         """Wait until the API answers, and return its address; raise RunError if it does not."""
+        self.wait(seconds)
+        self.is_used = True
+        return self._address
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the API answers; raise RunError if it does not."""
         try:
             urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
         except OSError as error:
@@ -57,8 +63,6 @@ class TemporaryApi:
                 f"Prefect's temporary API {reason} ({error}); look at the lines above, or start a server "
                 "(prefect server start) and set PREFECT_API_URL"
             ) from error
-        self.is_used = True
-        return self._address
 
     def end(self) -> None:
         """End the API; at once if it never answered: until then it only prepares its database, in one transaction."""

@@ -153,8 +153,12 @@ def kind_of(settings: Cluster) -> ClusterKind:
 
 
 @contextmanager
-def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment | None = None) -> Iterator[str]:
+def open_cluster(
+    settings: Cluster, demand: ClusterResources, site: Environment | None = None, *, pauses: bool = False
+) -> Iterator[str]:
     """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
+
+    A cluster that `pauses` does not restart workers that have sent no sign of life for minutes.
 
     Raises InputError: there are no certificates, and the cluster needs them; RunError: the workers did not come.
     """
@@ -166,7 +170,8 @@ def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment 
 
     logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
     site = site or Environment()
-    with dask.config.set(low_overhead_config()), kind_of(settings).open(settings, demand, site) as address:
+    changes = low_overhead_config() | ({"distributed.scheduler.worker-ttl": None} if pauses else {})
+    with dask.config.set(changes), kind_of(settings).open(settings, demand, site) as address:
         yield address
 
 
@@ -174,14 +179,20 @@ class Opening:
     """Opens a cluster in the background, then calls `prepare` with its address; nobody waits for that call."""
 
     def __init__(
-        self, settings: Cluster, demand: ClusterResources, site: Environment, prepare: Callable[[str], None]
+        self,
+        settings: Cluster,
+        demand: ClusterResources,
+        site: Environment,
+        prepare: Callable[[str], None],
+        *,
+        pauses: bool = False,
     ) -> None:
         import distributed  # noqa: F401  in this thread: two that import parts of one package may get half of it
 
         self._stack, self._thread = ExitStack(), ThreadPoolExecutor(1, "cluster")
-        opened = open_cluster(settings, demand, site)
+        opened = open_cluster(settings, demand, site, pauses=pauses)
         self._address: Future[str] = self._thread.submit(self._stack.enter_context, opened)
-        self._thread.submit(lambda: prepare(self.address()))
+        self.prepared = self._thread.submit(lambda: prepare(self.address()))
         self._closed: Future[None] | None = None
 
     def address(self) -> str:

@@ -50,7 +50,7 @@ def run_process(side: Side, question: Question, defer: Defer = nullcontext) -> P
         marks = Path(folder, "steps")
         started = time.monotonic()
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        streams["env"] = os.environ | {VARIABLE: str(marks)}
+        streams["env"] = os.environ | {VARIABLE: str(marks), "PACELINE_WARM": "off"}  # each process starts cold
         token = new_token()
         if question.logged:
             given = {name: value for name, value in streams["env"].items() if name not in NOT_INHERITED}

@@ -1,0 +1,208 @@
+"""The warm pool of this user as a command sees it: whether it fits, how it takes a command, and how it is ended.
+
+A pool is the process of the next run, started ahead, with its temporary API, Dask workers and ranks. `pool_keeper`
+waits for the command, and `flows.pool_process` becomes the run. This module imports the standard library alone, because
+`paceline` imports it before it knows whether it needs anything else. See decision 0039.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+VARIABLE, OFF, SESSION, DEFAULT_MINUTES = "PACELINE_WARM", "off", "session", "15"
+PROGRAM = Path(__file__).resolve().parents[2]
+FOLDERS = ("conf", "flows", "tasks")
+VOLATILE = ("_", "SHLVL", "OLDPWD", "COLUMNS", "LINES", "WINDOWID")
+"""Variables that a shell changes from call to call, and that no run depends on."""
+STATUS = (
+    b"Uid",
+    b"Gid",
+    b"Groups",
+    b"Umask",
+    b"NoNewPrivs",
+    b"Seccomp",
+    b"Cap",
+    b"Cpus_",
+    b"Mems_",
+    b"SigIgn",
+    b"SigBlk",
+)
+"""First letters of the lines of /proc/self/status that a process inherits."""
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+OPTIONS = ("--json", "--diagnose", "--resume", "--code")
+"""Options of a command that a pool takes; others change how the engines log, which is fixed when they are imported."""
+PEER = struct.Struct("3i")
+MAX_BYTES = 2**20  # of a message, which holds the environment of a process
+END = b"end"
+
+environment = dict(os.environ)
+"""Variables of this process as its user has started it."""
+session = os.getsid(0)
+"""Process id of the leader of the session that this command belongs to: the shell of a terminal."""
+
+
+def wish(given: str) -> str:
+    """How long a pool is to wait for the next run: minutes, `session` or `off`. By default only in a terminal."""
+    is_interactive = os.isatty(2) and not os.environ.get("CI")
+    return given or (DEFAULT_MINUTES if is_interactive else OFF)
+
+
+def hand_over(arguments: list[str]) -> int | None:
+    """Let the pool run a command; its status as of `subprocess`. None without a pool that fits: nothing was done."""
+    if wish(os.environ.get(VARIABLE, "")) == OFF or not _is_for_pool(arguments[1:]):
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(str(socket_path()))
+            if peer(connection)[1] != os.geteuid():
+                return None
+            order = {"arguments": arguments, "environment": environment, "session": session, "digest": digest()}
+            with _default_interrupt():  # it may still start, which takes seconds
+                socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
+                answer = connection.recv(MAX_BYTES)
+            if not answer:
+                return None
+            _forward_signals(json.loads(answer)["pid"])
+            answer = connection.recv(MAX_BYTES)
+            return int(json.loads(answer)["status"]) if answer else -signal.SIGKILL
+    except OSError:  # there is no pool, or it has ended
+        return None
+
+
+def _is_for_pool(words: list[str]) -> bool:
+    """Whether a command is a run whose words mean the same in another process."""
+    options = {word.partition("=")[0] for word in words if word.startswith("-")}
+    own_files = any(word.startswith(("/dev/", "/proc/")) or "=/dev/fd" in word for word in words)
+    return words[:1] == ["run"] and options <= set(OPTIONS) and not own_files
+
+
+@contextmanager
+def _default_interrupt() -> Iterator[None]:
+    """Let Ctrl-C end this process at once, without a traceback."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def _forward_signals(pid: int) -> None:
+    """Pass on to the run what a terminal sends to this process alone. Other signals end it, and the run with it."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def suspend(number: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the shell continues it
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGCONT)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    signal.signal(signal.SIGTSTP, suspend)
+
+
+def leave(status: int) -> NoReturn:
+    """Exit with a status of `subprocess`: by the same signal where it is negative."""
+    if status < 0:
+        with suppress(OSError):  # that of SIGKILL cannot be set
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def digest() -> str:
+    """Digest of all that a process inherits from its shell, of the installed code, and of the engines' settings.
+
+    A pool stands in for a new process only if both have the same.
+    """
+    place, here = str(Path.cwd()), Path().stat()
+    facts: list[Any] = [
+        sys.executable,
+        sys.flags,
+        place,
+        here.st_dev,
+        here.st_ino,
+        os.nice(0),
+        os.sched_getscheduler(0),
+    ]
+    facts.append({name: value for name, value in environment.items() if name not in VOLATILE})
+    facts.append([resource.getrlimit(limit) for limit in LIMITS])
+    status = Path("/proc/self/status").read_bytes().splitlines()
+    facts.append([line.decode() for line in status if line.startswith(STATUS)])
+    facts += [Path("/proc/self", name).read_text(encoding="utf-8") for name in ("cgroup", "oom_score_adj")]
+    facts += [str(link.readlink()) for link in sorted(Path("/proc/self/ns").iterdir())]
+    facts += [_versions(), _settings_files()]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _versions() -> list[Any]:
+    """Sizes and times of the program's files, and the time of the folder of packages, which an installation changes."""
+    files = [path for folder in FOLDERS for path in (PROGRAM / folder).rglob("*") if path.suffix in (".py", ".yaml")]
+    return [*sorted(map(stamp, files)), Path(sysconfig.get_path("purelib")).stat().st_mtime_ns]
+
+
+def _settings_files() -> list[Any]:
+    """Sizes and times of files that Prefect and Dask read when they are imported."""
+    home = Path(environment.get("PREFECT_HOME") or Path.home() / ".prefect")
+    files = [home / "profiles.toml", *map(Path, (".env", "prefect.toml", "pyproject.toml"))]
+    for place in (environment.get("DASK_CONFIG") or Path.home() / ".config/dask", "/etc/dask"):
+        files += [Path(place), *sorted(Path(place).glob("*.y*ml"))]
+    return [stamp(path) for path in files if path.exists()]
+
+
+def stamp(path: Path) -> tuple[str, int, int]:
+    """Name, size and time of a file, which change with its content."""
+    facts = path.stat()
+    return str(path), facts.st_size, facts.st_mtime_ns
+
+
+def socket_path() -> Path:
+    """Where the pool of this user listens, in a directory of this user, see `make_directory`."""
+    given = environment.get("XDG_RUNTIME_DIR", "")
+    place = given if os.access(given, os.W_OK) else environment.get("TMPDIR") or "/tmp"
+    return Path(place, f"paceline-{os.geteuid()}", "pool.socket")
+
+
+def make_directory() -> bool:
+    """Make the directory of the socket; whether it is this user's, and others have no access to it."""
+    directory = socket_path().parent
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    facts = directory.lstat()
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not stat.S_IMODE(facts.st_mode) & 0o077
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user of the other end of a connection."""
+    pid, user, _ = PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return pid, user
+
+
+def end_pool(*, dry_run: bool = False) -> int | None:
+    """End the pool of this user, unless it is a dry run; its process id, None without a pool."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(str(socket_path()))
+        pid, user = peer(connection)
+        if user == os.geteuid():
+            if not dry_run:
+                connection.send(END)
+                connection.recv(1)  # until it has ended
+            return pid
+    return None

@@ -1,0 +1,212 @@
+"""Process that keeps a warm pool: it waits for a command, hands it to the pool, and returns the status of the run.
+
+It needs Python alone, and takes no CPU while it waits. It pauses the pool as soon as that is ready: Prefect's API and
+Dask's workers would take 3 % of a core. Command: `python -m paceline.flows.lifecycle.pool_keeper`, facts on stdin.
+"""
+
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.flows.lifecycle import pool
+
+PROCESS = "paceline.flows.pool_process"
+LOOK_SECONDS = 5.0  # between looks whether the pool is still of use
+SETTLE_SECONDS, SETTLED_TICKS = 1.0, 5  # a pool that takes fewer 1/100 s of CPU time in a second is ready
+ANSWER_SECONDS = 1.0
+NUM_DESCRIPTORS = 3
+
+
+class Command(NamedTuple):
+    """A command that fits, and its connection."""
+
+    connection: socket.socket
+    order: bytes
+    descriptors: list[int]  # stdin, stdout, stderr
+
+
+class Pool:
+    """The process of the next run and its descendants, which end with this process."""
+
+    def __init__(self, facts: bytes) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:  # a process group of its own in this session: when this process is killed, the kernel ends it
+            command = [sys.executable, "-m", PROCESS]
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), env=pool.environment, process_group=0)
+        self._orders.send(facts)
+        self.ended = os.pidfd_open(self.process.pid)
+        self._files: list[tuple[str, int, int]] | None = None  # of imported modules, once it is ready
+        self._paused: list[int] = []
+        self._ticks, self._looked = 0, 0.0
+
+    def pause_when_settled(self) -> None:
+        """Pause it if it is ready, and took hardly any CPU time since the last call."""
+        if self._paused or not self._is_ready() or time.monotonic() < self._looked + SETTLE_SECONDS:
+            return
+        before, self._ticks = self._ticks, sum(map(_ticks, _tree(self.process.pid)))
+        self._looked = time.monotonic()
+        if self._ticks - before < SETTLED_TICKS:
+            os.kill(self.process.pid, signal.SIGSTOP)  # first, so that it starts no others
+            self._paused = _tree(self.process.pid)
+            self._signal(signal.SIGSTOP)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it takes no CPU time."""
+        return bool(self._paused)
+
+    def _is_ready(self) -> bool:
+        if self._files is None and _readable(self._orders.fileno(), seconds=0.0):
+            self._files = json.loads(self._orders.recv(pool.MAX_BYTES) or b"null")
+        return self._files is not None
+
+    def take(self, command: Command) -> bool:
+        """Hand a command to it once it is ready; False if it, or the command, has ended, or its code has changed."""
+        while not self._is_ready():
+            if _readable(self._orders.fileno(), self.ended, command.connection.fileno()) != {self._orders.fileno()}:
+                return False
+        is_complete = all(map(_is_alive, self._paused))
+        self._signal(signal.SIGCONT)
+        try:
+            now = [pool.stamp(Path(name)) for name, *_ in self._files or ()]
+            if not is_complete or json.loads(json.dumps(now)) != self._files:
+                return False
+            socket.send_fds(self._orders, [command.order], command.descriptors)
+        except OSError:  # a file or the process is gone
+            return False
+        return True
+
+    def end(self) -> None:
+        """Kill it."""
+        self._signal(signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in reversed(self._paused):  # not reused: a paused process does not collect the statuses of its children
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number != signal.SIGSTOP:
+            self._paused = []
+
+
+def _readable(*descriptors: int, seconds: float | None = None) -> set[int]:
+    """Those that can be read, or whose other end is gone; waits for the first."""
+    return set(select.select(descriptors, [], [], seconds)[0])
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; empty if the process is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return []
+
+
+def _ticks(pid: int) -> int:
+    return sum(map(int, _stat(pid)[11:13]))
+
+
+def _is_alive(pid: int) -> bool:
+    return _stat(pid)[:1] not in ([], ["Z"])
+
+
+def _tree(root: int) -> list[int]:
+    """A process and its descendants."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    parents = {pid: _stat(pid)[1:2] for pid in pids}
+    tree = [root]
+    for pid in tree:
+        tree += [child for child, parent in parents.items() if parent == [str(pid)]]
+    return tree
+
+
+def _wait(listening: socket.socket, made: Pool, terms: dict[str, Any], is_mine: Callable[[], bool]) -> Command | None:
+    """Wait for a command that fits; None when the pool is no longer of use: a run that does not fit leaves another."""
+    give_up, leader = time.monotonic() + (terms["seconds"] or math.inf), terms["session"]
+    shell = _start_of(leader)
+    while time.monotonic() < give_up and _start_of(leader) == shell and Path(__file__).exists() and is_mine():
+        made.pause_when_settled()
+        seconds = LOOK_SECONDS if made.is_paused else SETTLE_SECONDS
+        seconds = min(seconds, max(0.0, give_up - time.monotonic()))
+        ready = _readable(listening.fileno(), made.ended, seconds=seconds)
+        if made.ended in ready:
+            return None
+        if not ready:
+            continue
+        connection, order, descriptors = _accept(listening)
+        if order == pool.END:
+            made.end()  # before the connection closes, for which the other end waits
+            return None
+        if order:
+            return Command(connection, order, descriptors) if json.loads(order)["digest"] == terms["digest"] else None
+        connection.close()
+    return None
+
+
+def _start_of(pid: int | None) -> list[str]:
+    """Start of a process, by which it differs from a later one with its id; empty once it has ended."""
+    return _stat(pid)[19:20] if pid is not None and _is_alive(pid) else []
+
+
+def _accept(listening: socket.socket) -> tuple[socket.socket, bytes, list[int]]:
+    connection, _ = listening.accept()
+    connection.settimeout(ANSWER_SECONDS)
+    order, descriptors = b"", list[int]()
+    with suppress(OSError):
+        if pool.peer(connection)[1] == os.geteuid():
+            order, descriptors, _, _ = socket.recv_fds(connection, pool.MAX_BYTES, NUM_DESCRIPTORS)
+    connection.settimeout(None)
+    return connection, order, list(descriptors)
+
+
+def _follow(command: Command, made: Pool) -> None:
+    """Wait for the end of the run, and return its status; end the run if the command is gone."""
+    with suppress(OSError):
+        command.connection.send(json.dumps({"pid": made.process.pid}).encode())
+        for descriptor in command.descriptors:
+            os.close(descriptor)  # readers of its output wait until all copies are closed
+        if made.ended in _readable(made.ended, command.connection.fileno()):
+            command.connection.send(json.dumps({"status": made.process.wait()}).encode())
+
+
+def main() -> None:
+    """Keep one pool until it has run a command, or is no longer of use."""
+    digest, path = pool.digest(), pool.socket_path()
+    if not pool.make_directory():
+        return
+    pool.end_pool()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen()  # a command that comes before the pool is ready waits for it
+        mine = path.stat()
+
+        def is_mine() -> bool:
+            return path.exists() and os.path.samestat(mine, path.stat())
+
+        facts = sys.stdin.buffer.read()  # ends with the run that has started this process
+        made = Pool(facts)
+        try:
+            command = _wait(listening, made, json.loads(facts) | {"digest": digest}, is_mine)
+            listening.close()
+            if command is not None and made.take(command):
+                _follow(command, made)
+        finally:
+            made.end()
+            if is_mine():
+                path.unlink()
+
+
+if __name__ == "__main__":
+    main()

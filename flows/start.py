@@ -1,0 +1,20 @@
+"""The program `paceline`: it hands a run to a warm pool, or runs the command in this process."""
+
+import sys
+from typing import NoReturn
+
+from paceline.flows.lifecycle import pool
+
+
+def program() -> NoReturn:
+    """Run a command as the process `paceline`, and exit."""
+    status = pool.hand_over(sys.argv)
+    if status is not None:
+        pool.leave(status)
+    from paceline.flows import cli
+
+    cli.program()
+
+
+if __name__ == "__main__":
+    program()
