@@ -22,7 +22,9 @@ from paceline.flows.lifecycle import pool
 
 PROCESS = "paceline.flows.pool_process"
 LOOK_SECONDS = 5.0  # between looks whether the pool is still of use
-SETTLE_SECONDS, SETTLED_TICKS = 1.0, 5  # a pool that takes fewer 1/100 s of CPU time in a second is ready
+SETTLE_SECONDS, SETTLED_TICKS, MAX_SECONDS = 1.0, 30, 60.0
+"""A pool has settled when it takes fewer 1/100 s of CPU time in a second, or a minute after it is ready. Imports take a
+core; idle it took 3 to 16 % of one."""
 ANSWER_SECONDS = 1.0
 NUM_DESCRIPTORS = 3
 
@@ -47,15 +49,16 @@ class Pool:
         self.ended = os.pidfd_open(self.process.pid)
         self._files: list[tuple[str, int, int]] | None = None  # of imported modules, once it is ready
         self._paused: list[int] = []
-        self._ticks, self._looked = 0, 0.0
+        self._ticks, self._looked, self._latest = 0, 0.0, math.inf
 
     def pause_when_settled(self) -> None:
         """Pause it if it is ready, and took hardly any CPU time since the last call."""
         if self._paused or not self._is_ready() or time.monotonic() < self._looked + SETTLE_SECONDS:
             return
+        self._latest = min(self._latest, time.monotonic() + MAX_SECONDS)
         before, self._ticks = self._ticks, sum(map(_ticks, _tree(self.process.pid)))
         self._looked = time.monotonic()
-        if self._ticks - before < SETTLED_TICKS:
+        if self._ticks - before < SETTLED_TICKS or time.monotonic() > self._latest:
             os.kill(self.process.pid, signal.SIGSTOP)  # first, so that it starts no others
             self._paused = _tree(self.process.pid)
             self._signal(signal.SIGSTOP)
