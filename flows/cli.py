@@ -84,8 +84,10 @@ def program() -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with suppress(BrokenPipeError):
                 stream.flush()
-        next_pool.start_next()
-        os._exit(status)
+        try:
+            next_pool.start_next()
+        finally:
+            os._exit(status)
 
     # Called last, after the libraries' own exit functions; the interpreter would unload thousands of modules for two
     # seconds.

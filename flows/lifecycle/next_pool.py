@@ -48,7 +48,7 @@ def start_next() -> None:
         return
     with suppress(OSError):
         keeper = subprocess.Popen(
-            [sys.executable, "-m", KEEPER],
+            [sys.executable, "-P", "-m", KEEPER],  # the user's folder may have modules with names of ours
             stdin=subprocess.PIPE,  # open until this process ends
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

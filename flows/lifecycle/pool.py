@@ -15,8 +15,7 @@ import stat
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -24,28 +23,20 @@ from typing import Any, NoReturn
 VARIABLE, OFF, SESSION, DEFAULT_MINUTES = "PACELINE_WARM", "off", "session", "15"
 PROGRAM = Path(__file__).resolve().parents[2]
 FOLDERS = ("conf", "flows", "tasks")
-VOLATILE = ("_", "SHLVL", "OLDPWD", "COLUMNS", "LINES", "WINDOWID")
+VOLATILE = ("_", "SHLVL", "OLDPWD")
 """Variables that a shell changes from call to call, and that no run depends on."""
-STATUS = (
-    b"Uid",
-    b"Gid",
-    b"Groups",
-    b"Umask",
-    b"NoNewPrivs",
-    b"Seccomp",
-    b"Cap",
-    b"Cpus_",
-    b"Mems_",
-    b"SigIgn",
-    b"SigBlk",
-)
+STATUS = tuple(b"Uid Gid Groups Umask NoNewPrivs Seccomp Cap Cpus_ Mems_ SigIgn SigBlk THP_enabled".split())
 """First letters of the lines of /proc/self/status that a process inherits."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 OPTIONS = ("--json", "--diagnose", "--resume", "--code")
 """Options of a command that a pool takes; others change how the engines log, which is fixed when they are imported."""
+MEASURING = ("run", "sweep", "study", "watch", "judge", "bisect", "advise")
+"""Commands that a pool which still starts would disturb."""
 PEER = struct.Struct("3i")
 MAX_BYTES = 2**20  # of a message, which holds the environment of a process
 END = b"end"
+ANSWER_SECONDS, START_SECONDS = 2.0, 30.0
+"""A keeper answers within milliseconds, and a pool starts in seconds; after these, a command starts cold."""
 
 environment = dict(os.environ)
 """Variables of this process as its user has started it."""
@@ -63,39 +54,49 @@ def hand_over(arguments: list[str]) -> int | None:
     """Let the pool run a command; its status as of `subprocess`. None without a pool that fits: nothing was done."""
     if wish(os.environ.get(VARIABLE, "")) == OFF or not _is_for_pool(arguments[1:]):
         return None
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(str(socket_path()))
-            if peer(connection)[1] != os.geteuid():
-                return None
-            order = {"arguments": arguments, "environment": environment, "session": session, "digest": digest()}
-            with _default_interrupt():  # it may still start, which takes seconds
-                socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
-                answer = connection.recv(MAX_BYTES)
-            if not answer:
-                return None
-            _forward_signals(json.loads(answer)["pid"])
-            answer = connection.recv(MAX_BYTES)
-            return int(json.loads(answer)["status"]) if answer else -signal.SIGKILL
-    except OSError:  # there is no pool, or it has ended
-        return None
+    interrupt, pid = signal.getsignal(signal.SIGINT), 0
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        with suppress(OSError):  # there is no pool, it has ended, or does not answer
+            if interrupt is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while this waits
+            pid = _order(connection, arguments)
+        if not pid:
+            signal.signal(signal.SIGINT, interrupt)
+            return None
+        _forward_signals(pid)
+        with suppress(OSError):
+            return int(connection.recv(MAX_BYTES) or -signal.SIGKILL)
+        return -signal.SIGKILL  # of the keeper, with which the run ends
+
+
+def _order(connection: socket.socket, arguments: list[str]) -> int:
+    """Process id of the run, which a pool starts; 0 if the pool does not fit. Raises OSError: it does not answer."""
+    connection.settimeout(ANSWER_SECONDS)
+    connection.connect(str(socket_path()))
+    if peer(connection)[1] != os.geteuid():
+        return 0
+    order = {"arguments": arguments, "environment": environment, "session": session, "digest": digest()}
+    socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
+    if not connection.recv(MAX_BYTES):
+        return 0
+    connection.settimeout(START_SECONDS)  # the pool may still start
+    pid = int(connection.recv(MAX_BYTES) or 0)
+    connection.settimeout(None)
+    return pid
+
+
+def end_before(words: list[str]) -> None:
+    """End the pool before a command that starts cold, and measures: a pool that still starts takes a core."""
+    if words[:1] and words[0] in MEASURING and not {"--show", "--help", "-h"}.intersection(words):
+        end_pool()
 
 
 def _is_for_pool(words: list[str]) -> bool:
     """Whether a command is a run whose words mean the same in another process."""
     options = {word.partition("=")[0] for word in words if word.startswith("-")}
-    own_files = any(word.startswith(("/dev/", "/proc/")) or "=/dev/fd" in word for word in words)
-    return words[:1] == ["run"] and options <= set(OPTIONS) and not own_files
-
-
-@contextmanager
-def _default_interrupt() -> Iterator[None]:
-    """Let Ctrl-C end this process at once, without a traceback."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGINT, before)
+    own_files = any(place in f"={word}" for word in words for place in ("=/dev/", "=/proc/"))
+    is_text = environment.get("PACELINE_LOG_FORMAT", "text") == "text"  # engines log in the format of their import
+    return words[:1] == ["run"] and options <= set(OPTIONS) and not own_files and is_text
 
 
 def _forward_signals(pid: int) -> None:
@@ -132,39 +133,50 @@ def digest() -> str:
 
     A pool stands in for a new process only if both have the same.
     """
-    place, here = str(Path.cwd()), Path().stat()
-    facts: list[Any] = [
-        sys.executable,
-        sys.flags,
-        place,
-        here.st_dev,
-        here.st_ino,
-        os.nice(0),
-        os.sched_getscheduler(0),
-    ]
+    flags = str(sys.flags).replace("safe_path=True", "safe_path=False")  # a keeper has it
+    facts: list[Any] = [sys.executable, flags, str(Path.cwd()), _identity(Path()), os.nice(0), os.sched_getscheduler(0)]
     facts.append({name: value for name, value in environment.items() if name not in VOLATILE})
     facts.append([resource.getrlimit(limit) for limit in LIMITS])
     status = Path("/proc/self/status").read_bytes().splitlines()
     facts.append([line.decode() for line in status if line.startswith(STATUS)])
     facts += [Path("/proc/self", name).read_text(encoding="utf-8") for name in ("cgroup", "oom_score_adj")]
     facts += [str(link.readlink()) for link in sorted(Path("/proc/self/ns").iterdir())]
-    facts += [_versions(), _settings_files()]
+    facts += [_numa_policy(), _program_files(), packages_time(), _settings_files()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _versions() -> list[Any]:
-    """Sizes and times of the program's files, and the time of the folder of packages, which an installation changes."""
+def _identity(path: Path) -> list[int] | None:
+    """Device and number of a file or folder, which a new one of its name does not have; None if it is not there."""
+    with suppress(OSError):
+        facts = path.stat()
+        return [facts.st_dev, facts.st_ino]
+    return None
+
+
+def _numa_policy() -> str:
+    """Where this process gets memory, as `numactl` sets it; empty on a kernel without such policies."""
+    with suppress(OSError), Path("/proc/self/numa_maps").open(encoding="utf-8") as lines:
+        return "".join(lines.readline().split()[1:2])
+    return ""
+
+
+def _program_files() -> list[Any]:
     files = [path for folder in FOLDERS for path in (PROGRAM / folder).rglob("*") if path.suffix in (".py", ".yaml")]
-    return [*sorted(map(stamp, files)), Path(sysconfig.get_path("purelib")).stat().st_mtime_ns]
+    return sorted(map(stamp, files))
+
+
+def packages_time() -> int:
+    """Time of the folder of packages, which an installation changes. Raises OSError: it is gone."""
+    return Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
 
 
 def _settings_files() -> list[Any]:
-    """Sizes and times of files that Prefect and Dask read when they are imported."""
+    """Files that Prefect and Dask read when they are imported, and the database that Prefect's API has opened."""
     home = Path(environment.get("PREFECT_HOME") or Path.home() / ".prefect")
     files = [home / "profiles.toml", *map(Path, (".env", "prefect.toml", "pyproject.toml"))]
     for place in (environment.get("DASK_CONFIG") or Path.home() / ".config/dask", "/etc/dask"):
         files += [Path(place), *sorted(Path(place).glob("*.y*ml"))]
-    return [stamp(path) for path in files if path.exists()]
+    return [*(stamp(path) for path in files if path.exists()), _identity(home / "prefect.db")]
 
 
 def stamp(path: Path) -> tuple[str, int, int]:
@@ -196,13 +208,17 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def end_pool(*, dry_run: bool = False) -> int | None:
-    """End the pool of this user, unless it is a dry run; its process id, None without a pool."""
+    """End the pool of this user, unless it is a dry run; the process id of its keeper, None without a pool."""
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(ANSWER_SECONDS)
         connection.connect(str(socket_path()))
         pid, user = peer(connection)
         if user == os.geteuid():
             if not dry_run:
                 connection.send(END)
-                connection.recv(1)  # until it has ended
+                try:
+                    connection.recv(1)  # until it has ended
+                except TimeoutError:  # somebody has stopped it; its pool ends with it
+                    os.kill(pid, signal.SIGKILL)
             return pid
     return None

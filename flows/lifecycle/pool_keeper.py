@@ -25,7 +25,7 @@ LOOK_SECONDS = 5.0  # between looks whether the pool is still of use
 SETTLE_SECONDS, SETTLED_TICKS, MAX_SECONDS = 1.0, 30, 60.0
 """A pool has settled when it takes fewer 1/100 s of CPU time in a second, or a minute after it is ready. Imports take a
 core; idle it took 3 to 16 % of one."""
-ANSWER_SECONDS = 1.0
+ORDER_SECONDS = 1.0
 NUM_DESCRIPTORS = 3
 
 
@@ -43,7 +43,7 @@ class Pool:
     def __init__(self, facts: bytes) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:  # a process group of its own in this session: when this process is killed, the kernel ends it
-            command = [sys.executable, "-m", PROCESS]
+            command = [sys.executable, "-P", "-m", PROCESS]
             self.process = subprocess.Popen(command, stdin=theirs.fileno(), env=pool.environment, process_group=0)
         self._orders.send(facts)
         self.ended = os.pidfd_open(self.process.pid)
@@ -62,6 +62,8 @@ class Pool:
             os.kill(self.process.pid, signal.SIGSTOP)  # first, so that it starts no others
             self._paused = _tree(self.process.pid)
             self._signal(signal.SIGSTOP)
+            if _has_lock(self._paused):  # others would wait for it
+                self._signal(signal.SIGCONT)
 
     @property
     def is_paused(self) -> bool:
@@ -75,17 +77,18 @@ class Pool:
 
     def take(self, command: Command) -> bool:
         """Hand a command to it once it is ready; False if it, or the command, has ended, or its code has changed."""
-        while not self._is_ready():
-            if _readable(self._orders.fileno(), self.ended, command.connection.fileno()) != {self._orders.fileno()}:
-                return False
-        is_complete = all(map(_is_alive, self._paused))
-        self._signal(signal.SIGCONT)
         try:
+            command.connection.send(b"fits")
+            while not self._is_ready():
+                if _readable(self._orders.fileno(), self.ended, command.connection.fileno()) != {self._orders.fileno()}:
+                    return False
+            is_complete = all(map(_is_alive, self._paused))
+            self._signal(signal.SIGCONT)
             now = [pool.stamp(Path(name)) for name, *_ in self._files or ()]
             if not is_complete or json.loads(json.dumps(now)) != self._files:
                 return False
             socket.send_fds(self._orders, [command.order], command.descriptors)
-        except OSError:  # a file or the process is gone
+        except OSError:  # a file, the process or the command is gone
             return False
         return True
 
@@ -123,6 +126,16 @@ def _is_alive(pid: int) -> bool:
     return _stat(pid)[:1] not in ([], ["Z"])
 
 
+def _has_lock(pids: list[int]) -> bool:
+    """Whether a process has a lock of a transaction in a database of SQLite. Dask locks its own folders by `flock`."""
+    with suppress(OSError):
+        locks = [line.split() for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines()]
+        return not {str(pid) for pid in pids}.isdisjoint(
+            words[4] for words in locks if words[1:4] == ["POSIX", "ADVISORY", "WRITE"]
+        )
+    return False
+
+
 def _tree(root: int) -> list[int]:
     """A process and its descendants."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
@@ -136,8 +149,12 @@ def _tree(root: int) -> list[int]:
 def _wait(listening: socket.socket, made: Pool, terms: dict[str, Any], is_mine: Callable[[], bool]) -> Command | None:
     """Wait for a command that fits; None when the pool is no longer of use: a run that does not fit leaves another."""
     give_up, leader = time.monotonic() + (terms["seconds"] or math.inf), terms["session"]
-    shell = _start_of(leader)
-    while time.monotonic() < give_up and _start_of(leader) == shell and Path(__file__).exists() and is_mine():
+    shell, packages = _start_of(leader), pool.packages_time()
+    if leader is not None and not shell:
+        return None
+    while time.monotonic() < give_up and _start_of(leader) == shell and is_mine():
+        if pool.packages_time() != packages or not Path(__file__).exists():  # an installation, or its removal
+            return None
         made.pause_when_settled()
         seconds = LOOK_SECONDS if made.is_paused else SETTLE_SECONDS
         seconds = min(seconds, max(0.0, give_up - time.monotonic()))
@@ -163,7 +180,7 @@ def _start_of(pid: int | None) -> list[str]:
 
 def _accept(listening: socket.socket) -> tuple[socket.socket, bytes, list[int]]:
     connection, _ = listening.accept()
-    connection.settimeout(ANSWER_SECONDS)
+    connection.settimeout(ORDER_SECONDS)
     order, descriptors = b"", list[int]()
     with suppress(OSError):
         if pool.peer(connection)[1] == os.geteuid():
@@ -175,11 +192,11 @@ def _accept(listening: socket.socket) -> tuple[socket.socket, bytes, list[int]]:
 def _follow(command: Command, made: Pool) -> None:
     """Wait for the end of the run, and return its status; end the run if the command is gone."""
     with suppress(OSError):
-        command.connection.send(json.dumps({"pid": made.process.pid}).encode())
+        command.connection.send(str(made.process.pid).encode())
         for descriptor in command.descriptors:
             os.close(descriptor)  # readers of its output wait until all copies are closed
         if made.ended in _readable(made.ended, command.connection.fileno()):
-            command.connection.send(json.dumps({"status": made.process.wait()}).encode())
+            command.connection.send(str(made.process.wait()).encode())
 
 
 def main() -> None:
@@ -203,12 +220,12 @@ def main() -> None:
         try:
             command = _wait(listening, made, json.loads(facts) | {"digest": digest}, is_mine)
             listening.close()
+            if is_mine():
+                path.unlink()  # before the run, which leaves the next
             if command is not None and made.take(command):
                 _follow(command, made)
         finally:
             made.end()
-            if is_mine():
-                path.unlink()
 
 
 if __name__ == "__main__":

@@ -17,11 +17,15 @@ next_pool.start_next()
 """
 
 
-def start_pool(*overrides, seconds=900.0, session=None, **how):
-    """Start a pool for runs of the digits; its keeper listens some moments later."""
+def facts_for_pool(*overrides, seconds=900.0, session=None):
+    """What the end of a run of the digits leaves for its pool."""
     config = load("digits", [*overrides])
     plan = resolve(config, describe(), 1_000)
     facts = {"config": config.model_dump(mode="json"), "plan": plan.model_dump(mode="json")}
-    facts |= {"seconds": seconds, "session": session}
-    command = [sys.executable, "-c", START, json.dumps(facts)]
-    subprocess.run(command, env=pool.environment, check=True, **how)
+    return json.dumps(facts | {"seconds": seconds, "session": session})
+
+
+def start_pool(*overrides, python=sys.executable, how=None, variables=None, **terms):
+    """Start a pool for runs of the digits; its keeper listens some moments later."""
+    command = [python, "-P", "-c", START, facts_for_pool(*overrides, **terms)]
+    subprocess.run(command, env=pool.environment | (variables or {}), check=True, **(how or {}))

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from mlflow import MlflowClient
 
 from paceline.flows.lifecycle import pool
 from tests.conftest import SESSION_VARIABLE
-from tests.support.pools import start_pool
+from tests.support.own_lightning import PACKAGE
+from tests.support.own_lightning import SMALL as SMALL_TEXT
 
 SMALL = ["run", "digits", "recipe.num_epochs=1", "speedup.baseline=none", "execution.precision=32-true"]
+OWN = [*SMALL_TEXT, "speedup.baseline=none"]
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -25,7 +28,13 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 def site(tmp_path_factory):
     """Variables of a shell whose runs leave a pool."""
     place = tmp_path_factory.mktemp("warm")
-    home = {"PACELINE_HOME": str(place / "home"), "TMPDIR": str(place), "XDG_RUNTIME_DIR": "", "PACELINE_WARM": "5"}
+    home = {
+        "PACELINE_HOME": str(place / "home"),
+        "PREFECT_HOME": str(place / "prefect"),
+        "TMPDIR": str(place),
+        "XDG_RUNTIME_DIR": "",
+        "PACELINE_WARM": "5",
+    }
     with pytest.MonkeyPatch.context() as patch:
         variables = {name: value for name, value in os.environ.items() if name != SESSION_VARIABLE}
         # Without the mark of the session: a pool outlives the test that it was started in.
@@ -58,7 +67,7 @@ def finish(process):
 
 def ready_pool():
     """The keeper of the pool and all its processes, once they are paused."""
-    give_up = time.monotonic() + 240
+    give_up = time.monotonic() + 120
     while True:
         pid = pool.end_pool(dry_run=True)
         if pid is not None:
@@ -69,11 +78,18 @@ def ready_pool():
         time.sleep(0.1)
 
 
+def wait_until(condition):
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
 @pytest.fixture
 def waiting(paceline):
     """The keeper of a pool that is ready, and its processes."""
     if pool.end_pool(dry_run=True) is None:
-        start_pool(*SMALL[2:], preexec_fn=default_interrupt)
+        finish(paceline(*SMALL))  # it leaves the first
     return ready_pool()
 
 
@@ -103,7 +119,8 @@ def test_wrong_input_is_reported_as_ever_and_leaves_the_next_pool(paceline, wait
     assert (process.returncode, out) == (2, "")
     assert err.splitlines()[0].startswith("error: ")
     assert err.splitlines()[1].startswith("hint: ")
-    assert not waiting[1][0].is_running()
+    _, alive = psutil.wait_procs(waiting[1], timeout=60)
+    assert not alive
     assert ready_pool()[0] != waiting[0]
 
 
@@ -123,17 +140,73 @@ def test_ctrl_c_ends_a_run_in_the_pool_as_any_other(paceline, waiting, site):
     assert not any(one.is_running() for one in waiting[1])
 
 
-@pytest.mark.slow
-def test_the_run_ends_with_its_command(paceline, waiting):
+def training(paceline, waiting):
+    """A run in the pool that trains, and all its processes."""
     process = paceline(*SMALL, "recipe.num_epochs=5000")
     for line in process.stderr:
-        if "MLflow run" in line:
+        if "Epoch" in line:
             break
-    running = psutil.Process(waiting[1][0].pid).children(recursive=True)
-    process.kill()
+    run = waiting[1][0]
+    return process, [run, *run.children(recursive=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["command", "keeper"])
+def test_the_run_ends_with_its_command_and_its_keeper(paceline, waiting, part):
+    process, running = training(paceline, waiting)
+    {"command": psutil.Process(process.pid), "keeper": waiting[0]}[part].kill()
     process.communicate(timeout=60)
-    _, alive = psutil.wait_procs([*waiting[1], *running], timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    _, alive = psutil.wait_procs(running, timeout=120)
     assert not alive
+
+
+@pytest.mark.slow
+def test_ctrl_z_suspends_the_run_until_the_shell_continues_it(paceline, waiting):
+    process, running = training(paceline, waiting)
+    process.send_signal(signal.SIGTSTP)
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+    assert running[0].status() == psutil.STATUS_STOPPED
+    process.send_signal(signal.SIGCONT)
+    wait_until(lambda: running[0].status() != psutil.STATUS_STOPPED)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_a_reader_that_ends_early_has_the_status_of_a_broken_pipe(paceline, waiting):
+    process = paceline(*SMALL, "--json")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=300) == 128 + signal.SIGPIPE, err
+    assert not waiting[1][0].is_running()
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PACELINE_HOME", "PREFECT_HOME"])
+def test_state_that_was_removed_meanwhile_is_made_again(paceline, waiting, name):
+    shutil.rmtree(pool.environment[name])
+    summary, err = finish(paceline(*SMALL, "--json"))
+    assert summary["run_id"]
+    assert not re.search("error|Traceback", err)
+
+
+@pytest.mark.slow
+def test_own_code_is_that_of_now(paceline, waiting, tmp_path):
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+    shutil.copytree(PACKAGE, tmp_path / "prose")
+    model = tmp_path / "prose" / "prose" / "gpt.py"
+    words = ["run", str(tmp_path / "prose" / "config.yaml"), "--code", str(tmp_path / "prose"), "--json", *OWN]
+    for now in ("one", "two"):
+        model.write_text(f"{model.read_text()}\nGPT.training_step = lambda *_: 1 / 0  # {now}\n")
+        _, processes = ready_pool()
+        process = paceline(*words, f"data.init_args.directory={tmp_path}")
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 1
+        assert f"# {now}" in err
+        assert not processes[0].is_running()
 
 
 @pytest.mark.slow

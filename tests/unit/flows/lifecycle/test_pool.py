@@ -4,16 +4,18 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
-from paceline.flows.lifecycle import pool
-from tests.support.pools import start_pool
+from paceline.flows.lifecycle import next_pool, pool, pool_keeper
+from tests.support.pools import facts_for_pool, start_pool
 
 DIGEST = """
 from pathlib import Path
@@ -55,9 +57,10 @@ def digest(command=(sys.executable,), **changes):
 
 def test_a_pool_fits_only_under_the_same_conditions(place):
     same = digest()
-    assert digest(SHLVL="7", COLUMNS="40", _="/bin/sh") == same
+    assert digest(SHLVL="7", _="/bin/sh") == same
     others = {
         "a variable": digest(OMP_NUM_THREADS="1"),
+        "the width of the terminal": digest(COLUMNS="40"),
         "umask": digest(("sh", "-c", 'umask 077; exec "$0" "$@"', sys.executable)),
         "a limit": digest(("sh", "-c", 'ulimit -n 99; exec "$0" "$@"', sys.executable)),
         "an ignored signal": digest(("sh", "-c", 'trap "" HUP; exec "$0" "$@"', sys.executable)),
@@ -85,6 +88,7 @@ def test_a_pool_fits_only_under_the_same_conditions(place):
         ("run /dev/fd/63", False),
         ("run digits data.root=/dev/fd/63", False),
         ("watch script.py run", False),
+        ("run digits data.root=/proc/self/cwd", False),
         ("", False),
     ],
 )
@@ -110,6 +114,14 @@ def test_a_pool_waits_by_default_only_in_a_terminal(monkeypatch, given, terminal
     assert pool.wish(given) == wish
 
 
+def listening_keeper(*before):
+    give_up = time.monotonic() + 120
+    while (pid := pool.end_pool(dry_run=True)) in (None, *(keeper.pid for keeper in before)):
+        assert time.monotonic() < give_up, "it does not listen"
+        time.sleep(0.05)
+    return psutil.Process(pid)
+
+
 @pytest.fixture
 def started():
     """Starts a pool as the end of a run does; the process of its keeper."""
@@ -117,11 +129,7 @@ def started():
 
     def start(**how):
         start_pool(**how)
-        give_up = time.monotonic() + 120
-        while (pid := pool.end_pool(dry_run=True)) in (None, *(keeper.pid for keeper in keepers)):
-            assert time.monotonic() < give_up, "it does not listen"
-            time.sleep(0.05)
-        keepers.append(psutil.Process(pid))
+        keepers.append(listening_keeper(*keepers))
         return keepers[-1]
 
     yield start
@@ -158,6 +166,15 @@ def test_it_ends_with_the_session_of_its_terminal(started):
     wait_until_gone(keeper, process)
 
 
+def test_none_is_left_for_a_session_that_has_ended():
+    shell = subprocess.Popen(["true"])
+    shell.wait()
+    facts = facts_for_pool(seconds=None, session=shell.pid).encode()
+    keeper = [sys.executable, "-P", "-m", next_pool.KEEPER]
+    subprocess.run(keeper, input=facts, env=pool.environment, check=True, timeout=120)
+    assert not pool.socket_path().exists()
+
+
 def test_the_next_pool_takes_its_place(started):
     first = started()
     second = started()
@@ -183,6 +200,80 @@ def test_no_pool_is_a_cold_start(monkeypatch, capfd):
         dead.bind(str(pool.socket_path()))  # what a crash leaves
     assert pool.hand_over(["paceline", "run", "digits"]) is None
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_keeper_that_is_stopped_delays_a_command_but_never_holds_it(started, monkeypatch, capfd):
+    keeper = started()
+    process = child(keeper)
+    monkeypatch.setenv(pool.VARIABLE, "15")
+    keeper.suspend()
+    assert pool.hand_over(["paceline", "run", "digits"]) is None
+    keeper.resume()  # it gets an order whose command has ended
+    wait_until_gone(keeper, process)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_keeper_that_is_stopped_can_be_ended(started):
+    keeper = started()
+    process = child(keeper)
+    keeper.suspend()
+    assert pool.end_pool() == keeper.pid
+    wait_until_gone(keeper, process)
+
+
+def test_a_socket_of_a_very_long_path_is_a_cold_start(monkeypatch, place):
+    long = place / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setitem(pool.environment, "TMPDIR", str(long))
+    monkeypatch.setenv(pool.VARIABLE, "15")
+    assert pool.hand_over(["paceline", "run", "digits"]) is None
+    assert pool.end_pool() is None
+
+
+@pytest.mark.parametrize(
+    ("words", "ends"),
+    [
+        ("run digits -q", True),
+        ("judge -- true", True),
+        ("sweep digits", True),
+        ("run digits --show", False),
+        ("judge --help", False),
+        ("clean", False),
+        ("", False),
+    ],
+)
+def test_a_command_that_measures_and_starts_cold_ends_the_pool(monkeypatch, words, ends):
+    ended = []
+    monkeypatch.setattr(pool, "end_pool", lambda: ended.append(True))
+    pool.end_before(words.split())
+    assert bool(ended) is ends
+
+
+def test_modules_in_the_folder_of_the_user_are_not_imported(started, place, monkeypatch):
+    (place / "select.py").write_text("raise SystemExit")
+    monkeypatch.chdir(place)
+    started()  # or it would never listen
+
+
+def test_a_lock_of_a_database_is_seen(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "prefect.db", isolation_level=None)) as database:
+        database.execute("create table runs (id)")
+        assert not pool_keeper._has_lock([os.getpid()])
+        database.execute("begin immediate")
+        assert pool_keeper._has_lock([os.getpid()])
+        database.execute("rollback")
+        assert not pool_keeper._has_lock([os.getpid()])
+
+
+def test_an_installation_ends_it(place):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "venv"], check=True)
+    [packages] = (place / "venv").glob("lib/python*/site-packages")
+    paths = os.pathsep.join(filter(None, sys.path))
+    start_pool(python=place / "venv/bin/python", variables={"PYTHONPATH": paths})
+    keeper = listening_keeper()
+    process = child(keeper)
+    (packages / "removed.dist-info").mkdir()
+    wait_until_gone(keeper, process)
 
 
 def test_a_directory_that_others_may_enter_is_refused():
@@ -228,3 +319,8 @@ def test_the_pool_of_another_user_gets_nothing(monkeypatch):
         finally:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def test_lines_of_json_need_engines_that_are_imported_for_them(monkeypatch):
+    monkeypatch.setitem(pool.environment, "PACELINE_LOG_FORMAT", "json")
+    assert not pool._is_for_pool(["run", "digits"])
