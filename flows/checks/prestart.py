@@ -65,16 +65,7 @@ class Prestart:
             self.opening = _take_started(config, demand) or _open(config, plan, self.environment)
 
 
-@dataclass(frozen=True)
-class _Started:
-    """A cluster that was opened before its run is known."""
-
-    settings: Cluster
-    demand: ClusterResources
-    opening: Opening
-
-
-_started: list[_Started] = []
+_ahead: list[tuple[Cluster, ClusterResources, Opening]] = []  # clusters that were opened before their run is known
 
 
 def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
@@ -86,7 +77,7 @@ def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
     if config.cluster.kind == "local":  # workers of dask-cuda would hold memory of the GPUs
         demand = demand_of([config.execution], plan.accelerator)
         opening = _open(config, plan, environment, pauses=True)
-        _started.append(_Started(config.cluster, demand, opening))
+        _ahead.append((config.cluster, demand, opening))
         opening.prepared.result()
     if api is not None:
         api.wait(START_SECONDS)
@@ -100,11 +91,11 @@ def _open(config: Config, plan: Plan, environment: Environment, *, pauses: bool 
 
 def _take_started(config: Config, demand: ClusterResources) -> Opening | None:
     """The cluster that was opened ahead, if it is what a run needs; else it ends."""
-    while _started:
-        started = _started.pop()
-        if (started.settings, started.demand) == (config.cluster, demand):
-            return started.opening
-        started.opening.release()
+    while _ahead:
+        *conditions, opening = _ahead.pop()
+        if conditions == [config.cluster, demand]:
+            return opening
+        opening.release()
     return None
 
 

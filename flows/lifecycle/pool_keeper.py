@@ -48,27 +48,22 @@ class Pool:
         self._orders.send(facts)
         self.ended = os.pidfd_open(self.process.pid)
         self._files: list[tuple[str, int, int]] | None = None  # of imported modules, once it is ready
-        self._paused: list[int] = []
+        self.paused: list[int] = []  # its processes, if they are stopped
         self._ticks, self._looked, self._latest = 0, 0.0, math.inf
 
     def pause_when_settled(self) -> None:
         """Pause it if it is ready, and took hardly any CPU time since the last call."""
-        if self._paused or not self._is_ready() or time.monotonic() < self._looked + SETTLE_SECONDS:
+        if self.paused or not self._is_ready() or time.monotonic() < self._looked + SETTLE_SECONDS:
             return
         self._latest = min(self._latest, time.monotonic() + MAX_SECONDS)
         before, self._ticks = self._ticks, sum(map(_ticks, _tree(self.process.pid)))
         self._looked = time.monotonic()
         if self._ticks - before < SETTLED_TICKS or time.monotonic() > self._latest:
             os.kill(self.process.pid, signal.SIGSTOP)  # first, so that it starts no others
-            self._paused = _tree(self.process.pid)
+            self.paused = _tree(self.process.pid)
             self._signal(signal.SIGSTOP)
-            if _has_lock(self._paused):  # others would wait for it
+            if _has_lock(self.paused):  # others would wait for it
                 self._signal(signal.SIGCONT)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether it takes no CPU time."""
-        return bool(self._paused)
 
     def _is_ready(self) -> bool:
         if self._files is None and _readable(self._orders.fileno(), seconds=0.0):
@@ -82,7 +77,7 @@ class Pool:
             while not self._is_ready():
                 if _readable(self._orders.fileno(), self.ended, command.connection.fileno()) != {self._orders.fileno()}:
                     return False
-            is_complete = all(map(_is_alive, self._paused))
+            is_complete = all(map(_is_alive, self.paused))
             self._signal(signal.SIGCONT)
             now = [pool.stamp(Path(name)) for name, *_ in self._files or ()]
             if not is_complete or json.loads(json.dumps(now)) != self._files:
@@ -99,11 +94,11 @@ class Pool:
         self.process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        for pid in reversed(self._paused):  # not reused: a paused process does not collect the statuses of its children
+        for pid in reversed(self.paused):  # not reused: a paused process does not collect the statuses of its children
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
         if number != signal.SIGSTOP:
-            self._paused = []
+            self.paused = []
 
 
 def _readable(*descriptors: int, seconds: float | None = None) -> set[int]:
@@ -156,7 +151,7 @@ def _wait(listening: socket.socket, made: Pool, terms: dict[str, Any], is_mine: 
         if pool.packages_time() != packages or not Path(__file__).exists():  # an installation, or its removal
             return None
         made.pause_when_settled()
-        seconds = LOOK_SECONDS if made.is_paused else SETTLE_SECONDS
+        seconds = LOOK_SECONDS if made.paused else SETTLE_SECONDS
         seconds = min(seconds, max(0.0, give_up - time.monotonic()))
         ready = _readable(listening.fileno(), made.ended, seconds=seconds)
         if made.ended in ready:

@@ -144,7 +144,7 @@ def training(paceline, waiting):
     """A run in the pool that trains, and all its processes."""
     process = paceline(*SMALL, "recipe.num_epochs=5000")
     for line in process.stderr:
-        if "Epoch" in line:
+        if "execution.loading" in line:
             break
     run = waiting[1][0]
     return process, [run, *run.children(recursive=True)]
