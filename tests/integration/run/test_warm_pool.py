@@ -178,7 +178,8 @@ def test_ctrl_z_suspends_the_run_until_the_shell_continues_it(paceline, waiting)
 def test_a_reader_that_ends_early_has_the_status_of_a_broken_pipe(paceline, waiting):
     process = paceline(*SMALL, "--json")
     process.stdout.close()
-    err = process.stderr.read()
+    with process.stderr:
+        err = process.stderr.read()
     assert process.wait(timeout=300) == 128 + signal.SIGPIPE, err
     assert not waiting[1][0].is_running()
     assert "Traceback" not in err
