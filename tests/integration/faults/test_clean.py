@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -609,17 +610,9 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
         assert set(left(prepared)) == set(used[-2:])
         assert len(left(tmp_path / "home" / "runs")) <= 2, "logs of the newest runs"
         assert list(tmp_path.glob("home/runs/*/checkpoints")) == [], "checkpoints of finished runs"
-        images = sum(path.stat().st_size for path in prepared.rglob("*.npy"))
-        num_bytes = sum(path.stat().st_blocks * 512 for path in (tmp_path / "home").rglob("*") if path.is_file())
-        database = (tmp_path / "home" / "mlflow.db").stat().st_size
-        (
-            artifacts,
-            searches,
-        ) = (  # a clean-up leaves the results of all runs in MLflow, and the searches of all data sets
-            sum(path.stat().st_blocks * 512 for path in (tmp_path / "home" / name).rglob("*") if path.is_file())
-            for name in ("mlartifacts", "searches")
-        )
-        sizes.append(num_bytes - images - database - artifacts - searches)
-        parts = f"images {images}, {database} in MLflow's database, artifacts {artifacts}, searches {searches}"
-        sys.stdout.write(f"night {night}: {num_bytes} bytes: {parts}\n")
+        sizes.append(Counter())
+        for path in (tmp_path / "home").rglob("*"):
+            if path.is_file() and path.suffix != ".npy":
+                sizes[-1][path.relative_to(tmp_path / "home").parts[0]] += path.stat().st_blocks * 512
+        sys.stdout.write(f"night {night}: {dict(sizes[-1])}\n")
     assert max(sizes[15:]) < 1.1 * max(sizes[5:15]), sizes
