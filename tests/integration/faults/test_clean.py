@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from paceline.tasks.doctor.host import examine_host
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import hold
 from paceline.tasks.names import Tag
+from paceline.tasks.records.record import Choice
 from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
@@ -56,6 +56,7 @@ from tests.support.saved_models import save_model
 from tests.support.small_disk import fill, small_disk
 
 RUN_SBATCH = Path(__file__).parents[3] / "infra" / "slurm" / "run.sbatch"
+CHOICE = Choice(value=2, reason="the fastest")
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -203,6 +204,18 @@ def test_a_dry_run_removes_nothing_and_an_age_spares_what_is_new(home, capfd):
         os.utime(file, (long_ago, long_ago))
     assert str(path) not in home.clean(older_than=1.0)
     assert not path.exists()
+
+
+def test_the_result_of_a_search_stays_while_runs_use_it(home):
+    used, unused = (files.MeasurementCache(home.root, {"device": name}, Choice) for name in ("this", "another"))
+    long_ago = time.time() - 40 * 24 * 3600
+    for cache in (used, unused):
+        cache.keep(CHOICE)
+    for path in (home.root / "searches").iterdir():
+        os.utime(path, (long_ago, long_ago))
+    assert used.find() == CHOICE
+    assert set(home.clean().values()) == {"it changed in the last 30 days"}
+    assert (used.find(), unused.find()) == (CHOICE, None)
 
 
 def test_a_set_a_run_and_a_copy_that_processes_use_stay_until_they_end(home):
@@ -594,7 +607,8 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
     """A data set that grows every night, and a clean-up after each run."""
     environment = {"PACELINE_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
     settings = [*SHORT, "speedup.baseline=none", "recipe.batch_size=8", f"data.root={tmp_path}/images"]
-    prepared, used, sizes = tmp_path / "home" / "prepared", [], []
+    prepared, used, home = tmp_path / "home" / "prepared", [], tmp_path / "home"
+    of_mlflow, of_clean = {"mlflow.db", "mlflow.db.lock", "mlartifacts"}, {"prepared", "runs", "searches"}
     random = np.random.default_rng(0)
     for night in range(30):
         for number in range(20):
@@ -608,11 +622,8 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
         (newest,) = {path.name for path in prepared.iterdir()} - set(used)
         used.append(newest)
         assert set(left(prepared)) == set(used[-2:])
-        assert len(left(tmp_path / "home" / "runs")) <= 2, "logs of the newest runs"
+        assert len(left(home / "runs")) <= 2, "logs of the newest runs"
         assert list(tmp_path.glob("home/runs/*/checkpoints")) == [], "checkpoints of finished runs"
-        sizes.append(Counter())
-        for path in (tmp_path / "home").rglob("*"):
-            if path.is_file() and path.suffix != ".npy":
-                sizes[-1][path.relative_to(tmp_path / "home").parts[0]] += path.stat().st_blocks * 512
-        sys.stdout.write(f"night {night}: {dict(sizes[-1])}\n")
-    assert max(sizes[15:]) < 1.1 * max(sizes[5:15]), sizes
+        files = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
+        assert {path.parts[0] for path in files} == of_mlflow | of_clean, "all else is in what a clean-up removes"
+        assert len(list((home / "searches").iterdir())) <= night + 2, "one of the device, one of each data set"
