@@ -48,6 +48,7 @@ UNREADABLE = (
 )
 RENAMED = "MLflow does not accept the metric name {}, or has another metric of that name: the metric is {} there"
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
+WORKERS = "the training resumed with new persistent_workers: augmentations in them differ from those without a stop"
 
 
 class StepAccount(StepParts):
@@ -88,6 +89,7 @@ class StepAccount(StepParts):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.is_training = lambda: trainer.training
+        self._state.reloads = _settings(trainer).reload_dataloaders_every_n_epochs == 1
         self._state.training_loaders = lambda: trainer.train_dataloader
         self._state.num_started = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
@@ -236,6 +238,9 @@ class SaveCheckpoint(Checkpoint):
             clock, end = (_log_steps(trainer), _position(trainer), time.monotonic()), partial(_epoch_end, trainer)
             self._interval = CheckpointInterval(end, *clock, self._read_failures, trainer.world_size)
             self._next_step = _position(trainer) + 1
+        resume = self._state.resume
+        if resume is not None and resume.is_again and any(each.has_persistent_workers for each in self._state.feeds()):
+            self._account.note(WORKERS)
         if not self._ends_epoch:
             return
         loop = trainer.fit_loop
