@@ -56,6 +56,18 @@ def test_a_test_step_is_run_after_the_training_with_the_metrics_of_lightning(pic
     assert result.time_budget["test"] > 0
 
 
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_data_are_prepared_once_for_training_validation_and_test(pictures, make_spec, monkeypatch, is_prepared):
+    import more_shapes
+
+    prepared = []
+    for owner in (more_shapes.Pictures, more_shapes.Perceptron):
+        monkeypatch.setattr(owner, "prepare_data", lambda self: prepared.append(type(self).__name__), raising=False)
+    spec = make_spec(settings=pictures, baseline="none").model_copy(update={"is_prepared": is_prepared})
+    assert train(spec).not_tested is None
+    assert prepared == ([] if is_prepared else ["Pictures", "Perceptron"])
+
+
 def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec, monkeypatch):
     from more_shapes import Pictures
 
