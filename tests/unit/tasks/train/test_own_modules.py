@@ -218,6 +218,31 @@ def test_several_optimizers_and_all_flags_of_log_are_as_with_lightning(make_spec
         assert {"half_0", "half_1", "val_loss/dataloader_idx_1", "odd_name", "metric_epoch"} <= logged.keys()
 
 
+def test_a_time_limit_of_the_trainer_ends_a_training_with_a_checkpoint(pictures, make_spec):
+    pictures["trainer"] |= {"max_epochs": -1, "max_time": {"seconds": 2}}
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.num_steps > 0
+    assert torch.load(result.checkpoint, weights_only=True)["global_step"] == result.num_steps
+
+
+def test_a_resume_calls_the_module_with_what_it_has_saved(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def save(self, checkpoint):
+        checkpoint["note"] = "saved"
+
+    loaded = []
+    monkeypatch.setattr(Perceptron, "on_save_checkpoint", save, raising=False)
+    monkeypatch.setattr(Perceptron, "on_load_checkpoint", lambda self, kept: loaded.append(kept["note"]), raising=False)
+    first = train(make_spec(settings=pictures, baseline="none"))
+    assert not loaded
+    pictures["trainer"]["max_epochs"] = 2
+    spec = make_spec(settings=pictures, baseline="none", attempt=1)
+    resumed = train(spec.model_copy(update={"resume_from": first.checkpoint}))
+    assert loaded == ["saved"]
+    assert resumed.num_epochs == 2
+
+
 OTHER_KEYS = (
     {"overfit_batches": 2, "detect_anomaly": True, "profiler": "simple", "deterministic": True, "min_epochs": 4},
     {"limit_train_batches": 0.5, "limit_val_batches": 2, "check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
