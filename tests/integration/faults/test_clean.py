@@ -625,7 +625,7 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
         assert set(left(prepared)) == set(used[-2:])
         assert len(left(home / "runs")) <= 2, "logs of the newest runs"
         assert list(tmp_path.glob("home/runs/*/checkpoints")) == [], "checkpoints of finished runs"
-        assert len(list((home / "searches").iterdir())) <= night + 2, "one of the device, one of each data set"
+        assert len(left(home / "searches")) <= night + 2, "one of the device, one of each data set"
         sizes.append(disk_use(home))
         sys.stdout.write(f"night {night}: {sizes[-1].total()} bytes: {dict(sizes[-1])}\n")
         assert sizes[-1].keys() <= {*of_mlflow, "prepared", "runs", "searches"}, "all else is cleaned up"
