@@ -25,13 +25,17 @@ CLASSES = ("model", "data")
 _KEY = re.compile(r'Parser key "([\w.]+)"')
 _PATH = re.compile(r"Problem with given class_path '([^']+)'")
 _IMPORT = re.compile(r"(No module named '[^']+'|module '[^']+' has no attribute '[^']+')")
-_OTHER_CLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
+_OTHER_CLASS = re.compile(r"Import path (?:(\S+) )?does not correspond to a subclass of (\w+)")
 _OPTION = re.compile(
     r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'|unrecognized arguments: --([\w.]+)"
 )
-_VALUE = re.compile(r"Expected an? <class '(\w+)'>\. Got value: (.*)")
+_REQUIRED = re.compile(r"arguments are required: ([\w, ]+)")
+_EXPECTED = re.compile(r"Expected an? (.*)\. Got value: (.*)")
+_TYPES = re.compile(r"Subtypes: \[(.*)\]")  # the forms of a union
+_CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
+_CHOICES = re.compile(r"Literal\[(.*?)\]|\{(.*)\}")
 _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
-_GIVEN = re.compile(r"Given value: (.*)")
+_GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
 
 
 class _Parser(LightningArgumentParser):
@@ -266,9 +270,10 @@ def refusal(message: str) -> InputError:
             hint="install its package, or give the directory of your code: --code DIR",
             setting=f"{key}.class_path",
         )
+    name, given = ".init_args.".join(keys) or "this setting", _GIVEN.search(message)
     if found := _OTHER_CLASS.search(message):
-        fault = f"{key}.class_path={found[1]} is not a {found[2]}"
-        return InputError(fault, hint=f"name a subclass of {found[2]}", setting=f"{key}.class_path")
+        fault = f"{name}.class_path={found[1] or (given and given[1])} is not a {found[2]}"
+        return InputError(fault, hint=f"name a subclass of {found[2]}", setting=f"{name}.class_path")
     if found := _OPTION.search(message):
         option = found[2] or found[3]
         if path is None:
@@ -278,12 +283,25 @@ def refusal(message: str) -> InputError:
         hint = did_you_mean(suggest(option, names), f"its arguments are: {', '.join(names) or 'none'}")
         name = f"{key}.init_args.{option}"
         return InputError(f"{name} is not an argument of {path[1]}", hint=hint, setting=name)
-    if "arguments are required" in message:
-        hint = "add it, for example model.class_path=acme.lit.Tagger"
-        return InputError(f"{message.rpartition(': ')[2]} is missing", hint=hint, setting="model")
-    name = ".init_args.".join(keys) or "this setting"
-    value = _VALUE.search(message)
-    given = value or _GIVEN.search(message)
-    typed = f"{name}={given[given.lastindex or 0].strip()}" if given else name
-    kind = f"must be of type {value[1]}" if value else f"is not valid ({one_line(ValueError(message))[:200]})"
-    return InputError(f"{typed} {kind}", hint=f"give {name} another value", setting=name)
+    if found := _REQUIRED.search(message):
+        owner = _PATH.findall(message)[-1:]
+        absent = [f"{name}.init_args.{option}" if owner else option for option in found[1].split(", ")]
+        fault = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
+        example = " ".join(f"{each}=VALUE" for each in absent)
+        hint = f"add {example}" if owner else "add it, for example model.class_path=acme.lit.Tagger"
+        return InputError(" in the settings of ".join([fault, *owner]), hint=hint, setting=absent[0])
+    inner = message[max([0, *(match.end() for match in _KEY.finditer(message))]) :]
+    forms, expected = _TYPES.search(inner), _EXPECTED.search(inner)
+    text = given[1] if given and forms else expected[2] if expected else None
+    kind = forms[1] if forms else expected[1] if expected else None
+    rule = _rule(kind) if kind else f"is not valid ({one_line(ValueError(message))[:200]})"
+    typed = name if text is None else f"{name}={text.strip()}"
+    return InputError(f"{typed} {rule}", hint=f"give {name} another value", setting=name)
+
+
+def _rule(types: str) -> str:
+    """What a value must be, by the types that jsonargparse names."""
+    if choices := _CHOICES.search(types):
+        return f"must be one of {(choices[1] or choices[2]).replace(',', ', ').replace(',  ', ', ')}"
+    names = re.split(r", (?![^\[]*\])", _CLASS.sub(r"\1", types).replace("NoneType", "null"))
+    return f"must be of type {' or '.join(names)}"
