@@ -3,14 +3,15 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, Self
+from pkgutil import resolve_name
+from typing import Any, Self
 
 import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -20,6 +21,8 @@ from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
 
 Settings = dict[str, Any]
+AVERAGES = (WeightAveraging, StochasticWeightAveraging)
+"""Callbacks that average whole weights."""
 CLASSES = ("model", "data")
 """Sections of LightningCLI that are a class with its arguments."""
 _KEY = re.compile(r'Parser key "([\w.]+)"')
@@ -41,10 +44,14 @@ _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
 class _Parser(LightningArgumentParser):
     """Links arguments of `model` and `data` also as a LightningCLI does that has these classes in its code."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sections: list[tuple[str, Any]] = []
+        """Keys and classes of the sections that have been added."""
+
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **options: Any) -> list[str]:
-        """Add the arguments of a class. Raises InputError: the class is a callback that saves checkpoints."""
-        if isinstance(lightning_class, type) and issubclass(lightning_class, Checkpoint):
-            _refuse_checkpoints(lightning_class, nested_key)
+        """Add the arguments of a class."""
+        self.sections.append((nested_key, lightning_class))
         return super().add_lightning_class_args(lightning_class, nested_key, *args, **options)
 
     def link_arguments(
@@ -73,6 +80,7 @@ class ModuleCLI(LightningCLI):
     the user's subclass of LightningCLI, whose links and arguments it has too. Raises InputError: they are wrong.
     """
 
+    parser: _Parser
     own: str | None = None
 
     def __new__(cls, arguments: Sequence[str] | Settings, *args: Any, own: str | None = None, **options: Any) -> Self:
@@ -109,10 +117,16 @@ class ModuleCLI(LightningCLI):
             raise refusal(str(error)) from error
 
     def instantiate_classes(self) -> None:
-        """Instantiate all classes, or none where only the settings are checked."""
-        for callback in _without_bars(self.trainer_defaults.get("callbacks")):
-            if isinstance(callback, Checkpoint):
-                _refuse_checkpoints(type(callback), "trainer_defaults")
+        """Instantiate all classes, or none where only the settings are checked.
+
+        Raises InputError: a callback saves checkpoints.
+        """
+        for place, callback in self._callbacks(Checkpoint):
+            raise InputError(
+                f"{place}={callback.__name__} cannot be used with Paceline",
+                hint=f"remove it from {place}; Paceline saves checkpoints: see execution.checkpoint_steps",
+                setting=place,
+            )
         if not self._only_parse:
             super().instantiate_classes()
         if self._partitions is not None:
@@ -146,22 +160,31 @@ class ModuleCLI(LightningCLI):
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
         return {name: value for name, value in (tree | {"trainer": given} | self._own()).items() if value is not None}
 
+    def averages(self) -> str | None:
+        """Name of the class of a callback that averages weights; None without one."""
+        return next((callback.__name__ for _, callback in self._callbacks(*AVERAGES)), None)
+
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
 
+    def _callbacks(self, *kinds: type) -> Iterator[tuple[str, type]]:
+        """Places and classes of the callbacks of these kinds: of the settings, and of the user's subclass."""
+        paths = [each.class_path for each in _several(self.config.trainer.callbacks)]
+        given = [("trainer.callbacks", resolve_name(path)) for path in paths]
+        defaults = [("trainer_defaults", type(each)) for each in _several(self.trainer_defaults.get("callbacks"))]
+        for place, callback in (*given, *defaults, *self.parser.sections):
+            if isinstance(callback, type) and issubclass(callback, kinds):
+                yield place, callback
 
-def _refuse_checkpoints(callback: type[Checkpoint], place: str) -> NoReturn:
-    raise InputError(
-        f"{place}={callback.__name__} of your LightningCLI cannot be used with Paceline",
-        hint=f"remove it from {place} in your code; Paceline saves checkpoints: see execution.checkpoint_steps",
-        setting=place,
-    )
+
+def _several(callbacks: Any) -> list[Any]:
+    """A callback, several or None as a list."""
+    return callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
 
 
 def _without_bars(callbacks: Any) -> list[Any]:
-    """A callback, several or None as a list without progress bars."""
-    several = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-    return [each for each in several if not isinstance(each, ProgressBar)]
+    """As `_several`, without progress bars."""
+    return [each for each in _several(callbacks) if not isinstance(each, ProgressBar)]
 
 
 def _load_cli(path: str) -> type:
