@@ -63,6 +63,9 @@ def test_a_key_that_contradicts_a_setting_is_named_with_it():
     with pytest.raises(InputError, match=r"trainer\.devices=2 conflicts with execution\.num_devices=4") as refusal:
         lightning.execution_of({"devices": 2}, {"num_devices": 4})
     assert "remove trainer.devices" in refusal.value.hint
+    with pytest.raises(InputError, match=r"trainer\.strategy=ddp conflicts with execution\.strategy=fsdp"):
+        lightning.execution_of({"strategy": "ddp"}, {"strategy": "fsdp"})
+    lightning.execution_of({"strategy": "ddp"}, {"strategy": "ddp"})
 
 
 @pytest.mark.parametrize(("half", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])

@@ -1,5 +1,6 @@
 """What a user reads when settings do not fit the classes: of each form in which jsonargparse refuses them."""
 
+import sys
 from enum import Enum
 from typing import Literal
 
@@ -11,6 +12,12 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning.cli import ModuleCLI
 
 HERE = __name__
+
+
+@pytest.fixture(autouse=True)
+def _without_arguments(monkeypatch):
+    """LightningCLI warns of those of pytest."""
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
 
 
 class Size(Enum):
