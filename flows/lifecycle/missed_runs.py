@@ -1,4 +1,4 @@
-"""Runs that start late, and those that no schedule made: Prefect's server was away longer than it plans."""
+"""Runs that start late, and those that no schedule made: Prefect's server or `paceline serve` was away."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, S
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events import emit_event
+from prefect.events.related import object_as_related_resource, tags_as_related_resources
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_logger
 from prefect.runtime import flow_run
@@ -29,21 +30,30 @@ PAGE = 200  # flow runs that Prefect's server returns at once
 WAITING = "AwaitingConcurrencySlot"  # state of a run that waits for the run before it
 MISSED = "Missed"
 """Name of the first state of a missed run, so that Prefect emits its event `prefect.flow-run.Missed` at once."""
+STOPPED_TAG = "stopped"  # of a deployment that `paceline serve` has paused at its end
 
 
-def report_late_and_missed(deployment_id: str | None) -> None:
+_reported = set[UUID]()  # runs of deployments in this process, which may have several flows of Paceline's in them
+
+
+def report_late_and_missed() -> None:
     """Emit an event if this run of a deployment starts late; report the missed runs that only it can find. Log errors.
 
     Prefect emits nothing itself where its server was away: the run starts as soon as it is late. `paceline serve` finds
     the missed runs of what it serves; a work pool has no process of Paceline's but the flows.
     """
-    if deployment_id is None:
-        return
-    due = flow_run.get_scheduled_start_time()
     try:
+        run_id = UUID(flow_run.get_root_flow_run_id())
+        if run_id in _reported:
+            return
+        _reported.add(run_id)
         with get_client(sync_client=True) as client:
-            _report_late(client, due)
-            found = client.read_deployment(UUID(deployment_id))
+            run = client.read_flow_run(run_id)
+            due = run.expected_start_time
+            if run.deployment_id is None or due is None:
+                return
+            found = client.read_deployment(run.deployment_id)
+            _report_late(client, run, found, due)
             if found.work_pool_name is not None:
                 before = _newest_scheduled(client, found.id, due - timedelta.resolution)
                 _make_missed_runs(client, found, before, catch_up=False)
@@ -51,29 +61,33 @@ def report_late_and_missed(deployment_id: str | None) -> None:
         get_logger("paceline").warning("Prefect does not know whether runs start late or are missed (%r)", error)
 
 
-def _report_late(client: SyncPrefectClient, due: datetime) -> None:
-    """Emit an event if this run should have started long ago, and neither it nor Prefect has reported that."""
+def _report_late(client: SyncPrefectClient, run: FlowRun, found: DeploymentResponse, due: datetime) -> None:
+    """Emit an event if a run should have started long ago, and neither it nor Prefect has reported that."""
     late_before = now("UTC") - LATE
     if due >= late_before:
         return
-    for state in client.read_flow_run_states(UUID(flow_run.get_id())):
+    for state in client.read_flow_run_states(run.id):
         if state.name == MISSED or state.is_final() or (state.name == WAITING and state.timestamp < late_before):
             return
     resource = {
-        "prefect.resource.id": f"prefect.flow-run.{flow_run.get_id()}",
-        "prefect.resource.name": str(flow_run.get_name()),
+        "prefect.resource.id": f"prefect.flow-run.{run.id}",
+        "prefect.resource.name": run.name,
         "prefect.state-name": "Late",
         "prefect.state-message": f"due at {due:%Y-%m-%d %H:%M} UTC, started at {now('UTC'):%Y-%m-%d %H:%M} UTC",
     }
-    emit_event(LATE_EVENT, resource=resource)
+    of_run = [object_as_related_resource("deployment", "deployment", found), *tags_as_related_resources(run.tags)]
+    emit_event(
+        LATE_EVENT, resource=resource, related=of_run
+    )  # Prefect adds those of this flow, which may be an inner one
 
 
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
     """Create the missed runs of the deployment FLOW/NAME, in the state `Missed`; Prefect emits an event for each.
 
-    With `catch_up` the state is a scheduled one, and the runs start. A paused schedule misses nothing. `checked_until`
-    is the result of the previous call; None looks after the last run that was due. Returns the time until which all
-    missed runs are created; after an error, which is logged, `checked_until`; None while there is no such deployment.
+    With `catch_up` the state is a scheduled one, and the runs start. A paused schedule misses nothing, unless it was
+    `paceline serve` that paused it at its end. `checked_until` is the result of the previous call; None looks after the
+    last run that was due. Returns the time until which all missed runs are created; after an error, which is logged,
+    `checked_until`; None while there is no such deployment.
     """
     try:
         with get_client(sync_client=True) as client:
@@ -93,8 +107,9 @@ def _make_missed_runs(
     """Create the missed runs of a deployment that were due after a time; return the time until which it has them."""
     kind = StateType.SCHEDULED if catch_up else StateType.CANCELLED
     schedules = [schedule for schedule in found.schedules if schedule.active and schedule.updated]
-    if found.paused or not schedules:
+    if (found.paused and STOPPED_TAG not in found.tags) or not schedules:
         return now("UTC")
+    cause = "`paceline serve` was stopped" if found.paused else "Prefect's server was away"
     since: datetime = max(schedule.updated for schedule in schedules if schedule.updated) + MARGIN
     since, until = max(since, checked_until or since), now("UTC") - MARGIN
     scheduled = _scheduled_times(client, found.id, since)
@@ -103,7 +118,7 @@ def _make_missed_runs(
         older = len(missed[:-MAX_RUNS])
         more = f"; {older} older ones were missed too and are not listed" if older else ""
         for due in missed[-MAX_RUNS:]:
-            message = f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away{more}"
+            message = f"due at {due:%Y-%m-%d %H:%M} UTC, when {cause}{more}"
             details = StateDetails.model_validate({"scheduled_time": due})
             client.create_flow_run_from_deployment(
                 found.id,

@@ -59,8 +59,10 @@ def guard_flow(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
         quieten()
         _own()
         wait_for_api()
-        set_right(Environment(), deployment.get_id())
-        report_late_and_missed(deployment.get_id())
+        deployment_id = deployment.get_id()
+        set_right(Environment(), deployment_id)
+        if deployment_id is not None:
+            report_late_and_missed()
         try:
             result = redacted(*arguments, **options)
         except Exception as error:

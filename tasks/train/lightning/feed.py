@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import (
@@ -28,6 +27,7 @@ from torch.optim import Optimizer
 
 from paceline.conf.lightning import NO_AVERAGES
 from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.train.lightning.cli import AVERAGES
 from paceline.tasks.train.lightning.random_state import RandomState, random_state, set_random_state
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.distributed import adapt_reduction, shard_module
@@ -299,7 +299,7 @@ class FedShards(_Fed, ModelParallelStrategy):
                 setting="trainer.sync_batchnorm",
             )
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # its connector sets them
-            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            if isinstance(callback, AVERAGES):
                 raise InputError(NO_AVERAGES.format(type(callback).__name__))
         for name, weight in module.named_parameters():
             if not weight.dim():

@@ -49,6 +49,7 @@ from paceline.tasks.train.launch.run_lock import run_lock
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import write_with_digest
 from tests.support.deployments import SHORT, Deployments
+from tests.support.disk_use import disk_use
 from tests.support.outputs import told_by
 from tests.support.patience import until
 from tests.support.refusals import refused
@@ -607,8 +608,8 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
     """A data set that grows every night, and a clean-up after each run."""
     environment = {"PACELINE_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
     settings = [*SHORT, "speedup.baseline=none", "recipe.batch_size=8", f"data.root={tmp_path}/images"]
-    prepared, used, home = tmp_path / "home" / "prepared", [], tmp_path / "home"
-    of_mlflow, of_clean = {"mlflow.db", "mlflow.db.lock", "mlartifacts"}, {"prepared", "runs", "searches"}
+    home, of_mlflow = tmp_path / "home", {"mlflow.db", "mlflow.db.lock", "mlartifacts"}
+    prepared, used, sizes = home / "prepared", [], []
     random = np.random.default_rng(0)
     for night in range(30):
         for number in range(20):
@@ -624,6 +625,10 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
         assert set(left(prepared)) == set(used[-2:])
         assert len(left(home / "runs")) <= 2, "logs of the newest runs"
         assert list(tmp_path.glob("home/runs/*/checkpoints")) == [], "checkpoints of finished runs"
-        files = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
-        assert {path.parts[0] for path in files} == of_mlflow | of_clean, "all else is in what a clean-up removes"
-        assert len(list((home / "searches").iterdir())) <= night + 2, "one of the device, one of each data set"
+        assert len(left(home / "searches")) <= night + 2, "one of the device, one of each data set"
+        sizes.append(disk_use(home))
+        sys.stdout.write(f"night {night}: {sizes[-1].total()} bytes: {dict(sizes[-1])}\n")
+        assert sizes[-1].keys() <= {*of_mlflow, "prepared", "runs", "searches"}, "all else is cleaned up"
+    for place, most in (("prepared", 2.5), ("runs", 3)):  # twice as many images; with or without a search
+        middle, last = (max(size[place] for size in part) for part in (sizes[5:15], sizes[20:]))
+        assert last < most * middle, (place, sizes)

@@ -213,9 +213,15 @@ def test_each_form_of_configure_optimizers_trains_as_with_lightning(make_spec, t
 def test_several_optimizers_and_all_flags_of_log_are_as_with_lightning(make_spec, tmp_path, name):
     logged = compare_with_lightning(make_spec, noise({"class_path": f"optimizers.{name}"}), tmp_path)
     assert len(logged["loss" if name == "TwoOptimizers" else "loss_step"]) == 30
-    assert "not_logged" not in logged
+    assert metric_name("not@logged") not in logged
     if name == "Logged":
-        assert {"half_0", "half_1", "val_loss/dataloader_idx_1", "odd_name", "metric_epoch"} <= logged.keys()
+        assert {
+            "half_0",
+            "half_1",
+            "val_loss/dataloader_idx_1",
+            metric_name("odd@name"),
+            "metric_epoch",
+        } <= logged.keys()
 
 
 def test_a_time_limit_of_the_trainer_ends_a_training_with_a_checkpoint(pictures, make_spec):
