@@ -284,9 +284,8 @@ def _check_lightning(config: Config) -> None:
         fault = f"track.on_regression={config.track.on_regression} cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use track.on_regression=mark")
     _check_own_execution(config.execution)
-    callbacks = config.lightning.settings.get("trainer", {}).get("callbacks")
-    if config.execution.strategy == "fsdp" and "WeightAveraging" in str(callbacks):
-        raise ValueError(NO_AVERAGES.format("WeightAveraging"))
+    if config.execution.strategy == "fsdp" and config.lightning.averages is not None:
+        raise ValueError(NO_AVERAGES.format(config.lightning.averages))
     config.cluster.check_execution(config.execution)
 
 

@@ -53,6 +53,8 @@ class Lightning(Section):
     """Whether the data, or else the model, define `prepare_data`. Paceline sets it."""
     has_partitions: bool = False
     """Whether the data define `partitions` and `prepare_partition`. Paceline sets it."""
+    averages: Text | None = None
+    """Class of a callback that averages weights. Paceline sets it."""
     packages: tuple[Text, ...] = ()
     """Packages and directory of the classes, with versions and digests of their files. Paceline sets them."""
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import httpx
 from prefect import Flow
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.logging import get_logger
@@ -22,7 +23,7 @@ from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
 from paceline.flows.clean import clean_up
 from paceline.flows.lifecycle.flow_run_lock import set_right
-from paceline.flows.lifecycle.missed_runs import report_missed_runs
+from paceline.flows.lifecycle.missed_runs import STOPPED_TAG, report_missed_runs
 from paceline.flows.lifecycle.overlap import POLICY_TAG
 from paceline.flows.run.flow import run_pipeline
 from paceline.flows.run.lightning import run_lightning
@@ -95,6 +96,14 @@ class PatientRunner(Runner):
         poller._get_and_submit_flow_runs = _log_outages(poller._get_and_submit_flow_runs)  # type: ignore[method-assign]
         observer._check_for_cancelled_flow_runs = _log_outages(observer._check_for_cancelled_flow_runs)  # type: ignore[method-assign]
         return self
+
+    async def _pause_schedules(self) -> None:
+        """Pause the deployments, and mark those that nobody had paused: what comes due from now on is missed."""
+        for deployment_id in self._deployment_registry.get_deployment_ids():
+            found = await self._client.read_deployment(deployment_id)
+            if not found.paused:
+                stopped = DeploymentUpdate(paused=True, tags=[*found.tags, STOPPED_TAG])
+                await self._client.update_deployment(deployment_id, stopped)
 
 
 def _log_outages(workload: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:

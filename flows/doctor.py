@@ -14,6 +14,7 @@ from paceline.tasks.cluster.tls import (
     WARN_DAYS,
     choose_tls,
     days_left,
+    expiry_text,
     find_certificates,
     proxy_days_left,
     proxy_renewal,
@@ -100,7 +101,7 @@ def _certificates(config: Config, environment: Environment) -> Finding:
     if choice.value != "on":
         return good("certificates", f"not needed: {choice.reason}")
     days, remedy = days_left(find_certificates(environment)), f"infra/certificates --renew {environment.tls_directory}"
-    text = f"valid for {days:.0f} days"
+    text = expiry_text(days)
     return doubtful("certificates", text, remedy) if days < WARN_DAYS else good("certificates", text)
 
 
@@ -108,7 +109,7 @@ def _proxy(environment: Environment) -> list[Finding]:
     if (found := proxy_days_left(environment)) is None:
         return []
     path, days = found
-    text = f"{path} is valid for {days:.0f} days"
+    text = f"{path} {expiry_text(days)}"
     return [doubtful("proxy", text, proxy_renewal(path)) if days < WARN_DAYS else good("proxy", text)]
 
 

@@ -177,9 +177,12 @@ class MeasurementCache(Generic[R]):
     def find(self) -> R | None:
         """The measurement of an earlier run; None without a readable one."""
         try:
-            return self._kind.model_validate_json(self._path.read_text(encoding="utf-8"))
+            found = self._kind.model_validate_json(self._path.read_text(encoding="utf-8"))
         except (OSError, ValidationError):
             return None
+        with suppress(OSError):  # another user's
+            os.utime(self._path)  # a clean-up removes what no run has used for long
+        return found
 
     def keep(self, result: R) -> None:
         """Save a measurement."""

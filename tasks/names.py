@@ -1,5 +1,6 @@
 """Names in MLflow: tags, metrics and artifacts of our runs. Public contract: a name never changes."""
 
+import hashlib
 import posixpath
 import re
 from collections.abc import Mapping
@@ -268,7 +269,13 @@ def is_contaminated(tags: Mapping[str, str]) -> bool:
 
 
 def metric_name(name: str) -> str:
-    """The name of a metric of the user's in MLflow, which refuses some characters, paths and lengths (3.17)."""
-    allowed = re.sub(r"[^\w\-. /:]", "_", name)[:250] or "_"
+    """The name of a metric of the user's in MLflow, which refuses some characters, paths and lengths (3.17).
+
+    A refused name gets a suffix of its own, so that two names stay two there, in every attempt and order.
+    """
+    allowed = re.sub(r"[^\w\-. /:]", "_", name)[:250]
     is_path = posixpath.normpath(allowed) == allowed != "." and not allowed.startswith(("..", "/"))
-    return allowed if is_path else re.sub(r"[/.]", "_", allowed)
+    if allowed == name and is_path:
+        return name
+    stem = allowed if is_path else re.sub(r"[/.]", "_", allowed)
+    return f"{stem[:240]}_{hashlib.sha256(name.encode()).hexdigest()[:6]}"

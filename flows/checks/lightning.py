@@ -202,6 +202,12 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
                 setting=f"trainer.{key}",
             )
         execution[name] = value
+    if (strategy := trainer.get("strategy", "auto")) != "auto" and execution.get("strategy") == "fsdp":
+        raise InputError(
+            f"trainer.strategy={strategy} conflicts with execution.strategy=fsdp",
+            hint="remove trainer.strategy: Paceline takes execution.strategy",
+            setting="trainer.strategy",
+        )
     if (half := execution["precision"]) in HALF:
         raise InputError(
             f"execution.precision={half} keeps the weights in 16 bits, which cannot be used with Paceline so far",
@@ -213,11 +219,6 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
 
 def check_trainer(trainer: dict[str, Any]) -> None:
     """Raise InputError for settings of the trainer that Paceline decides, and for those that it does not support."""
-    callbacks = trainer.get("callbacks") or []
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        path = callback.get("class_path", "") if isinstance(callback, dict) else str(callback)
-        if path.rpartition(".")[2] in ("ModelCheckpoint", "OnExceptionCheckpoint"):
-            _refuse("callbacks", path, "remove it; Paceline saves checkpoints: see execution.checkpoint_steps")
     if trainer.get("strategy", "auto") not in DDP:
         _refuse("strategy", trainer["strategy"], "use trainer.strategy=ddp, or execution.strategy=fsdp")
     hints = {

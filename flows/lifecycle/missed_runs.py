@@ -1,19 +1,20 @@
-"""Runs that start late, and those that no schedule made: Prefect's server was away longer than it plans."""
+"""Runs that start late, and those that no schedule made: Prefect's server or `paceline serve` was away."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import count
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
-from prefect.client.schemas.objects import DeploymentSchedule, State, StateDetails, StateType
+from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, State, StateDetails, StateType
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events import emit_event
+from prefect.events.related import object_as_related_resource, tags_as_related_resources
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_logger
-from prefect.runtime import deployment, flow_run
+from prefect.runtime import flow_run
 from prefect.server.schemas.schedules import SCHEDULE_TYPES
 from prefect.types._datetime import now
 from pydantic import TypeAdapter
@@ -29,79 +30,104 @@ PAGE = 200  # flow runs that Prefect's server returns at once
 WAITING = "AwaitingConcurrencySlot"  # state of a run that waits for the run before it
 MISSED = "Missed"
 """Name of the first state of a missed run, so that Prefect emits its event `prefect.flow-run.Missed` at once."""
+STOPPED_TAG = "stopped"  # of a deployment that `paceline serve` has paused at its end
 
 
-def report_late_start(deployment_id: str | None) -> None:
+_reported = set[UUID]()  # runs of deployments in this process, which may have several flows of Paceline's in them
+
+
+def report_late_and_missed() -> None:
     """Emit an event if this run of a deployment starts late; report the missed runs that only it can find. Log errors.
 
     Prefect emits nothing itself where its server was away: the run starts as soon as it is late. `paceline serve` finds
     the missed runs of what it serves; a work pool has no process of Paceline's but the flows.
     """
-    if deployment_id is None:
-        return
-    due, late_before = flow_run.get_scheduled_start_time(), now("UTC") - LATE
     try:
+        run_id = UUID(flow_run.get_root_flow_run_id())
+        if run_id in _reported:
+            return
+        _reported.add(run_id)
         with get_client(sync_client=True) as client:
-            states = client.read_flow_run_states(UUID(flow_run.get_id())) if due < late_before else []
-            pool = client.read_deployment(UUID(deployment_id)).work_pool_name
+            run = client.read_flow_run(run_id)
+            due = run.expected_start_time
+            if run.deployment_id is None or due is None:
+                return
+            found = client.read_deployment(run.deployment_id)
+            _report_late(client, run, found, due)
+            if found.work_pool_name is not None:
+                before = _newest_scheduled(client, found.id, due - timedelta.resolution)
+                _make_missed_runs(client, found, before, catch_up=False)
     except Exception as error:  # noqa: BLE001  a report must not end a run
-        get_logger("paceline").warning("Prefect does not know whether this run starts late (%r)", error)
+        get_logger("paceline").warning("Prefect does not know whether runs start late or are missed (%r)", error)
+
+
+def _report_late(client: SyncPrefectClient, run: FlowRun, found: DeploymentResponse, due: datetime) -> None:
+    """Emit an event if a run should have started long ago, and neither it nor Prefect has reported that."""
+    late_before = now("UTC") - LATE
+    if due >= late_before:
         return
-    is_sent = any(
-        state.name == MISSED or state.is_final() or (state.name == WAITING and state.timestamp < late_before)
-        for state in states
-    )
-    if due < late_before and not is_sent:
-        resource = {
-            "prefect.resource.id": f"prefect.flow-run.{flow_run.get_id()}",
-            "prefect.resource.name": str(flow_run.get_name()),
-            "prefect.state-name": "Late",
-            "prefect.state-message": f"due at {due:%Y-%m-%d %H:%M} UTC, started at {now('UTC'):%Y-%m-%d %H:%M} UTC",
-        }
-        emit_event(LATE_EVENT, resource=resource)
-    if pool is not None:
-        report_missed_runs(f"{flow_run.get_flow_name()}/{deployment.get_name()}", None, catch_up=False)
+    for state in client.read_flow_run_states(run.id):
+        if state.name == MISSED or state.is_final() or (state.name == WAITING and state.timestamp < late_before):
+            return
+    resource = {
+        "prefect.resource.id": f"prefect.flow-run.{run.id}",
+        "prefect.resource.name": run.name,
+        "prefect.state-name": "Late",
+        "prefect.state-message": f"due at {due:%Y-%m-%d %H:%M} UTC, started at {now('UTC'):%Y-%m-%d %H:%M} UTC",
+    }
+    of_run = [object_as_related_resource("deployment", "deployment", found), *tags_as_related_resources(run.tags)]
+    emit_event(
+        LATE_EVENT, resource=resource, related=of_run
+    )  # Prefect adds those of this flow, which may be an inner one
 
 
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
     """Create the missed runs of the deployment FLOW/NAME, in the state `Missed`; Prefect emits an event for each.
 
-    With `catch_up` the state is a scheduled one, and the runs start. A paused schedule misses nothing. `checked_until`
-    is the result of the previous call; None looks after the last run that was due. Returns the time until which all
-    missed runs are created; after an error, which is logged, `checked_until`; None while there is no such deployment.
+    With `catch_up` the state is a scheduled one, and the runs start. A paused schedule misses nothing, unless it was
+    `paceline serve` that paused it at its end. `checked_until` is the result of the previous call; None looks after the
+    last run that was due. Returns the time until which all missed runs are created; after an error, which is logged,
+    `checked_until`; None while there is no such deployment.
     """
-    log = get_logger("paceline")
-    kind = StateType.SCHEDULED if catch_up else StateType.CANCELLED
     try:
         with get_client(sync_client=True) as client:
             found = client.read_deployment_by_name(deployment_name)
-            schedules = [schedule for schedule in found.schedules if schedule.active and schedule.updated]
-            if found.paused or not schedules:
-                return now("UTC")
-            since: datetime = max(schedule.updated for schedule in schedules if schedule.updated) + MARGIN
-            until: datetime = now("UTC") - MARGIN
-            scheduled = _scheduled_times(client, found.id, since)
-            since = max(since, checked_until or max(scheduled, default=since))
-            for schedule in schedules:
-                missed = [due for due in _due_times(schedule, since, until) if due not in scheduled]
-                older = len(missed[:-MAX_RUNS])
-                more = f"; {older} older ones were missed too and are not listed" if older else ""
-                for due in missed[-MAX_RUNS:]:
-                    message = f"due at {due:%Y-%m-%d %H:%M} UTC, when Prefect's server was away{more}"
-                    details = StateDetails.model_validate({"scheduled_time": due})
-                    client.create_flow_run_from_deployment(
-                        found.id,
-                        parameters=schedule.parameters,
-                        state=State(type=kind, name=MISSED, message=message, state_details=details),
-                        idempotency_key=f"missed {schedule.id} {due.isoformat()}",
-                    )
-                    log.warning("A run of %s was missed: %s", deployment_name, message)
-            return until
+            checked_until = checked_until or _newest_scheduled(client, found.id, now("UTC"))
+            return _make_missed_runs(client, found, checked_until, catch_up=catch_up)
     except ObjectNotFound:  # the deployment is new
         return None
     except Exception as error:  # noqa: BLE001  a report must not end a run
-        log.warning("Missed runs of %s could not be found (%r)", deployment_name, error)
+        get_logger("paceline").warning("Missed runs of %s could not be found (%r)", deployment_name, error)
         return checked_until
+
+
+def _make_missed_runs(
+    client: SyncPrefectClient, found: DeploymentResponse, checked_until: datetime | None, *, catch_up: bool
+) -> datetime:
+    """Create the missed runs of a deployment that were due after a time; return the time until which it has them."""
+    kind = StateType.SCHEDULED if catch_up else StateType.CANCELLED
+    schedules = [schedule for schedule in found.schedules if schedule.active and schedule.updated]
+    if (found.paused and STOPPED_TAG not in found.tags) or not schedules:
+        return now("UTC")
+    cause = "`paceline serve` was stopped" if found.paused else "Prefect's server was away"
+    since: datetime = max(schedule.updated for schedule in schedules if schedule.updated) + MARGIN
+    since, until = max(since, checked_until or since), now("UTC") - MARGIN
+    scheduled = _scheduled_times(client, found.id, since)
+    for schedule in schedules:
+        missed = [due for due in _due_times(schedule, since, until) if due not in scheduled]
+        older = len(missed[:-MAX_RUNS])
+        more = f"; {older} older ones were missed too and are not listed" if older else ""
+        for due in missed[-MAX_RUNS:]:
+            message = f"due at {due:%Y-%m-%d %H:%M} UTC, when {cause}{more}"
+            details = StateDetails.model_validate({"scheduled_time": due})
+            client.create_flow_run_from_deployment(
+                found.id,
+                parameters=schedule.parameters,
+                state=State(type=kind, name=MISSED, message=message, state_details=details),
+                idempotency_key=f"missed {schedule.id} {due.isoformat()}",
+            )
+            get_logger("paceline").warning("A run of %s was missed: %s", found.name, message)
+    return until
 
 
 def _due_times(schedule: DeploymentSchedule, since: datetime, until: datetime) -> list[datetime]:
@@ -114,20 +140,33 @@ def _due_times(schedule: DeploymentSchedule, since: datetime, until: datetime) -
     return times
 
 
-def _scheduled_times(client: SyncPrefectClient, deployment_id: UUID, since: datetime) -> set[datetime]:
-    """The times until now at which the runs that a deployment's schedules have made were due."""
-    due = {"expected_start_time": {"after_": since, "before_": now("UTC")}, "tags": {"all_": ["auto-scheduled"]}}
-    read = partial(
-        client.read_flow_runs,
-        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}}),
-        flow_run_filter=FlowRunFilter.model_validate(due),
-        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-        limit=PAGE,
-    )
-    times: set[datetime] = set()
+def _newest_scheduled(client: SyncPrefectClient, deployment_id: UUID, until: datetime) -> datetime | None:
+    """The time at which the newest run that a deployment's schedules have made until a time was due."""
+    found = _read_scheduled(client, deployment_id, {"before_": until}, 1)
+    return found[0].expected_start_time if found else None
+
+
+def _scheduled_times(client: SyncPrefectClient, deployment_id: UUID, since: datetime) -> set[datetime | None]:
+    """The times from `since` until now at which the runs that a deployment's schedules have made were due."""
+    between = {"after_": since, "before_": now("UTC")}
+    times = set[datetime | None]()
     for number in count():
-        page = read(offset=number * PAGE)
-        times |= {run.expected_start_time for run in page if run.expected_start_time is not None}
+        page = _read_scheduled(client, deployment_id, between, PAGE, number * PAGE)
+        times |= {run.expected_start_time for run in page}
         if len(page) < PAGE:
             break
     return times
+
+
+def _read_scheduled(
+    client: SyncPrefectClient, deployment_id: UUID, due: dict[str, datetime], limit: int, offset: int = 0
+) -> list[FlowRun]:
+    """A page of the runs that a deployment's schedules have made and that were due in a time, the newest first."""
+    wanted = {"expected_start_time": due, "tags": {"all_": ["auto-scheduled"]}}
+    return client.read_flow_runs(
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}}),
+        flow_run_filter=FlowRunFilter.model_validate(wanted),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=limit,
+        offset=offset,
+    )

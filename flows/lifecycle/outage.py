@@ -25,7 +25,7 @@ from paceline.conf.config import Limits
 from paceline.conf.environment import Environment, quieten
 from paceline.flows.lifecycle.flow_run_lock import flow_run_lock, set_right
 from paceline.flows.lifecycle.guardian import guard
-from paceline.flows.lifecycle.missed_runs import report_late_start
+from paceline.flows.lifecycle.missed_runs import report_late_and_missed
 from paceline.flows.lifecycle.prefect_api import wait_for_api
 from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
 from paceline.tasks.errors import InputError, is_transient
@@ -59,8 +59,10 @@ def guard_flow(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
         quieten()
         _own()
         wait_for_api()
-        set_right(Environment(), deployment.get_id())
-        report_late_start(deployment.get_id())
+        deployment_id = deployment.get_id()
+        set_right(Environment(), deployment_id)
+        if deployment_id is not None:
+            report_late_and_missed()
         try:
             result = redacted(*arguments, **options)
         except Exception as error:

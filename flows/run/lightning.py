@@ -111,9 +111,9 @@ def prepare(session: OwnSession) -> PreparedPartitions | None:
     config, environment, address = session.config, session.environment, session.cluster.address
     handle = session.open_run(lightning_fingerprint(config.lightning))
     options = {"resume": session.resume is not None, "may_search": True}
-    session.training = job = train_job(config, session.checked, None, handle.run_id, environment, **options)
+    job = train_job(config, session.checked, None, handle.run_id, environment, **options)
     log_plan(handle, config)
-    prepare_own(job, address)
+    session.training = job = prepare_own(job, address)
     return with_partitions(job, address).partitions
 
 
@@ -197,16 +197,17 @@ def _outcome(session: OwnSession, trained: ModuleResult) -> ModuleOutcome:
     )
 
 
-def prepare_own(job: TrainJob, address: str) -> None:
-    """Copy the user's code and checkpoint into the run's directory, and prepare the data on each host.
+def prepare_own(job: TrainJob, address: str) -> TrainJob:
+    """Copy the user's code and checkpoint into the run's directory, and prepare the data; the job with the hosts.
 
     A resume checks the content of prepared partitions, which the fault before it may have damaged.
     """
     code.copy_own(job.config.lightning, job.directory)
     if job.config.lightning.prepares_data:
-        prepare_module_data(job, address)
+        job = prepare_module_data(job, address)
     if job.resume:
         partitions_of(job, address, check_content=True)
+    return job
 
 
 def _interrupted_search(directory: Path) -> AutotuneResult | None:

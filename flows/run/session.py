@@ -1,10 +1,10 @@
 """The session of a run: its checks, its cluster and its MLflow run, which the stages share, and what follows them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from prefect import get_run_logger
 
@@ -32,6 +32,8 @@ from paceline.tasks.train.launch.coordinator import TrainJob
 class RunSession:
     """What the stages of a run share: the configuration, a Dask cluster, and the MLflow run that `prepare` opens."""
 
+    check: ClassVar[Callable[..., preflight.PreflightResult]]
+    """The check before a session of this kind."""
     config: Config
     environment: Environment
     checked: preflight.PreflightResult
@@ -66,16 +68,28 @@ class RunSession:
         self.workload, self._handle = workload, self._run.enter_context(run)
         return self._handle
 
+    def confirm(self) -> None:
+        """Confirm a regression, if the settings ask for that, which those of own code cannot."""
+
 
 @dataclass
 class Session(RunSession):
     """The session of a preset."""
 
+    check = staticmethod(preflight.check)
+    outcome: Outcome | None = None
     starts: FurtherStarts = field(default_factory=FurtherStarts)
+
+    def confirm(self) -> None:
+        """Confirm a regression, if the settings ask for that; the summary has the confirmation then."""
+        assert self.outcome is not None
+        self.summary = confirm_regression(self.outcome, self.job, self.cluster.address, self.handle, self.summary)
 
 
 class OwnSession(RunSession):
     """The session of own Lightning code."""
+
+    check = staticmethod(preflight.check_lightning)
 
 
 Kind = TypeVar("Kind", bound=RunSession)
@@ -93,8 +107,7 @@ def open_session(kind: type[Kind], config: Config, resume: str | None = None) ->
         RegressionError: the run got worse than those before it, and `track.on_regression` is `fail`.
     """
     started, environment = time.monotonic(), Environment()
-    check = preflight.check_lightning if kind is OwnSession else preflight.check
-    checked = preflight.result_of(check, config, environment)
+    checked = preflight.result_of(kind.check, config, environment)
     cancel_older()  # only now: a refused run must not cancel its predecessor
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
@@ -107,8 +120,7 @@ def open_session(kind: type[Kind], config: Config, resume: str | None = None) ->
             return
         # Only now: a run that is KILLED has no champion.
         promote(made.summary["registered"], made.handle, get_run_logger())
-        if isinstance(outcome, Outcome):
-            made.summary = confirm_regression(outcome, made.job, cluster.address, made.handle, made.summary)
+        made.confirm()
     publish(summary_table(made.summary), "summary", "What the run achieved and how fast")
     mlflow_views.link(made.summary["view"], "This run among those like it")
     history.report_regression(outcome, made.summary)

@@ -19,12 +19,13 @@ from paceline.tasks.records.record import Record
 from paceline.tasks.track.queries import FoundRun, Inventory
 from paceline.tasks.train.launch.run_lock import is_locked
 
-Kind = Literal["prepared sets", "checkpoints", "weights", "compiled code", "damaged files", "logs"]
+Kind = Literal["prepared sets", "checkpoints", "weights", "compiled code", "searches", "damaged files", "logs"]
 ASIDE = ".removed-"  # prefix of what a clean-up has set aside, to delete it
 RESUMABLE = ("run", "study", "sweep", "no-gpu")  # roles of runs that `--resume` continues
 PROCESS, UNFINISHED, UNKNOWN = "a running process", "an unfinished run", "a run that MLflow does not know"
 SPEC_PLACES = ("prepared", "partitions", "pretrained")  # of a specification, with a path
 DAY_SECONDS = 24 * 3600.0
+SEARCH_DAYS = 30.0  # time after which an unused result of a search is removed: the next run would search again
 LONG_LOG, LOG_END = 10 * 2**20, 2**20  # bytes of a log that is cut, and of its end, which stays
 
 
@@ -58,6 +59,7 @@ def survey(home: Path, inventory: Inventory, keep: int, older_than: float) -> li
     items = [*_damaged(home, older_than), *_logs(home, older_than, busy)]
     compiled = (path for path in _entries(home / "compiled") if path != compiled_directory(home))
     items += [_item("compiled code", path, older_than, busy) for path in compiled]
+    items += [_item("searches", path, max(SEARCH_DAYS, older_than)) for path in _entries(home / "searches")]
     items += [item for group in groups for item in _of_group(group, older_than, recent, folders)]
     for path in _entries(home / "models"):
         needed_by = used.get(path.name) or inventory.digests.get(path.name)

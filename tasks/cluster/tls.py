@@ -106,6 +106,13 @@ def days_left(found: Certificates) -> float:
     return _days_until_first_end([parsed_certificate, *issuers])
 
 
+def expiry_text(days: float) -> str:
+    """What a certificate with some days left does: expires in 5 days, expired 3 days ago."""
+    whole = round(abs(days))
+    time = f"{whole} day{'s' if whole > 1 else ''}" if whole else "less than a day"
+    return f"expires in {time}" if days >= 0 else f"expired {time} ago"
+
+
 def _days_until_first_end(found: Sequence[x509.Certificate]) -> float:
     return (min(each.not_valid_after_utc for each in found) - datetime.now(UTC)) / timedelta(days=1)
 
@@ -119,18 +126,18 @@ def is_loopback(address: str) -> bool:
 def certificates(settings: Cluster, site: Environment) -> Certificates | None:
     """The certificates for a cluster, warning before they expire; None without TLS. Raises as `find_certificates`."""
     if (proxy := proxy_days_left(site)) is not None and proxy[1] < WARN_DAYS:
-        _warn(proxy[0], round(proxy[1]), proxy_renewal(proxy[0]))
+        _warn(proxy[0], expiry_text(proxy[1]), proxy_renewal(proxy[0]))
     if choose_tls(settings).value != "on":
         return None
     files = find_certificates(site)
     if (days := days_left(files)) < WARN_DAYS:
-        _warn(site.tls_directory, round(days), f"renew it: infra/certificates --renew {site.tls_directory}")
+        _warn(site.tls_directory, expiry_text(days), f"renew it: infra/certificates --renew {site.tls_directory}")
     return files
 
 
 @cache
-def _warn(place: Path, days: int, renewal: str) -> None:  # each run asks several times
-    logger.warning("the certificate in %s expires in %d days; %s", place, days, renewal)
+def _warn(place: Path, expiry: str, renewal: str) -> None:  # each run asks several times
+    logger.warning("the certificate in %s %s; %s", place, expiry, renewal)
 
 
 def local_security(settings: Cluster, site: Environment) -> Security | None:
@@ -192,6 +199,6 @@ def find_certificates(site: Environment) -> Certificates:
         fault = f"{files.key} can be read by others (mode {mode & 0o777:o})"
         raise InputError(f"{fault}; chmod 600 it", setting="PACELINE_TLS")
     if (days := days_left(files)) < 0:
-        fault = f"PACELINE_TLS={place}: its certificate expired {-days:.1f} days ago, and no part of Dask accepts it"
+        fault = f"PACELINE_TLS={place}: its certificate {expiry_text(days)}, and no part of Dask accepts it"
         raise InputError(fault, hint=f"infra/certificates --renew {place}", setting="PACELINE_TLS")
     return files

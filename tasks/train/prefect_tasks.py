@@ -109,14 +109,16 @@ def _train(job: TrainJob, address: str) -> TrainResult:
 
 @task(name="prepare-data", cache_policy=NO_CACHE)
 @redact_errors
-def prepare_module_data(job: TrainJob, address: str) -> None:
-    """Run `prepare_data` of the user's DataModule once on each host of the cluster.
+def prepare_module_data(job: TrainJob, address: str) -> TrainJob:
+    """Run `prepare_data` of the user's DataModule once on each host of the cluster; the job with these hosts.
 
     Raises RunError: it raised an error, or a worker was lost; TimeLimitError: it took longer than its limit.
     """
     with deadline.time_limit("limits.prepare_seconds", job.config.limits.prepare_seconds):
-        for host in prepare_on_hosts(job, address):
-            get_run_logger().info("prepare_data has run on %s", host)
+        hosts = prepare_on_hosts(job, address)
+    for host in hosts:
+        get_run_logger().info("prepare_data has run on %s", host)
+    return job.model_copy(update={"prepared_on": tuple(hosts)})
 
 
 @task(name="prepare-partitions", cache_policy=NO_CACHE)

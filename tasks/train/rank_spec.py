@@ -51,6 +51,7 @@ class RankSpec(Work):
     probe: ProbeResult | None = None  # what an earlier attempt of this training has measured; None to measure
     left_out: dict[str, str] = Field(default_factory=dict)
     """Labels of arms that an earlier attempt had no memory for, and why they are not timed."""
+    is_prepared: bool = False  # whether `prepare_data` has run on this host for this attempt
     coordinator: tuple[str, int]  # host and process id of the flow, whose load on this host is the run's own
     compile_cache: str  # directory for what is compiled; what earlier trainings have left there is not compiled again
     code_fingerprint: str  # of the code that the coordinator runs; a rank with other code refuses to start

@@ -1,8 +1,9 @@
 """What the coordinator costs with 8 to 4,096 ranks: `python -m tests.simulation.scale [dask]`.
 
 Without an argument: its own CPU time and messages while it watches a group, and the time from a loss to the decision to
-restart, with the real coordinator on simulated workers. The simulated clock advances by the CPU time that it takes, and
-by the cost of Dask's messages. `dask` measures that cost, with real workers in one other process.
+restart and until all ranks of the next attempt run, with the real coordinator on simulated workers. The simulated clock
+advances by the CPU time that it takes, and by the cost of Dask's messages. `dask` measures that cost, with real workers
+in one other process.
 """
 
 import os
@@ -25,6 +26,7 @@ from tests.simulation.system import kernel
 NUM_RANKS = (8, 64, 512, 4096)
 PER_HOST = 8
 WATCH_SECONDS = 20.0
+RESTART_SECONDS = 300.0  # until all ranks must run again
 MESSAGE_SECONDS, ANSWER_SECONDS = 2.0e-3, 1.0e-4
 """CPU time of the coordinator's process for a message to a worker or a batch of them, and for each answer in it; from
 `python -m tests.simulation.scale dask`."""
@@ -55,6 +57,9 @@ class Meter:
     def figures(self):
         return self.cpu, self.messages, self.answers
 
+    def since(self, before):
+        return [after - earlier for after, earlier in zip(self.figures, before, strict=True)]
+
     def resume(self, kernel, thread, token, value):
         if not thread.process.name.startswith("flow-"):
             self._resume(kernel, thread, token, value)
@@ -81,7 +86,7 @@ class Meter:
         return self._call(cluster, client, requests, seconds, batched)
 
     def restart(self, recovery, *arguments):
-        self.decided = kernel().now
+        self.decided = self.decided or kernel().now
         self._restart(recovery, *arguments)
 
 
@@ -102,7 +107,7 @@ def site(num_ranks):
 
 
 def simulate(num_ranks, lost):
-    """Start a group, watch it, kill something; figures of it."""
+    """Start a group, watch it, kill something, wait until all ranks run again; figures of it."""
     simulation = world.World(1, site(num_ranks))
     simulation.num_steps = 100_000
     clock, started = simulation.kernel, time.process_time()
@@ -115,27 +120,37 @@ def simulate(num_ranks, lost):
         assert clock.failure is None, clock.failure
         before, at = meter.figures, clock.now
         clock.run(at + WATCH_SECONDS)
-        pairs = zip(meter.figures, before, strict=True)
-        watched = [(after - earlier) / (clock.now - at) for after, earlier in pairs]
+        watched = [spent / (clock.now - at) for spent in meter.since(before)]
+        first = newest(simulation)
         faults._happen(simulation, faults.Fault(0.0, f"kill a {lost}", num_ranks // 2, 1.0))
-        killed = clock.now
-        clock.run(killed + 120.0, lambda: meter.decided is not None)
+        killed, before = clock.now, meter.figures
+        clock.run(killed + RESTART_SECONDS, lambda: newest(simulation) is not first and newest(simulation).round)
         assert clock.failure is None, clock.failure
-    decision = (meter.decided or float("inf")) - killed
-    return SimpleNamespace(start=start, watched=watched, decision=decision, spent=time.process_time() - started)
+        assert newest(simulation) is not first, "the ranks did not start again"
+        assert newest(simulation).round, "not all ranks met again"
+    restart = (meter.decided - killed, clock.now - killed, *meter.since(before))
+    return SimpleNamespace(start=start, watched=watched, restart=restart, spent=time.process_time() - started)
+
+
+def newest(simulation):
+    """The group of the newest attempt; its ranks compute together once they have met for the first time."""
+    return list(simulation.groups.values())[-1]
 
 
 def measure_scale(sizes):
-    print("ranks  start: s  CPU s  messages | watch: cores  messages/s  answers/s | decision after a rank, a worker: s")
+    print("ranks  start: s  CPU s  messages | watch: cores  messages/s  answers/s", end=" ")
+    print("| lost    decided: s  all run: s  CPU s  messages")
     for num_ranks in sizes:
-        first, second = (simulate(num_ranks, lost) for lost in ("rank", "worker"))
-        cores, messages, answers = first.watched
-        print(
-            f"{num_ranks:5}  {first.start[0]:8.1f}  {first.start[1]:5.2f}  {first.start[2]:8} |"
-            f" {cores:12.3f}  {messages:10.1f}  {answers:9.1f} | {first.decision:.2f}, {second.decision:.2f}"
-            f"   ({first.spent + second.spent:.0f} s of this program)",
-            flush=True,
-        )
+        for lost in ("rank", "worker"):
+            found = simulate(num_ranks, lost)
+            cores, messages, answers = found.watched
+            decision, restart, cpu, num_messages, _ = found.restart
+            print(
+                f"{num_ranks:5}  {found.start[0]:8.1f}  {found.start[1]:5.2f}  {found.start[2]:8} |"
+                f" {cores:12.3f}  {messages:10.1f}  {answers:9.1f} | {lost:6}  {decision:10.2f}  {restart:10.1f}"
+                f"  {cpu:5.2f}  {num_messages:8}   ({found.spent:.0f} s of this program)",
+                flush=True,
+            )
 
 
 WORKERS = """

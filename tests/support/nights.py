@@ -22,6 +22,7 @@ NIGHT = [
     "recipe.warmup_epochs=0.5",
     "speedup.baseline=none",
     "execution.loading=foreground",
+    "execution.memory_format=contiguous",  # `auto` may choose another one on a busy machine, which is a change
     "track.experiment=nights",
     "track.register=digits-nights",
     "track.min_accuracy=0.05",

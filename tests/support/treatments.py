@@ -115,8 +115,10 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline run config.yaml --code . model.init_args.width=128 execution.num_devices=2": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=bf16-mixed --diagnose": AS_LIGHTNING,
     "paceline run config.yaml --code . execution.precision=auto execution.compile=auto": AS_LIGHTNING,
-    "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt": AS_LIGHTNING,
-    "paceline run config.yaml --code . cli=prose.cli.TextCLI": AS_OWN_MODULES,
+    "paceline run config.yaml --code . ckpt_path=lightning_logs/version_0/checkpoints/epoch=1-step=176.ckpt": (
+        AS_LIGHTNING
+    ),
+    "paceline run config.yaml --code . cli=acme.cli.TextCLI": AS_OWN_MODULES,
     "paceline run config.yaml --code . model.class_path=prose.gpt.GPT data.class_path=prose.corpus.Corpus": (
         AS_OWN_MODULES
     ),

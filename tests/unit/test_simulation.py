@@ -36,12 +36,16 @@ def test_no_history_violates_an_invariant_where_ranks_are_started_in_parts(monke
     assert {outcome.seed: outcome.violation for outcome in outcomes if outcome.violation} == {}
 
 
-def test_a_start_asks_each_host_once_and_each_rank_a_few_times(monkeypatch):
+def test_a_start_and_a_restart_ask_each_host_once_and_each_rank_a_few_times(monkeypatch):
     monkeypatch.setattr(scale, "time", SimpleNamespace(process_time=lambda: 0.0))  # the same on every machine
     with simulated():
-        few, many = (scale.simulate(num_ranks, "rank").start[2] for num_ranks in (16, 64))
-    assert many <= 8 * 64, "messages: four to claim and start each rank, and one for each host of eight"
-    assert many <= 4 * few, "they do not grow faster than the ranks"
+        few, many = (scale.simulate(num_ranks, "rank") for num_ranks in (16, 64))
+    for few_messages, many_messages in zip(
+        (few.start[2], few.restart[3]), (many.start[2], many.restart[3]), strict=True
+    ):
+        assert many_messages <= 8 * 64, "messages: four to claim and start each rank, and one for each host of eight"
+        assert many_messages <= 4 * few_messages, "they do not grow faster than the ranks"
+    assert many.restart[0] < many.restart[1], "all run again after the decision"
 
 
 def run_planted(name, seed, chosen=None, **options):

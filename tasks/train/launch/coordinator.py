@@ -55,6 +55,7 @@ class TrainJob(Work):
     tracking_uri: str
     resume: bool = False
     cold_compile: bool = False  # compile with an empty cache
+    prepared_on: tuple[str, ...] = ()  # hosts on which `prepare_data` has run
 
     @property
     def directory(self) -> Path:
@@ -250,6 +251,8 @@ class _Attempts:
                 master_port=port,
                 interface=interfaces[placement.host],
                 devices=devices[placement.host],
+                # A host may come back from a failure without its files, or another in its place: Lightning prepares.
+                is_prepared=attempt == self._first and placement.host in job.prepared_on,
                 coordinator=(host_identity(), os.getpid()),
                 code_fingerprint=code_fingerprint(),
                 compile_cache=str(compiled_directory(directory if job.cold_compile else Path(job.home))),

@@ -46,8 +46,9 @@ UNREADABLE = (
     "a restart cannot read the checkpoints ({}): keep only tensors and plain values in them; look at "
     "on_save_checkpoint and save_hyperparameters"
 )
-RENAMED = "MLflow does not accept the metric name {}, or has another metric of that name: the metric is {} there"
+RENAMED = "MLflow does not accept the metric name {}: the metric is {} there"
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
+WORKERS = "the training resumed with new persistent_workers: augmentations in them differ from those without a stop"
 
 
 class StepAccount(StepParts):
@@ -88,6 +89,7 @@ class StepAccount(StepParts):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.is_training = lambda: trainer.training
+        self._state.reloads = _settings(trainer).reload_dataloaders_every_n_epochs == 1
         self._state.training_loaders = lambda: trainer.train_dataloader
         self._state.num_started = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
@@ -236,6 +238,9 @@ class SaveCheckpoint(Checkpoint):
             clock, end = (_log_steps(trainer), _position(trainer), time.monotonic()), partial(_epoch_end, trainer)
             self._interval = CheckpointInterval(end, *clock, self._read_failures, trainer.world_size)
             self._next_step = _position(trainer) + 1
+        resume = self._state.resume
+        if resume is not None and resume.is_again and any(each.has_persistent_workers for each in self._state.feeds()):
+            self._account.note(WORKERS)
         if not self._ends_epoch:
             return
         loop = trainer.fit_loop
@@ -371,8 +376,6 @@ class FileLogger(Logger):
         self._log, self._directory, self._run_id, self._note = log, directory, run_id, note
         self._default: TensorBoardLogger | CSVLogger | None = None
         self._is_written = False
-        self._owners: dict[str, str] = {}
-        """Names of the module's metrics by those in MLflow."""
         self.trained: Collection[str] = ()
         """Names of the training that a test does not write again."""
 
@@ -419,18 +422,11 @@ class FileLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if self._log is None:
             return
-        names = {name: self._stored(name) for name in metrics if name not in self.trained}
+        names = {name: metric_name(name) for name in metrics if name not in self.trained}
         self._log({stored: float(metrics[name]) for name, stored in names.items()}, step or 0)
         for name, stored in names.items():
             if name != stored and self._note is not None:
                 self._note(RENAMED.format(name, stored))
-
-    def _stored(self, name: str) -> str:
-        """The name in MLflow; of two that would be equal there, the second one has a suffix."""
-        stored, number = metric_name(name), 2
-        while self._owners.setdefault(stored, name) != name:
-            stored, number = f"{metric_name(name)[:240]}_{number}", number + 1
-        return stored
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the flow has logged the configuration."""

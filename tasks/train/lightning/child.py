@@ -165,8 +165,8 @@ def _do(request: Request) -> dict[str, Any]:
         settings = cli.settings()
         if request.task == "predict":
             check_prediction(settings)
-        facts = {"prepares_data": request.task == "parse" and check_module(settings)}
-        facts["has_partitions"] = has_partitions(settings)
+        facts: dict[str, Any] = {"prepares_data": request.task == "parse" and check_module(settings)}
+        facts |= {"has_partitions": has_partitions(settings), "averages": cli.averages()}
         parsed = {"settings": settings, "given": cli.given(options), "packages": code.identities(settings, directory)}
         variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}

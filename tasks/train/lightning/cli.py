@@ -3,14 +3,15 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, NoReturn, Self
+from pkgutil import resolve_name
+from typing import Any, Self
 
 import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -20,27 +21,37 @@ from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
 
 Settings = dict[str, Any]
+AVERAGES = (WeightAveraging, StochasticWeightAveraging)
+"""Callbacks that average whole weights."""
 CLASSES = ("model", "data")
 """Sections of LightningCLI that are a class with its arguments."""
 _KEY = re.compile(r'Parser key "([\w.]+)"')
 _PATH = re.compile(r"Problem with given class_path '([^']+)'")
 _IMPORT = re.compile(r"(No module named '[^']+'|module '[^']+' has no attribute '[^']+')")
-_OTHER_CLASS = re.compile(r"Import path (\S+) does not correspond to a subclass of (\w+)")
+_OTHER_CLASS = re.compile(r"Import path (?:(\S+) )?does not correspond to a subclass of (\w+)")
 _OPTION = re.compile(
     r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'|unrecognized arguments: --([\w.]+)"
 )
-_VALUE = re.compile(r"Expected an? <class '(\w+)'>\. Got value: (.*)")
+_REQUIRED = re.compile(r"arguments are required: ([\w, ]+)")
+_EXPECTED = re.compile(r"Expected an? (.*)\. Got value: (.*)")
+_TYPES = re.compile(r"Subtypes: \[(.*)\]")  # the forms of a union
+_CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
+_CHOICES = re.compile(r"Literal\[(.*?)\]|\{(.*)\}")
 _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
-_GIVEN = re.compile(r"Given value: (.*)")
+_GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
 
 
 class _Parser(LightningArgumentParser):
     """Links arguments of `model` and `data` also as a LightningCLI does that has these classes in its code."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sections: list[tuple[str, Any]] = []
+        """Keys and classes of the sections that have been added."""
+
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **options: Any) -> list[str]:
-        """Add the arguments of a class. Raises InputError: the class is a callback that saves checkpoints."""
-        if isinstance(lightning_class, type) and issubclass(lightning_class, Checkpoint):
-            _refuse_checkpoints(lightning_class, nested_key)
+        """Add the arguments of a class."""
+        self.sections.append((nested_key, lightning_class))
         return super().add_lightning_class_args(lightning_class, nested_key, *args, **options)
 
     def link_arguments(
@@ -69,6 +80,7 @@ class ModuleCLI(LightningCLI):
     the user's subclass of LightningCLI, whose links and arguments it has too. Raises InputError: they are wrong.
     """
 
+    parser: _Parser
     own: str | None = None
 
     def __new__(cls, arguments: Sequence[str] | Settings, *args: Any, own: str | None = None, **options: Any) -> Self:
@@ -105,10 +117,16 @@ class ModuleCLI(LightningCLI):
             raise refusal(str(error)) from error
 
     def instantiate_classes(self) -> None:
-        """Instantiate all classes, or none where only the settings are checked."""
-        for callback in _without_bars(self.trainer_defaults.get("callbacks")):
-            if isinstance(callback, Checkpoint):
-                _refuse_checkpoints(type(callback), "trainer_defaults")
+        """Instantiate all classes, or none where only the settings are checked.
+
+        Raises InputError: a callback saves checkpoints.
+        """
+        for place, callback in self._callbacks(Checkpoint):
+            raise InputError(
+                f"{place}={callback.__name__} cannot be used with Paceline",
+                hint=f"remove it from {place}; Paceline saves checkpoints: see execution.checkpoint_steps",
+                setting=place,
+            )
         if not self._only_parse:
             super().instantiate_classes()
         if self._partitions is not None:
@@ -142,22 +160,31 @@ class ModuleCLI(LightningCLI):
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
         return {name: value for name, value in (tree | {"trainer": given} | self._own()).items() if value is not None}
 
+    def averages(self) -> str | None:
+        """Name of the class of a callback that averages weights; None without one."""
+        return next((callback.__name__ for _, callback in self._callbacks(*AVERAGES)), None)
+
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
 
+    def _callbacks(self, *kinds: type) -> Iterator[tuple[str, type]]:
+        """Places and classes of the callbacks of these kinds: of the settings, and of the user's subclass."""
+        paths = [each.class_path for each in _several(self.config.trainer.callbacks)]
+        given = [("trainer.callbacks", resolve_name(path)) for path in paths]
+        defaults = [("trainer_defaults", type(each)) for each in _several(self.trainer_defaults.get("callbacks"))]
+        for place, callback in (*given, *defaults, *self.parser.sections):
+            if isinstance(callback, type) and issubclass(callback, kinds):
+                yield place, callback
 
-def _refuse_checkpoints(callback: type[Checkpoint], place: str) -> NoReturn:
-    raise InputError(
-        f"{place}={callback.__name__} of your LightningCLI cannot be used with Paceline",
-        hint=f"remove it from {place} in your code; Paceline saves checkpoints: see execution.checkpoint_steps",
-        setting=place,
-    )
+
+def _several(callbacks: Any) -> list[Any]:
+    """A callback, several or None as a list."""
+    return callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
 
 
 def _without_bars(callbacks: Any) -> list[Any]:
-    """A callback, several or None as a list without progress bars."""
-    several = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-    return [each for each in several if not isinstance(each, ProgressBar)]
+    """As `_several`, without progress bars."""
+    return [each for each in _several(callbacks) if not isinstance(each, ProgressBar)]
 
 
 def _load_cli(path: str) -> type:
@@ -266,9 +293,10 @@ def refusal(message: str) -> InputError:
             hint="install its package, or give the directory of your code: --code DIR",
             setting=f"{key}.class_path",
         )
+    name, given = ".init_args.".join(keys) or "this setting", _GIVEN.search(message)
     if found := _OTHER_CLASS.search(message):
-        fault = f"{key}.class_path={found[1]} is not a {found[2]}"
-        return InputError(fault, hint=f"name a subclass of {found[2]}", setting=f"{key}.class_path")
+        fault = f"{name}.class_path={found[1] or (given and given[1])} is not a {found[2]}"
+        return InputError(fault, hint=f"name a subclass of {found[2]}", setting=f"{name}.class_path")
     if found := _OPTION.search(message):
         option = found[2] or found[3]
         if path is None:
@@ -278,12 +306,25 @@ def refusal(message: str) -> InputError:
         hint = did_you_mean(suggest(option, names), f"its arguments are: {', '.join(names) or 'none'}")
         name = f"{key}.init_args.{option}"
         return InputError(f"{name} is not an argument of {path[1]}", hint=hint, setting=name)
-    if "arguments are required" in message:
-        hint = "add it, for example model.class_path=acme.lit.Tagger"
-        return InputError(f"{message.rpartition(': ')[2]} is missing", hint=hint, setting="model")
-    name = ".init_args.".join(keys) or "this setting"
-    value = _VALUE.search(message)
-    given = value or _GIVEN.search(message)
-    typed = f"{name}={given[given.lastindex or 0].strip()}" if given else name
-    kind = f"must be of type {value[1]}" if value else f"is not valid ({one_line(ValueError(message))[:200]})"
-    return InputError(f"{typed} {kind}", hint=f"give {name} another value", setting=name)
+    if found := _REQUIRED.search(message):
+        owner = _PATH.findall(message)[-1:]
+        absent = [f"{name}.init_args.{option}" if owner else option for option in found[1].split(", ")]
+        fault = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
+        example = " ".join(f"{each}=VALUE" for each in absent)
+        hint = f"add {example}" if owner else "add it, for example model.class_path=acme.lit.Tagger"
+        return InputError(" in the settings of ".join([fault, *owner]), hint=hint, setting=absent[0])
+    inner = message[max([0, *(match.end() for match in _KEY.finditer(message))]) :]
+    forms, expected = _TYPES.search(inner), _EXPECTED.search(inner)
+    text = given[1] if given and forms else expected[2] if expected else None
+    kind = forms[1] if forms else expected[1] if expected else None
+    rule = _rule(kind) if kind else f"is not valid ({one_line(ValueError(message))[:200]})"
+    typed = name if text is None else f"{name}={text.strip()}"
+    return InputError(f"{typed} {rule}", hint=f"give {name} another value", setting=name)
+
+
+def _rule(types: str) -> str:
+    """What a value must be, by the types that jsonargparse names."""
+    if choices := _CHOICES.search(types):
+        return f"must be one of {(choices[1] or choices[2]).replace(',', ', ').replace(',  ', ', ')}"
+    names = re.split(r", (?![^\[]*\])", _CLASS.sub(r"\1", types).replace("NoneType", "null"))
+    return f"must be of type {' or '.join(names)}"

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import (
@@ -28,6 +27,7 @@ from torch.optim import Optimizer
 
 from paceline.conf.lightning import NO_AVERAGES
 from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.train.lightning.cli import AVERAGES
 from paceline.tasks.train.lightning.random_state import RandomState, random_state, set_random_state
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.distributed import adapt_reduction, shard_module
@@ -50,6 +50,8 @@ class Position:
     """Batches that were read; Lightning reads one ahead where a loader has no length."""
     last_read_random: RandomState = field(default_factory=dict)
     """Before the last of them was read ahead."""
+    is_again: bool = False
+    """Whether the loader was read in an earlier epoch; not known in checkpoints of earlier versions."""
 
 
 class FeedState:
@@ -65,6 +67,9 @@ class FeedState:
         self.epoch_random: RandomState = {}
         self.num_read = 0
         self.last_read_random: RandomState = {}
+        self.is_again = False
+        self.reloads = False
+        """Whether each epoch has a new loader."""
         self.resume: Position | None = None
         """Position to resume at, until the first batch has been read."""
         self.training_loaders: Callable[[], Any] = lambda: None
@@ -76,7 +81,8 @@ class FeedState:
 
     def position(self, num_trained: int) -> Position:
         """The position after so many batches of the epoch."""
-        return Position(random_state(self.loader), self.epoch_random, num_trained, self.num_read, self.last_read_random)
+        random, is_again = random_state(self.loader), self.is_again or not (num_trained or self.reloads)
+        return Position(random, self.epoch_random, num_trained, self.num_read, self.last_read_random, is_again)
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -125,12 +131,27 @@ class Feed(LoaderProxy):
         self._is_first = self is feeds[0]
         if self._is_first:
             if (resume := state.resume) is not None:
+                for each in feeds if resume.is_again else ():
+                    each.start_workers()
                 set_random_state(resume.epoch_random if resume.num_trained else resume.random, self._loader)
+                for each in feeds if state.reloads and not resume.num_trained else ():
+                    iter(each._loader)  # Lightning makes two iterators of a new loader, except in a resume
+            state.is_again = state.loader is self._loader if resume is None else resume.is_again
             state.loader, state.num_read = self._loader, 0
             state.epoch_random = random_state(self._loader)
         iterator = iter(self._loader)  # made now: a DataLoader draws a random number for it
         feeds[0].note_drawn()
         return self._batches(iterator)
+
+    def start_workers(self) -> None:
+        """Start persistent workers, of which only the loader's first iterator draws a random number."""
+        if self.has_persistent_workers:
+            iter(self._loader)
+
+    @property
+    def has_persistent_workers(self) -> bool:
+        """Whether workers stay from one epoch to the next."""
+        return bool(getattr(self._loader, "persistent_workers", False))
 
     def note_drawn(self) -> None:
         """Note the random numbers after the iterators were made."""
@@ -206,6 +227,10 @@ class StatefulFeed(Feed):
             self._loader.load_state_dict(state_dict)
             self._before = state_dict
 
+    def start_workers(self) -> None:
+        if self._before is None:  # else the first iterator is the one that takes the state
+            super().start_workers()
+
     def _num_to_skip(self, resume: Position) -> int:
         return 0
 
@@ -274,7 +299,7 @@ class FedShards(_Fed, ModelParallelStrategy):
                 setting="trainer.sync_batchnorm",
             )
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # its connector sets them
-            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+            if isinstance(callback, AVERAGES):
                 raise InputError(NO_AVERAGES.format(type(callback).__name__))
         for name, weight in module.named_parameters():
             if not weight.dim():

@@ -34,7 +34,7 @@ from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.callbacks import FileLogger, RequireSpace, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
-from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
+from paceline.tasks.train.lightning.probe import ModuleProbe, do_nothing, leave_no_trace
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
@@ -97,7 +97,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
         cli = ModuleCLI(module.settings, options, spec.partitions)
-        trainer = cli.trainer
+        trainer = (_without_preparation(cli) if spec.is_prepared else cli).trainer
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
         if device.type == "cuda":
@@ -191,6 +191,7 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
     logger.trained = frozenset(cli.trainer.callback_metrics)
     with stopwatch.during("test"):
         try:
+            _without_preparation(cli)
             trained = _parameters(model)
             cli.trainer.test(model, datamodule=data, verbose=False)
             if [*map(id, _parameters(model))] != [*map(id, trained)]:
@@ -208,6 +209,14 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
     not_finite = (*logged["not_finite"], *(name for name in tested["not_finite"] if name not in logger.trained))
     new = {name: value for name, value in tested["metrics"].items() if name not in logger.trained}
     return {"metrics": logged["metrics"] | new, "not_finite": not_finite}
+
+
+def _without_preparation(cli: ModuleCLI) -> ModuleCLI:
+    """Leave out `prepare_data`, which has run on this host. Lightning still has all ranks wait for each other."""
+    for owner, parent in ((cli.model, LightningModule), (cli.datamodule, LightningDataModule)):
+        if is_overridden("prepare_data", owner, parent):
+            owner.prepare_data = do_nothing
+    return cli
 
 
 def _parameters(model: LightningModule) -> list[Any]:

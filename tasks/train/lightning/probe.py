@@ -279,12 +279,12 @@ class ModuleProbe:
             data.prepare_data = MethodType(LightningDataModule.prepare_data, data)  # not overridden: see `_steps`
             return data
         shared = copy.copy(self._data)
-        shared.setup = _nothing
+        shared.setup = do_nothing
         return shared
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Stand in for a hook of a DataModule that has run."""
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for a hook that has run."""
 
 
 def _leave_out_update(module: Any) -> None:

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_th
     wrong = {name for name, finding in found.items() if finding["status"] == "error"}
     assert wrong == {"leases", "mlflow", "prefect", "workers"}
     assert found["certificates"]["status"] == "warning"
-    assert "valid for 5 days" in found["certificates"]["found"]
+    assert "expires in 5 days" in found["certificates"]["found"]
     assert all(finding["remedy"] for finding in found.values() if finding["status"] != "ok")
     assert "secret" not in stderr + json.dumps(found)
 

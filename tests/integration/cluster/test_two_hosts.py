@@ -11,17 +11,36 @@ import pytest
 import torch
 from distributed import Client
 
-from paceline.conf.load import load
+from paceline.conf.lightning import EXECUTION, FIXED
+from paceline.conf.load import load, validate
 from paceline.tasks.data.prepare import chunks, store
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.coordinator import TrainJob, train_group
+from paceline.tasks.train.launch.module_data import prepare_on_hosts
 from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.lightning import code
 from tests.support.hosts import ROOT, skip_unless_permitted, two_hosts
 from tests.support.patience import until
 
 CHECKPOINT_STEPS = 10  # an epoch has 21
+OWN_CODE = """
+import os
+from pathlib import Path
+
+import lightning.pytorch as pl
+
+
+class Data(pl.LightningDataModule):
+    def __init__(self, per_node: bool):
+        super().__init__()
+        self.prepare_data_per_node = per_node
+
+    def prepare_data(self):
+        with (Path(__file__).parent / "hosts.txt").open("a") as file:
+            print(os.uname().nodename, file=file)
+"""
 ALIKE = ["recipe.augment=shift", "execution.num_threads=1"]
 
 
@@ -36,6 +55,23 @@ def across(hosts, make_job):
     """A training with one rank on each host."""
     job = make_job(*ALIKE, "execution.num_nodes=2", address=hosts.address)
     return job, train_group(job, hosts.address)
+
+
+@pytest.mark.parametrize(("per_node", "where"), [(True, ["host-a", "host-b"]), (False, ["host-a"])])
+def test_own_data_are_prepared_once_on_each_host_or_on_one(hosts, tmp_path, per_node, where):
+    data = {"class_path": "lit.Data", "init_args": {"per_node": per_node}}
+    settings = {"model": {"class_path": "lightning.pytorch.demos.boring_classes.BoringModel"}, "data": data}
+    tree = {
+        "lightning": {"settings": settings, "code": str(tmp_path)},
+        "cluster": {"kind": "address", "address": hosts.address},
+    }
+    config = validate(tree | {"execution": EXECUTION, "speedup": FIXED["speedup"]})
+    job = TrainJob.model_construct(config=config, run_id="prepared", home=str(tmp_path))
+    copied = job.directory / code.FOLDER
+    copied.mkdir(parents=True)
+    (copied / "lit.py").write_text(OWN_CODE)
+    assert len(prepare_on_hosts(job, hosts.address)) == 2
+    assert sorted((copied / "hosts.txt").read_text().split()) == where
 
 
 def ranks_on(hosts, letter, job):

@@ -38,6 +38,7 @@ from paceline.tasks.doctor.host import examine_host
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import hold
 from paceline.tasks.names import Tag
+from paceline.tasks.records.record import Choice
 from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
@@ -48,6 +49,7 @@ from paceline.tasks.train.launch.run_lock import run_lock
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import write_with_digest
 from tests.support.deployments import SHORT, Deployments
+from tests.support.disk_use import disk_use
 from tests.support.outputs import told_by
 from tests.support.patience import until
 from tests.support.refusals import refused
@@ -55,6 +57,7 @@ from tests.support.saved_models import save_model
 from tests.support.small_disk import fill, small_disk
 
 RUN_SBATCH = Path(__file__).parents[3] / "infra" / "slurm" / "run.sbatch"
+CHOICE = Choice(value=2, reason="the fastest")
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -202,6 +205,18 @@ def test_a_dry_run_removes_nothing_and_an_age_spares_what_is_new(home, capfd):
         os.utime(file, (long_ago, long_ago))
     assert str(path) not in home.clean(older_than=1.0)
     assert not path.exists()
+
+
+def test_the_result_of_a_search_stays_while_runs_use_it(home):
+    used, unused = (files.MeasurementCache(home.root, {"device": name}, Choice) for name in ("this", "another"))
+    long_ago = time.time() - 40 * 24 * 3600
+    for cache in (used, unused):
+        cache.keep(CHOICE)
+    for path in (home.root / "searches").iterdir():
+        os.utime(path, (long_ago, long_ago))
+    assert used.find() == CHOICE
+    assert set(home.clean().values()) == {"it changed in the last 30 days"}
+    assert (used.find(), unused.find()) == (CHOICE, None)
 
 
 def test_a_set_a_run_and_a_copy_that_processes_use_stay_until_they_end(home):
@@ -593,7 +608,8 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
     """A data set that grows every night, and a clean-up after each run."""
     environment = {"PACELINE_HOME": str(tmp_path / "home"), "PREFECT_HOME": str(tmp_path / "prefect")}
     settings = [*SHORT, "speedup.baseline=none", "recipe.batch_size=8", f"data.root={tmp_path}/images"]
-    prepared, used, sizes = tmp_path / "home" / "prepared", [], []
+    home, of_mlflow = tmp_path / "home", {"mlflow.db", "mlflow.db.lock", "mlartifacts"}
+    prepared, used, sizes = home / "prepared", [], []
     random = np.random.default_rng(0)
     for night in range(30):
         for number in range(20):
@@ -607,19 +623,12 @@ def test_thirty_growing_data_sets_leave_what_the_newest_runs_need(program, tmp_p
         (newest,) = {path.name for path in prepared.iterdir()} - set(used)
         used.append(newest)
         assert set(left(prepared)) == set(used[-2:])
-        assert len(left(tmp_path / "home" / "runs")) <= 2, "logs of the newest runs"
+        assert len(left(home / "runs")) <= 2, "logs of the newest runs"
         assert list(tmp_path.glob("home/runs/*/checkpoints")) == [], "checkpoints of finished runs"
-        images = sum(path.stat().st_size for path in prepared.rglob("*.npy"))
-        num_bytes = sum(path.stat().st_blocks * 512 for path in (tmp_path / "home").rglob("*") if path.is_file())
-        database = (tmp_path / "home" / "mlflow.db").stat().st_size
-        (
-            artifacts,
-            searches,
-        ) = (  # a clean-up leaves the results of all runs in MLflow, and the searches of all data sets
-            sum(path.stat().st_blocks * 512 for path in (tmp_path / "home" / name).rglob("*") if path.is_file())
-            for name in ("mlartifacts", "searches")
-        )
-        sizes.append(num_bytes - images - database - artifacts - searches)
-        parts = f"images {images}, {database} in MLflow's database, artifacts {artifacts}, searches {searches}"
-        sys.stdout.write(f"night {night}: {num_bytes} bytes: {parts}\n")
-    assert max(sizes[15:]) < 1.1 * max(sizes[5:15]), sizes
+        assert len(left(home / "searches")) <= night + 2, "one of the device, one of each data set"
+        sizes.append(disk_use(home))
+        sys.stdout.write(f"night {night}: {sizes[-1].total()} bytes: {dict(sizes[-1])}\n")
+        assert sizes[-1].keys() <= {*of_mlflow, "prepared", "runs", "searches"}, "all else is cleaned up"
+    for place, most in (("prepared", 2.5), ("runs", 3)):  # twice as many images; with or without a search
+        middle, last = (max(size[place] for size in part) for part in (sizes[5:15], sizes[20:]))
+        assert last < most * middle, (place, sizes)

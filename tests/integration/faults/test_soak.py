@@ -20,6 +20,7 @@ from scipy import stats
 from paceline.conf.environment import Environment
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.support.deployments import Served
+from tests.support.disk_use import disk_use
 
 NUM_RUNS = int(os.environ.get("SOAK_RUNS", "50"))
 NUM_FIRST = 3
@@ -101,7 +102,8 @@ def test_nothing_grows_over_many_runs(paceline, prefect_url, tmp_path, monkeypat
                 name: settled(process) if name == "serve" else counted(process) for name, process in processes.items()
             }
             rows.append(row | {"left": left(temporary)})
-            sys.stdout.write(f"{number + 1:3} {rows[-1]}\n")
+            sizes = disk_use(Environment().root)
+            sys.stdout.write(f"{number + 1:3} {rows[-1]}, {sizes.total()} bytes: {dict(sizes)}\n")
             sys.stdout.flush()
     finally:
         served.process.terminate()

@@ -368,6 +368,20 @@ def test_code_that_cannot_be_trained_is_refused(paceline, change_code, tmp_path,
 
 
 @pytest.mark.slow
+def test_data_are_prepared_once_and_again_after_a_restart(paceline, change_code, tmp_path):
+    before = "part.replace(self.path)"
+    code = change_code(("prose/corpus.py", before, f"{before}; self.path.with_suffix('.log').open('a').write('x')"))
+    settings = [*SMALL, f"data.init_args.directory={tmp_path}", NO_PROBE, "execution.checkpoint_steps=4"]
+    process = paceline("run", str(code / "config.yaml"), "--code", str(code), "--json", *settings)
+    wait_for_checkpoint(process, "step-0000000004.ckpt")
+    prepared = tmp_path / "topics.log"
+    assert prepared.read_text() == "x"
+    ranks_of(process)[-1].send_signal(signal.SIGKILL)
+    assert len(summary_of(process)["train"]["restarts"]) == 1
+    assert prepared.read_text() == "xx", "the host may have lost its files"
+
+
+@pytest.mark.slow
 def test_a_module_without_a_step_is_refused_before_any_work(program, change_code):
     code = change_code(("prose/gpt.py", "def training_step", "def train_step"))
     fault, hint = refused(program("run", str(code / "config.yaml"), "--code", str(code), *SMALL))

@@ -115,6 +115,30 @@ def test_a_killed_rank_leaves_the_values_of_the_script(paceline, tmp_path, code,
 
 
 @pytest.mark.slow
+def test_a_module_that_shards_itself_learns_as_with_ddp_though_a_rank_is_killed(paceline, tmp_path, code):
+    trainer = [f"trainer.{one}" for one in ("log_every_n_steps=1", "max_epochs=20", "max_steps=-1")]
+    trainer.append("data.init_args.num_samples=1600")  # 50 batches of an epoch on each rank
+    alone = [
+        "trainer.enable_progress_bar=false",
+        "trainer.accelerator=cpu",
+        "trainer.devices=2",
+        "trainer.strategy=ddp",
+    ]
+    plain = values_of_script(code, "configs/configured.yaml", tmp_path, *trainer, *alone)
+    settings = ["execution.num_devices=2", "execution.strategy=fsdp", "execution.checkpoint_steps=40"]
+    command = ["run", str(code / "configs/configured.yaml"), "--code", str(code), "--json", *settings]
+    process = paceline(*command, "speedup.baseline=none", *trainer)
+    wait_for_checkpoint(process, "step-*.ckpt")
+    ranks_of(process)[-1].send_signal(signal.SIGKILL)
+    out, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    summary = json.loads(out.splitlines()[-1])
+    assert len(summary["train"]["restarts"]) == 1
+    of_steps = {name: pytest.approx(each, rel=1e-3) for name, each in plain.items() if not name.endswith("_epoch")}
+    assert of_steps == values_of_run(summary["run_id"], of_steps)
+
+
+@pytest.mark.slow
 def test_a_module_that_shards_itself_is_measured_and_learns_as_with_ddp(paceline, tmp_path, code):
     trainer = ["log_every_n_steps=1", "enable_progress_bar=false", "accelerator=cpu", "devices=2", "strategy=ddp"]
     plain = values_of_script(code, "configs/configured.yaml", tmp_path, *(f"trainer.{one}" for one in trainer))
@@ -148,4 +172,5 @@ def test_a_study_compares_its_settings(paceline, code, name):
     out, said = process.communicate(timeout=280)
     assert process.returncode == 0, said
     summary = json.loads(out.splitlines()[-1])
-    assert summary["run_id"]
+    assert [arm["num_failed"] for arm in summary["arms"]] == [0, 0]
+    assert all(arm["score"] > 0 for arm in summary["arms"])

@@ -1,6 +1,7 @@
-"""The wheel owns one import name: it works next to a user's own packages called conf, flows and tasks."""
+"""The wheel, as the image builds it, owns one import name: a user may have packages called conf, flows and tasks."""
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -12,22 +13,43 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
+def copy_as_docker(directory):
+    """What infra/Dockerfile copies before it installs Paceline, into a directory; links stay links."""
+    assert not (ROOT / ".dockerignore").exists(), "here nothing is left out"
+    before, install, _ = (ROOT / "infra" / "Dockerfile").read_text().partition("\nRUN pip install")
+    assert install
+    for line in before.splitlines():
+        if line.startswith("COPY "):
+            *sources, target = line.split()[1:]
+            for source in sources:
+                place = directory / target / (Path(source).name if target.endswith("/") else "")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if (ROOT / source).is_dir():
+                    leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info")
+                    shutil.copytree(ROOT / source, place, symlinks=True, ignore=leftovers, dirs_exist_ok=True)
+                else:
+                    shutil.copy(ROOT / source, place)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("wheel")
+    """Of the files that the image gets, which leave no module out: the tests below read and run it."""
+    source, directory = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    copy_as_docker(source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", directory, ROOT], check=True, cwd=directory, timeout=120)
+    subprocess.run([*command, "--wheel-dir", directory, source], check=True, cwd=directory, timeout=120)
     (built,) = directory.glob("paceline-*.whl")
     return built
 
 
-def test_the_wheel_owns_one_name_and_brings_its_presets(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
+def test_the_wheel_owns_one_name_and_brings_all_modules_and_presets(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"paceline"}
+    modules = {path.relative_to(ROOT) for room in ("conf", "flows", "tasks") for path in (ROOT / room).rglob("*.py")}
+    assert {f"paceline/{module}" for module in modules} <= names
     assert "paceline/conf/presets/digits.yaml" in names
     assert "paceline/conf/plans/acceleration.yaml" in names
     assert "paceline/conf/dask/dask.yaml" in names
-    assert "paceline/tasks/train/rank/main.py" in names
 
 
 @pytest.mark.slow

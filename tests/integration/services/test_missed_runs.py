@@ -1,5 +1,6 @@
 """Nights that came due while Prefect's server was away for longer than it schedules ahead."""
 
+import asyncio
 import re
 import time
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ from prefect.client.schemas.objects import State, StateDetails, StateType
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.events.worker import EventsWorker
 from prefect.flow_engine import run_flow
+from prefect.schedules import Schedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Late, Scheduled
 from prefect.types._datetime import now
 
+from paceline.flows.deployment import PatientRunner
 from paceline.flows.lifecycle import missed_runs
 from paceline.flows.lifecycle.outage import guard_flow
 from tests.support.nights import set_alarm, web_hook
@@ -128,45 +131,83 @@ def alarm(url):
         yield received
 
 
-def start_night(client, deployment, states):
+@flow(name="outer")
+def around():
+    """The deployed flow of a user, with two of Paceline's in it."""
+    time.sleep(1.1)  # they are due when they are called
+    night()
+    night()
+
+
+def start_night(client, deployment, states, body=night):
     """Run a night that was due an hour ago, after it has been in these states."""
     due = Scheduled(scheduled_time=now("UTC") - timedelta(hours=1))
     run = client.create_flow_run_from_deployment(deployment, state=due)
     for state in states:
         client.set_flow_run_state(run.id, state, force=True)
-    run_flow(night, flow_run=client.read_flow_run(run.id))
+    run_flow(body, flow_run=client.read_flow_run(run.id))
     assert client.read_flow_run(run.id).state.is_completed()
-    return run.name
+    return run
 
 
-def test_a_night_that_starts_hours_late_is_sent_once(idle_client, idle_url):
+@pytest.mark.parametrize("body", [night, around])
+def test_a_night_that_starts_hours_late_is_sent_once(body, idle_client, idle_url):
     """Prefect's server was away when it was due, so that it is `Late` for some seconds only."""
-    deployment = idle_client.create_deployment(idle_client.create_flow(night), name="late", tags=["paceline"])
+    deployment = idle_client.create_deployment(idle_client.create_flow(body), name="late", tags=["paceline"])
     due = now("UTC") - timedelta(hours=1)
     with alarm(idle_url) as received:
         missed = State(type=StateType.SCHEDULED, name="Missed", state_details=StateDetails(scheduled_time=due))
-        start_night(idle_client, deployment, [missed])
-        start_night(idle_client, deployment, [Cancelled(name="Ended"), AwaitingRetry()])
-        late = start_night(idle_client, deployment, [Late(scheduled_time=due)])
-        until(lambda: any(late in message["text"] for message in received), "message", seconds=60)
+        start_night(idle_client, deployment, [missed], body)
+        start_night(idle_client, deployment, [Cancelled(name="Ended"), AwaitingRetry()], body)
+        late = start_night(idle_client, deployment, [Late(scheduled_time=due)], body)
+        until(lambda: any(late.name in message["text"] for message in received), "message", seconds=60)
     texts = [message["text"] for message in received if "Late" in message["text"]]
     assert len(texts) == 1, "others have had a message, or were started again by somebody"
-    assert re.fullmatch(rf"Run {late} of late is Late: due at {due:%Y-%m-%d %H:%M} UTC, started at .* UTC", texts[0])
+    due = late.expected_start_time
+    expected = rf"Run {late.name} of late is Late: due at {due:%Y-%m-%d %H:%M} UTC, started at .* UTC"
+    assert re.fullmatch(expected, texts[0])
 
 
-def test_a_night_of_a_work_pool_reports_the_missed_ones_before_it(idle_client, monkeypatch):
-    idle_client.create_work_pool(WorkPoolCreate(name="pool", type="process"))
-    flow_id, every = idle_client.create_flow(night), timedelta(seconds=1)
+@pytest.mark.parametrize("body", [night, around])
+def test_a_night_of_a_work_pool_reports_the_missed_ones_before_it(body, idle_client, monkeypatch):
+    """Also when a later one is due already: no worker was there, or the night had to wait for another one."""
+    pool = f"pool-of-{body.name}"
+    idle_client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+    flow_id, every = idle_client.create_flow(body), timedelta(seconds=1)
     schedule = DeploymentScheduleCreate(schedule=IntervalSchedule(interval=every))
     of_pool, of_serve = (
-        idle_client.create_deployment(flow_id, name=name, schedules=[schedule], work_pool_name=pool)
-        for name, pool in (("of-pool", "pool"), ("of-serve", None))
+        idle_client.create_deployment(flow_id, name=name, schedules=[schedule], work_pool_name=pool_name)
+        for name, pool_name in (("of-pool", pool), ("of-serve", None))
     )
     time.sleep(3)
+    scheduled = {"state": Scheduled(scheduled_time=now("UTC")), "tags": ["auto-scheduled"]}
     for deployment in (of_pool, of_serve):
-        start_night(idle_client, deployment, [])
-    assert {run.state_name for run in runs_of(idle_client, of_pool)} == {"Missed", "Completed"}
-    assert {run.state_name for run in runs_of(idle_client, of_serve)} == {"Completed"}, "`paceline serve` reports them"
+        idle_client.create_flow_run_from_deployment(deployment, **scheduled)
+        start_night(idle_client, deployment, [], body)
+    names = {run.state_name for run in runs_of(idle_client, of_pool)}
+    assert names == {"Missed", "Completed", "Scheduled"}
+    names = {run.state_name for run in runs_of(idle_client, of_serve)}
+    assert names == {"Completed", "Scheduled"}, "`paceline serve` reports them"
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_what_comes_due_after_an_orderly_stop_of_serve_is_missed(is_paused, idle_client):
+    """The stop pauses the schedule, as a user may have done before."""
+    every = Schedule(interval=timedelta(seconds=1))
+    name = f"stopped-{is_paused}"
+    deployment = night.to_deployment(name, schedule=every, paused=is_paused, entrypoint_type="module_path")
+
+    async def serve_and_stop():
+        async with PatientRunner(pause_on_shutdown=True) as runner:
+            return await runner.aadd_deployment(deployment)
+
+    made = asyncio.run(serve_and_stop())
+    time.sleep(3)
+    report = partial(missed_runs.report_missed_runs, f"guarded-night/{name}", catch_up=False)
+    report(report(None))
+    messages = [run.state.message for run in runs_of(idle_client, made)]
+    assert bool(messages) is not is_paused
+    assert all(text.endswith(" UTC, when `paceline serve` was stopped") for text in messages)
 
 
 def runs_of(client, deployment):

@@ -72,7 +72,7 @@ def test_a_certificate_of_the_proxy_that_ends_soon_is_named(site, caplog, days, 
     path = site.home.root / "proxy" / "cert.pem"
     make_certificate(path.parent, days)
     (finding,) = doctor._proxy(Environment())
-    assert (finding.status, finding.found) == (status, f"{path} is valid for {days} days")
+    assert (finding.status, finding.found) == (status, f"{path} expires in {days} days")
     with caplog.at_level(logging.WARNING, logger="paceline"):
         preflight.training_host(load("digits"), Environment())
     warning = (

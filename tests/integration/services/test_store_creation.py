@@ -1,8 +1,10 @@
 """Several processes that create one store of MLflow, and processes that are killed while they create it."""
 
+import fcntl
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -28,6 +30,7 @@ SEARCH = WAIT.format(
 )
 LOOK = WAIT.format(imports="from paceline.tasks.track.store import server_version", work="server_version(sys.argv[1])")
 SECONDS = 120
+LOCKS = Path("/proc/locks")
 
 
 @pytest.fixture
@@ -58,6 +61,21 @@ def size_of_all(directory):
 def end(process):
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said
+
+
+def waits_for_a_lock(process):
+    return any(
+        line.split()[1] == "->" and line.split()[5] == str(process.pid) for line in LOCKS.read_text().splitlines()
+    )
+
+
+def test_a_store_is_created_by_one_process_at_a_time(start, tmp_path):
+    with (tmp_path / "mlflow.db.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = start(CHECK, f"sqlite:///{tmp_path}/mlflow.db")
+        until(lambda: waits_for_a_lock(second), "second process at the lock", process=second)
+        assert not (tmp_path / "mlflow.db").exists()
+    end(second)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_the_optional_texts_are_known():
         *("data.root", "model.pretrained", "track.register", "track.minimize", "track.maximize"),
         *(f"cluster.{name}" for name in ("address", "interface", "partition", "account", "time_limit")),
         *("cluster.memory_per_host", "execution.checkpoint_steps", "lightning.code"),
-        *("lightning.ckpt_path", "lightning.ckpt_sha256"),
+        *("lightning.ckpt_path", "lightning.ckpt_sha256", "lightning.averages"),
     }
 
 

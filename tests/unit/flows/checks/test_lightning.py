@@ -63,6 +63,9 @@ def test_a_key_that_contradicts_a_setting_is_named_with_it():
     with pytest.raises(InputError, match=r"trainer\.devices=2 conflicts with execution\.num_devices=4") as refusal:
         lightning.execution_of({"devices": 2}, {"num_devices": 4})
     assert "remove trainer.devices" in refusal.value.hint
+    with pytest.raises(InputError, match=r"trainer\.strategy=ddp conflicts with execution\.strategy=fsdp"):
+        lightning.execution_of({"strategy": "ddp"}, {"strategy": "fsdp"})
+    lightning.execution_of({"strategy": "ddp"}, {"strategy": "ddp"})
 
 
 @pytest.mark.parametrize(("half", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
@@ -84,7 +87,6 @@ def test_all_devices_of_a_host_need_a_number(number):
     "trainer",
     [
         {"logger": {"class_path": "lightning.pytorch.loggers.CSVLogger"}},
-        {"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]},
         {"strategy": "fsdp"},
         {"fast_dev_run": True},
         {"plugins": ["x"]},
@@ -167,14 +169,50 @@ def test_settings_of_presets_have_no_meaning_for_own_code():
         validate(own(track={"min_accuracy": 0.9}))
 
 
-def test_averages_of_weights_are_refused_with_shards():
-    callbacks = [{"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging"}]
-    tree = own()
-    tree["lightning"]["settings"]["trainer"] = {"callbacks": callbacks}
-    validate(tree)
-    tree["execution"] = tree["execution"] | {"strategy": "fsdp", "num_devices": 2}
-    with refused(None, "WeightAveraging", "execution.strategy=fsdp"):
-        validate(tree)
+@pytest.fixture
+def load_with(tmp_path):
+    """Load own code with callbacks of its own."""
+    code = """
+from lightning.pytorch import callbacks
+from lightning.pytorch.demos.boring_classes import BoringModel
+class WeightAveragingReport(callbacks.Callback): pass
+class Smooth(callbacks.EMAWeightAveraging): pass
+class Best(callbacks.ModelCheckpoint): pass
+class Outer:
+    class Inner(callbacks.OnExceptionCheckpoint): pass
+"""
+    (tmp_path / "acme.py").write_text(code)
+
+    def load_callback(path, *settings):
+        callbacks = [f"trainer.callbacks+={each}" for each in ("acme.WeightAveragingReport", path)]
+        model = "model.class_path=acme.BoringModel"
+        return lightning.load_lightning("lightning", [model, *callbacks, *settings], str(tmp_path))
+
+    return load_callback
+
+
+SHARDS = ("execution.strategy=fsdp", "execution.num_devices=2")
+
+
+@pytest.mark.parametrize("path", ["acme.Smooth", "EMAWeightAveraging", "StochasticWeightAveraging"])
+def test_callbacks_that_average_weights_are_refused_with_shards_by_their_class(load_with, path):
+    settings = ("trainer.callbacks.swa_lrs=0.1",) if path == "StochasticWeightAveraging" else ()
+    config = load_with(path, *settings)
+    with refused(None, path.rpartition(".")[2], SHARDS[0]):
+        lightning.configure(config, [SHARDS])
+
+
+def test_a_callback_with_the_word_in_its_name_averages_nothing(load_with):
+    config = load_with("acme.WeightAveragingReport", *SHARDS)
+    assert config.execution.strategy == "fsdp"
+
+
+@pytest.mark.parametrize("path", ["acme.Best", "ModelCheckpoint", "acme.Outer.Inner"])
+def test_callbacks_that_save_checkpoints_are_refused_by_their_class(load_with, path):
+    settings = ("trainer.callbacks.dirpath=.",) if path == "acme.Outer.Inner" else ()
+    with refused("trainer.callbacks", f"trainer.callbacks={path.rpartition('.')[2]}") as refusal:
+        load_with(path, *settings)
+    assert "execution.checkpoint_steps" in refusal.value.hint
 
 
 def test_a_model_is_registered_with_its_package_only():

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
+from paceline.flows import doctor
 from paceline.flows.checks import preflight
 from paceline.tasks.cluster import tls
 from paceline.tasks.cluster.tls import choose_tls, days_left, find_certificates, is_loopback
@@ -159,7 +160,7 @@ def test_certificates_that_end_tomorrow_are_renewed_while_all_parts_run(tmp_path
     config = load("digits", ["cluster.tls=on"])
     with caplog.at_level(logging.WARNING, logger="paceline"):
         preflight.training_host(config, Environment())
-    assert f"expires in 1 days; renew it: infra/certificates --renew {directory}" in caplog.text
+    assert f"expires in 1 day; renew it: infra/certificates --renew {directory}" in caplog.text
     assert make("--renew", directory).returncode == 0
     caplog.clear()
     after = contexts(directory, monkeypatch)
@@ -224,8 +225,29 @@ def issue(directory, ended):
 @pytest.mark.parametrize("arguments", [["cluster.tls=on"], ["cluster.kind=ssh", "cluster.hosts=[127.0.0.1]"]])
 def test_an_expired_certificate_is_refused_with_the_command_that_renews_it(made, arguments):
     issue(made, ended=3)
-    with refused("PACELINE_TLS", made, 3.0) as caught:
+    with refused("PACELINE_TLS", made, 3) as caught:
         preflight.training_host(load("digits", arguments), Environment())
     assert caught.value.hint == f"infra/certificates --renew {made}"
     assert make("--renew", made).returncode == 0
     assert days_left(find_certificates(Environment())) > 700
+
+
+@pytest.mark.parametrize(
+    ("days", "text"),
+    [(5.2, "expires in 5 days"), (1.1, "expires in 1 day"), (0.3, "expires in less than a day"),
+     (-0.3, "expired less than a day ago"), (-1.1, "expired 1 day ago"), (-3.0, "expired 3 days ago")],
+)  # fmt: skip
+def test_days_to_an_expiry_are_in_words(days, text):
+    assert tls.expiry_text(days) == text
+
+
+def test_an_expired_certificate_of_the_proxy_is_said_to_have_expired(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PACELINE_TLS", str(tmp_path / "tls"))
+    path = tmp_path / "proxy" / "cert.pem"
+    path.parent.mkdir()
+    issue(path.parent, ended=3)
+    (finding,) = doctor._proxy(Environment())
+    assert (finding.status, finding.found) == ("warning", f"{path} expired 3 days ago")
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        preflight.training_host(load("digits"), Environment())
+    assert f"the certificate in {path} expired 3 days ago; replace {path}" in caplog.text

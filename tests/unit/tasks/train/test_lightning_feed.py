@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.tasks.train.checkpoint_interval import FailureHistory
-from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
+from paceline.tasks.train.lightning.callbacks import WORKERS, SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.feed import FedDevice, FeedState, feed
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
@@ -70,10 +70,10 @@ class StatefulStream(DataLoader):
         self.first = state["position"]
 
 
-def torchdata_loader():
+def torchdata_loader(**options):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    return StatefulDataLoader(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True)
+    return StatefulDataLoader(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True, **options)
 
 
 def torchdata_stream():
@@ -138,20 +138,25 @@ class Interrupt(pl.Callback):
             raise ConnectionError("interrupted")
 
 
-def shuffled(num_batches):
-    return DataLoader(TensorDataset(torch.randn(8 * num_batches, 4)), batch_size=8, shuffle=True)
+def shuffled(num_batches, values=torch.randn, **options):
+    return DataLoader(TensorDataset(values(8 * num_batches, 4)), batch_size=8, shuffle=True, **options)
+
+
+persistent = partial(shuffled, num_workers=1, persistent_workers=True)
 
 
 LOADERS = {
     "shuffled": lambda: shuffled(NUM_BATCHES),
-    "own generator": lambda: DataLoader(
-        TensorDataset(torch.ones(8 * NUM_BATCHES, 4)), batch_size=8, shuffle=True, generator=torch.Generator()
-    ),
+    "own generator": lambda: shuffled(NUM_BATCHES, torch.ones, generator=torch.Generator()),
     "with state": lambda: Stateful(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8),
     "of torchdata": torchdata_loader,
+    "of torchdata, persistent": partial(torchdata_loader, num_workers=1, persistent_workers=True),
     "of torchdata, without length": torchdata_stream,
     "without length": lambda: DataLoader(Noise(), batch_size=8),
     "with state, without length": lambda: StatefulStream(Noise(), batch_size=8),
+    "persistent workers": lambda: persistent(NUM_BATCHES),
+    "persistent workers, equal samples": lambda: persistent(NUM_BATCHES, torch.ones),
+    "several persistent": lambda: {"long": persistent(NUM_BATCHES), "short": persistent(NUM_BATCHES // 2)},
     "several": lambda: {"long": shuffled(NUM_BATCHES), "short": shuffled(NUM_BATCHES // 2)},
 }
 
@@ -228,6 +233,13 @@ def test_checkpoints_that_no_restart_can_read_are_noted(tmp_path, kept, note):
         ("own generator", {"reload_dataloaders_every_n_epochs": 1}, None, 13),
         ("several", {}, None, 13),
         ("several", {}, 3, 19),
+        ("persistent workers", {}, 3, 5),
+        ("persistent workers", {}, 3, 13),
+        ("persistent workers", {}, None, 13),
+        ("persistent workers, equal samples", {"reload_dataloaders_every_n_epochs": 1}, None, 13),
+        ("several persistent", {}, None, 13),
+        pytest.param("of torchdata, persistent", {}, 3, 13, marks=NEEDS_TORCHDATA),
+        pytest.param("of torchdata, persistent", {}, None, 13, marks=NEEDS_TORCHDATA),
     ],
 )
 def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, loader, options, every, stop_at):
@@ -235,10 +247,13 @@ def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, 
     with pytest.raises(ConnectionError):
         train(loader, options, tmp_path / "checkpoints", every, stop_at)
     kept = " ".join(path.name for path in (tmp_path / "checkpoints").iterdir())
-    resumed, rest = train(loader, options, tmp_path / "checkpoints", every)
+    progress = tmp_path / "progress.json"
+    resumed, rest = train(loader, options, tmp_path / "checkpoints", every, progress=progress)
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
-    if loader == "several":
+    if loader.startswith("several"):
         assert {int(step) for step in STEP.findall(kept)} <= {NUM_BATCHES, 2 * NUM_BATCHES}, "ends of epochs only"
+    noted = WORKERS in json.loads(progress.read_text())["notes"]
+    assert noted == ("persistent" in loader and not options and stop_at > NUM_BATCHES)
     # means over an epoch that was resumed inside cover the batches since then
     exact = {key: value for key, value in rest.items() if every is None or not key[0].endswith("_epoch")}
     assert {name for name, _ in exact} >= {"loss_step"}

@@ -10,14 +10,15 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import _validate_metric
 from prefect.logging import disable_run_logger
 
-from paceline.conf.config import Limits
+from paceline.conf.config import Limits, Track
+from paceline.flows.run.outcome import ModuleOutcome
 from paceline.tasks.errors import SupersededError
+from paceline.tasks.metrics_file import FILE
 from paceline.tasks.names import metric_name
 from paceline.tasks.train import checkpoint_interval, prefect_tasks
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.launch.layout import PROBE_FILE
 from paceline.tasks.train.lightning import callbacks
-from paceline.tasks.train.lightning.callbacks import FileLogger
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from tests.support.own_lightning import train
 from tests.support.refusals import refused
@@ -108,25 +109,34 @@ def test_a_name_that_mlflow_accepts_stays(name):
     assert metric_name(name) == name
 
 
-def test_two_names_that_are_one_in_mlflow_have_two_curves(tmp_path):
-    logged, notes = {}, []
-    logger = FileLogger(lambda values, step: logged.update(values), tmp_path, "", notes.append)
-    for value in (0.5, 0.6):
-        logger.log_metrics({"acc@1": value, "acc#1": value + 1, "acc_1": value + 2, "acc_2": value + 3})
-    assert logged == {"acc_1": 0.6, "acc_1_2": 1.6, "acc_1_3": 2.6, "acc_2": 3.6}
-    assert [note.split()[7].strip(",") for note in notes[:3]] == ["acc@1", "acc#1", "acc_1"]
-
-
-def test_another_name_in_mlflow_is_noted(make_spec, own_packages, monkeypatch):
+def test_names_that_mlflow_would_make_equal_stay_apart_for_the_score_and_in_every_attempt(
+    make_spec, settings, own_packages, monkeypatch
+):
     from prose.gpt import GPT
 
-    monkeypatch.setattr(GPT, "on_validation_epoch_end", lambda self: self.log("acc@1", 0.5), raising=False)
-    spec = make_spec(baseline="none")
-    result = train(spec)
-    (note,) = result.notes
-    assert note.endswith("the metric is acc_1 there")
-    assert result.metrics["acc@1"] == 0.5
-    assert '"acc_1", 0.5' in (Path(spec.directory) / "metrics.jsonl").read_text()
+    values = {"acc@1": 0.5, "acc#1": 0.25, "acc_1": 0.125}
+
+    def log(self):
+        for name in values if self.current_epoch == 0 else reversed(values):
+            self.log(name, values[name])
+
+    monkeypatch.setattr(GPT, "on_validation_epoch_end", log, raising=False)
+    first = make_spec(baseline="none")
+    trained = train(first)
+    settings["trainer"] |= {"max_epochs": 2}
+    again = make_spec(attempt=1, settings=settings, baseline="none")
+    again = again.model_copy(update={"resume_from": trained.checkpoint})
+    assert train(again).metrics.items() >= values.items()
+    logged = [
+        {name: value for name, value, *_ in map(json.loads, (Path(spec.directory) / FILE).read_text().splitlines())}
+        for spec in (first, again)
+    ]
+    for name, value in values.items():
+        config = first.config.model_copy(update={"track": Track(maximize=name)})
+        outcome = ModuleOutcome(config=config, plan=first.plan, trained=trained, workload="own", hardware=None)
+        assert [values[outcome.score_metric] for values in (*logged, outcome.metrics)] == [value] * 3
+    assert outcome.score_metric == "acc_1", "MLflow accepts it as it is"
+    assert sorted(note.split()[7].strip(":") for note in trained.notes) == ["acc#1", "acc@1"]
 
 
 def test_a_training_whose_checkpoints_would_fill_the_disk_is_refused_before_its_probe(make_spec):

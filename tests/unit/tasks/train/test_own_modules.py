@@ -56,6 +56,18 @@ def test_a_test_step_is_run_after_the_training_with_the_metrics_of_lightning(pic
     assert result.time_budget["test"] > 0
 
 
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_data_are_prepared_once_for_training_validation_and_test(pictures, make_spec, monkeypatch, is_prepared):
+    import more_shapes
+
+    prepared = []
+    for owner in (more_shapes.Pictures, more_shapes.Perceptron):
+        monkeypatch.setattr(owner, "prepare_data", lambda self: prepared.append(type(self).__name__), raising=False)
+    spec = make_spec(settings=pictures, baseline="none").model_copy(update={"is_prepared": is_prepared})
+    assert train(spec).not_tested is None
+    assert prepared == ([] if is_prepared else ["Pictures", "Perceptron"])
+
+
 def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec, monkeypatch):
     from more_shapes import Pictures
 
@@ -201,9 +213,40 @@ def test_each_form_of_configure_optimizers_trains_as_with_lightning(make_spec, t
 def test_several_optimizers_and_all_flags_of_log_are_as_with_lightning(make_spec, tmp_path, name):
     logged = compare_with_lightning(make_spec, noise({"class_path": f"optimizers.{name}"}), tmp_path)
     assert len(logged["loss" if name == "TwoOptimizers" else "loss_step"]) == 30
-    assert "not_logged" not in logged
+    assert metric_name("not@logged") not in logged
     if name == "Logged":
-        assert {"half_0", "half_1", "val_loss/dataloader_idx_1", "odd_name", "metric_epoch"} <= logged.keys()
+        assert {
+            "half_0",
+            "half_1",
+            "val_loss/dataloader_idx_1",
+            metric_name("odd@name"),
+            "metric_epoch",
+        } <= logged.keys()
+
+
+def test_a_time_limit_of_the_trainer_ends_a_training_with_a_checkpoint(pictures, make_spec):
+    pictures["trainer"] |= {"max_epochs": -1, "max_time": {"seconds": 2}}
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.num_steps > 0
+    assert torch.load(result.checkpoint, weights_only=True)["global_step"] == result.num_steps
+
+
+def test_a_resume_calls_the_module_with_what_it_has_saved(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def save(self, checkpoint):
+        checkpoint["note"] = "saved"
+
+    loaded = []
+    monkeypatch.setattr(Perceptron, "on_save_checkpoint", save, raising=False)
+    monkeypatch.setattr(Perceptron, "on_load_checkpoint", lambda self, kept: loaded.append(kept["note"]), raising=False)
+    first = train(make_spec(settings=pictures, baseline="none"))
+    assert not loaded
+    pictures["trainer"]["max_epochs"] = 2
+    spec = make_spec(settings=pictures, baseline="none", attempt=1)
+    resumed = train(spec.model_copy(update={"resume_from": first.checkpoint}))
+    assert loaded == ["saved"]
+    assert resumed.num_epochs == 2
 
 
 OTHER_KEYS = (

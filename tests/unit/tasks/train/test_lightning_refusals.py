@@ -1,0 +1,103 @@
+"""What a user reads when settings do not fit the classes: of each form in which jsonargparse refuses them."""
+
+import sys
+from enum import Enum
+from typing import Literal
+
+import pytest
+from lightning import LightningDataModule, LightningModule
+from torch import nn
+
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.lightning.cli import ModuleCLI
+
+HERE = __name__
+
+
+@pytest.fixture(autouse=True)
+def _without_arguments(monkeypatch):
+    """LightningCLI warns of those of pytest."""
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+
+
+class Size(Enum):
+    """Members by name."""
+
+    small = 1
+    big = 2
+
+
+class Tagger(LightningModule):
+    """Has an argument of each kind."""
+
+    def __init__(
+        self,
+        directory: str,
+        width: int = 8,
+        depth: int | None = None,
+        kind: Literal["a", "b"] = "a",
+        sizes: list[int] | None = None,
+        size: Size = Size.small,
+        layer: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+
+
+class Words(LightningDataModule):
+    """Needs a directory."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "fault"),
+    [
+        ("model.init_args.width", "wide", "=wide must be of type int"),
+        ("model.init_args.depth", "deep", "=deep must be of type int or null"),
+        ("model.init_args.kind", "c", "=c must be one of 'a', 'b'"),
+        ("model.init_args.sizes", "[1, b]", "=[1, 'b'] must be of type list[int] or null"),
+        ("model.init_args.size", "huge", "=huge must be one of small, big"),
+        ("trainer.max_epochs", "many", "=many must be of type int or null"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_what_it_must_be(setting, value, fault):
+    with pytest.raises(InputError) as refused:
+        parse(f"--{setting}={value}")
+    assert str(refused.value).startswith(f"{setting}{fault};")
+    assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "owner"),
+    [
+        ({"model": None}, ["model.init_args.directory"], f"{HERE}.Tagger"),
+        ({"data": None}, ["data.init_args.directory"], f"{HERE}.Words"),
+        (
+            {"layer": "torch.nn.Linear"},
+            [f"model.init_args.layer.init_args.{name}" for name in ("in_features", "out_features")],
+            "torch.nn.Linear",
+        ),
+    ],
+)
+def test_what_is_missing_is_named_with_its_class_and_can_be_pasted(arguments, missing, owner):
+    given = {"model": "x", "data": "x"} | arguments
+    directories = [f"--{key}.init_args.directory={given[key]}" for key in ("model", "data") if given[key]]
+    layer = [f"--model.init_args.layer={given['layer']}"] if "layer" in given else []
+    with pytest.raises(InputError) as refused:
+        ModuleCLI([f"--model={HERE}.Tagger", f"--data={HERE}.Words", *directories, *layer], only_parse=True)
+    text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in the settings of {owner}"
+    assert str(refused.value).startswith(text)
+    assert refused.value.hint == "add " + " ".join(f"{name}=VALUE" for name in missing)
+
+
+def test_a_class_of_another_kind_is_named_with_its_own_setting():
+    with pytest.raises(InputError) as refused:
+        parse(f"--model.init_args.layer={HERE}.Words")
+    assert str(refused.value).startswith(f"model.init_args.layer.class_path={HERE}.Words is not a Module;")
+
+
+def parse(*arguments):
+    """Read the settings of both classes with these arguments."""
+    given = [f"--model={HERE}.Tagger", "--model.init_args.directory=x"]
+    ModuleCLI([*given, f"--data={HERE}.Words", "--data.init_args.directory=x", *arguments], only_parse=True)
