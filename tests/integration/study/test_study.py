@@ -87,6 +87,7 @@ def artifact(client, run_id, name, folder):
     return Path(client.download_artifacts(run_id, name, str(folder))).read_text()
 
 
+@pytest.mark.slow
 def test_a_study_whose_trainings_all_fail_fails_with_its_report(run, mlflow_server):
     own = [*TINY, *AXIS, "recipe.learning_rate=1e30", "track.experiment=failing"]
     _, told = run("study", "digits", *own, "--repeats", "1", status=1)
