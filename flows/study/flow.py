@@ -20,7 +20,7 @@ from paceline.flows.study.record import log_no_gpu, log_study, unconfirmed_winne
 from paceline.flows.study.trainings import PlannedArm, StudyRequest, confirm, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.disk_space import require_space
-from paceline.tasks.errors import InputError
+from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.speedup.comparability import EXECUTION
 from paceline.tasks.speedup.study.design import expand
 
@@ -81,6 +81,8 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     Args:
         request: Arms, repeats and what they have in common.
         resume: Id of an unfinished study to resume.
+
+    Raises RunError: no training has succeeded.
     """
     started = time.monotonic()
     environment = Environment()
@@ -93,6 +95,9 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
         if request.axes:
             confirm(work, arms, unconfirmed_winners(work, arms))
         summary, notes = (log_no_gpu if request.arms else log_study)(work, arms, started)
+        runs = work.ledger.runs()
+        if runs and all(run.status == "failed" for run in runs):
+            raise RunError(f"all {len(runs)} trainings failed; the last error: {runs[-1].error}")
     title = "What to do without a GPU" if request.arms else "What the arms gave"
     publish([("", note) for note in notes], request.kind, title)
     mlflow_views.link(summary["view"], "The trainings of this study")

@@ -87,6 +87,20 @@ def artifact(client, run_id, name, folder):
     return Path(client.download_artifacts(run_id, name, str(folder))).read_text()
 
 
+@pytest.mark.slow
+def test_a_study_whose_trainings_all_fail_fails_with_its_report(run, mlflow_server):
+    own = [*TINY, *AXIS, "recipe.learning_rate=1e30", "track.experiment=failing"]
+    _, told = run("study", "digits", *own, "--repeats", "1", status=1)
+    assert "error: all 2 trainings failed; the last error: " in told
+    assert "is nan" in told
+    client = MlflowClient(mlflow_server.url)
+    experiment = client.get_experiment_by_name("failing").experiment_id
+    (study,) = client.search_runs([experiment], "tags.`paceline.role` = 'study'")
+    assert study.info.status == "FAILED"
+    assert study.data.metrics["study/num_failed"] == 2
+    assert "report.html" in [file.path for file in client.list_artifacts(study.info.run_id)]
+
+
 def test_a_study_reports_a_crashed_arm_and_goes_on(studied, mlflow_server, tmp_path):
     summary, told = studied.summary, studied.told
     arms = {arm["name"]: arm for arm in summary["arms"]}
