@@ -83,7 +83,7 @@ def deployment_of(config: Config | None, name: str, schedule: Schedule, overlap:
 
 
 class PatientRunner(Runner):
-    """A runner that retries however long the API is away.
+    """A runner that retries however long the API is away, and marks the deployments that it pauses at its end.
 
     Prefect 3.8.8 ends the runner and its flows when three requests in a row have failed. A larger
     PREFECT_CLIENT_MAX_RETRIES would double the client's pauses, and so wait as long again after an outage.
@@ -100,10 +100,11 @@ class PatientRunner(Runner):
     async def _pause_schedules(self) -> None:
         """Pause the deployments, and mark those that nobody had paused: what comes due from now on is missed."""
         for deployment_id in self._deployment_registry.get_deployment_ids():
-            found = await self._client.read_deployment(deployment_id)
-            if not found.paused:
-                stopped = DeploymentUpdate(paused=True, tags=[*found.tags, STOPPED_TAG])
-                await self._client.update_deployment(deployment_id, stopped)
+            deployed = await self._client.read_deployment(deployment_id)
+            await self._client.pause_deployment(deployment_id)
+            if not deployed.paused:
+                marked = DeploymentUpdate(tags=[*deployed.tags, STOPPED_TAG])
+                await self._client.update_deployment(deployment_id, marked)
 
 
 def _log_outages(workload: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:

@@ -39,10 +39,8 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: 
 
 def lightning_fingerprint(lightning: Lightning) -> str:
     """8 hex digits over settings, code and first checkpoint of the user's module; what the data hold is not known."""
-    later = {
-        name for name in ("ckpt_sha256", "has_partitions", "averages") if not getattr(lightning, name)
-    }  # newer than some
-    facts = lightning.model_dump(mode="json", exclude={"code", "ckpt_path", "given"} | later)
+    later = {name for name in ("ckpt_sha256", "has_partitions") if not getattr(lightning, name)}  # newer than some
+    facts = lightning.model_dump(mode="json", exclude={"code", "ckpt_path", "given", "averages"} | later)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

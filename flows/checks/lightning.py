@@ -202,12 +202,6 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
                 setting=f"trainer.{key}",
             )
         execution[name] = value
-    if (strategy := trainer.get("strategy", "auto")) != "auto" and execution.get("strategy") == "fsdp":
-        raise InputError(
-            f"trainer.strategy={strategy} conflicts with execution.strategy=fsdp",
-            hint="remove trainer.strategy: Paceline takes execution.strategy",
-            setting="trainer.strategy",
-        )
     if (half := execution["precision"]) in HALF:
         raise InputError(
             f"execution.precision={half} keeps the weights in 16 bits, which cannot be used with Paceline so far",

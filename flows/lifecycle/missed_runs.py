@@ -30,13 +30,13 @@ PAGE = 200  # flow runs that Prefect's server returns at once
 WAITING = "AwaitingConcurrencySlot"  # state of a run that waits for the run before it
 MISSED = "Missed"
 """Name of the first state of a missed run, so that Prefect emits its event `prefect.flow-run.Missed` at once."""
-STOPPED_TAG = "stopped"  # of a deployment that `paceline serve` has paused at its end
+STOPPED_TAG = "paused-by-serve"  # of a deployment that `paceline serve` has paused at its end
 
 
 _reported = set[UUID]()  # runs of deployments in this process, which may have several flows of Paceline's in them
 
 
-def report_late_and_missed() -> None:
+def report_late_and_missed_runs() -> None:
     """Emit an event if this run of a deployment starts late; report the missed runs that only it can find. Log errors.
 
     Prefect emits nothing itself where its server was away: the run starts as soon as it is late. `paceline serve` finds
@@ -52,18 +52,19 @@ def report_late_and_missed() -> None:
             due = run.expected_start_time
             if run.deployment_id is None or due is None:
                 return
-            found = client.read_deployment(run.deployment_id)
-            _report_late(client, run, found, due)
-            if found.work_pool_name is not None:
-                before = _newest_scheduled(client, found.id, due - timedelta.resolution)
-                _make_missed_runs(client, found, before, catch_up=False)
+            deployed = client.read_deployment(run.deployment_id)
+            _report_late(client, run, deployed, due)
+            if deployed.work_pool_name is not None:
+                before = _newest_scheduled(client, deployed.id, due - timedelta.resolution)  # not this run
+                _make_missed_runs(client, deployed, before, catch_up=False)
     except Exception as error:  # noqa: BLE001  a report must not end a run
-        get_logger("paceline").warning("Prefect does not know whether runs start late or are missed (%r)", error)
+        get_logger("paceline").warning("Late and missed runs could not be reported (%r)", error)
 
 
-def _report_late(client: SyncPrefectClient, run: FlowRun, found: DeploymentResponse, due: datetime) -> None:
+def _report_late(client: SyncPrefectClient, run: FlowRun, deployed: DeploymentResponse, due: datetime) -> None:
     """Emit an event if a run should have started long ago, and neither it nor Prefect has reported that."""
-    late_before = now("UTC") - LATE
+    started = run.start_time or now("UTC")  # an inner flow may start long after it
+    late_before = started - LATE
     if due >= late_before:
         return
     for state in client.read_flow_run_states(run.id):
@@ -73,12 +74,11 @@ def _report_late(client: SyncPrefectClient, run: FlowRun, found: DeploymentRespo
         "prefect.resource.id": f"prefect.flow-run.{run.id}",
         "prefect.resource.name": run.name,
         "prefect.state-name": "Late",
-        "prefect.state-message": f"due at {due:%Y-%m-%d %H:%M} UTC, started at {now('UTC'):%Y-%m-%d %H:%M} UTC",
+        "prefect.state-message": f"due at {due:%Y-%m-%d %H:%M} UTC, started at {started:%Y-%m-%d %H:%M} UTC",
     }
-    of_run = [object_as_related_resource("deployment", "deployment", found), *tags_as_related_resources(run.tags)]
-    emit_event(
-        LATE_EVENT, resource=resource, related=of_run
-    )  # Prefect adds those of this flow, which may be an inner one
+    # Prefect adds those of this flow, which may be an inner one.
+    related = [object_as_related_resource("deployment", "deployment", deployed), *tags_as_related_resources(run.tags)]
+    emit_event(LATE_EVENT, resource=resource, related=related)
 
 
 def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, catch_up: bool) -> datetime | None:
@@ -91,9 +91,9 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
     """
     try:
         with get_client(sync_client=True) as client:
-            found = client.read_deployment_by_name(deployment_name)
-            checked_until = checked_until or _newest_scheduled(client, found.id, now("UTC"))
-            return _make_missed_runs(client, found, checked_until, catch_up=catch_up)
+            deployed = client.read_deployment_by_name(deployment_name)
+            checked_until = checked_until or _newest_scheduled(client, deployed.id, now("UTC"))
+            return _make_missed_runs(client, deployed, checked_until, catch_up=catch_up)
     except ObjectNotFound:  # the deployment is new
         return None
     except Exception as error:  # noqa: BLE001  a report must not end a run
@@ -102,17 +102,17 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
 
 
 def _make_missed_runs(
-    client: SyncPrefectClient, found: DeploymentResponse, checked_until: datetime | None, *, catch_up: bool
+    client: SyncPrefectClient, deployed: DeploymentResponse, checked_until: datetime | None, *, catch_up: bool
 ) -> datetime:
     """Create the missed runs of a deployment that were due after a time; return the time until which it has them."""
     kind = StateType.SCHEDULED if catch_up else StateType.CANCELLED
-    schedules = [schedule for schedule in found.schedules if schedule.active and schedule.updated]
-    if (found.paused and STOPPED_TAG not in found.tags) or not schedules:
+    schedules = [schedule for schedule in deployed.schedules if schedule.active and schedule.updated]
+    if (deployed.paused and STOPPED_TAG not in deployed.tags) or not schedules:
         return now("UTC")
-    cause = "`paceline serve` was stopped" if found.paused else "Prefect's server was away"
+    cause = "`paceline serve` was stopped" if deployed.paused else "Prefect's server was away"
     since: datetime = max(schedule.updated for schedule in schedules if schedule.updated) + MARGIN
     since, until = max(since, checked_until or since), now("UTC") - MARGIN
-    scheduled = _scheduled_times(client, found.id, since)
+    scheduled = _scheduled_times(client, deployed.id, since)
     for schedule in schedules:
         missed = [due for due in _due_times(schedule, since, until) if due not in scheduled]
         older = len(missed[:-MAX_RUNS])
@@ -121,12 +121,12 @@ def _make_missed_runs(
             message = f"due at {due:%Y-%m-%d %H:%M} UTC, when {cause}{more}"
             details = StateDetails.model_validate({"scheduled_time": due})
             client.create_flow_run_from_deployment(
-                found.id,
+                deployed.id,
                 parameters=schedule.parameters,
                 state=State(type=kind, name=MISSED, message=message, state_details=details),
                 idempotency_key=f"missed {schedule.id} {due.isoformat()}",
             )
-            get_logger("paceline").warning("A run of %s was missed: %s", found.name, message)
+            get_logger("paceline").warning("A run of %s was missed: %s", deployed.name, message)
     return until
 
 
@@ -142,8 +142,8 @@ def _due_times(schedule: DeploymentSchedule, since: datetime, until: datetime) -
 
 def _newest_scheduled(client: SyncPrefectClient, deployment_id: UUID, until: datetime) -> datetime | None:
     """The time at which the newest run that a deployment's schedules have made until a time was due."""
-    found = _read_scheduled(client, deployment_id, {"before_": until}, 1)
-    return found[0].expected_start_time if found else None
+    deployed = _read_scheduled(client, deployment_id, {"before_": until}, 1)
+    return deployed[0].expected_start_time if deployed else None
 
 
 def _scheduled_times(client: SyncPrefectClient, deployment_id: UUID, since: datetime) -> set[datetime | None]:

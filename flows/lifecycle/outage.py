@@ -25,7 +25,7 @@ from paceline.conf.config import Limits
 from paceline.conf.environment import Environment, quieten
 from paceline.flows.lifecycle.flow_run_lock import flow_run_lock, set_right
 from paceline.flows.lifecycle.guardian import guard
-from paceline.flows.lifecycle.missed_runs import report_late_and_missed
+from paceline.flows.lifecycle.missed_runs import report_late_and_missed_runs
 from paceline.flows.lifecycle.prefect_api import wait_for_api
 from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
 from paceline.tasks.errors import InputError, is_transient
@@ -62,7 +62,7 @@ def guard_flow(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
         deployment_id = deployment.get_id()
         set_right(Environment(), deployment_id)
         if deployment_id is not None:
-            report_late_and_missed()
+            report_late_and_missed_runs()
         try:
             result = redacted(*arguments, **options)
         except Exception as error:

@@ -198,9 +198,10 @@ def _outcome(session: OwnSession, trained: ModuleResult) -> ModuleOutcome:
 
 
 def prepare_own(job: TrainJob, address: str) -> TrainJob:
-    """Copy the user's code and checkpoint into the run's directory, and prepare the data; the job with the hosts.
+    """Copy the user's code and checkpoint into the run's directory, and prepare the data.
 
-    A resume checks the content of prepared partitions, which the fault before it may have damaged.
+    Returns the job with the hosts on which `prepare_data` has run. A resume checks the content of prepared partitions,
+    which the fault before it may have damaged.
     """
     code.copy_own(job.config.lightning, job.directory)
     if job.config.lightning.prepares_data:

@@ -69,7 +69,7 @@ class RunSession:
         return self._handle
 
     def confirm(self) -> None:
-        """Confirm a regression, if the settings ask for that, which those of own code cannot."""
+        """Do nothing: only a preset can confirm a regression."""
 
 
 @dataclass

@@ -95,10 +95,10 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
         if request.axes:
             confirm(work, arms, unconfirmed_winners(work, arms))
         summary, notes = (log_no_gpu if request.arms else log_study)(work, arms, started)
+        title = "What to do without a GPU" if request.arms else "What the arms gave"
+        publish([("", note) for note in notes], request.kind, title)
         runs = work.ledger.runs()
         if runs and all(run.status == "failed" for run in runs):
             raise RunError(f"all {len(runs)} trainings failed; the last error: {runs[-1].error}")
-    title = "What to do without a GPU" if request.arms else "What the arms gave"
-    publish([("", note) for note in notes], request.kind, title)
     mlflow_views.link(summary["view"], "The trainings of this study")
     return summary

@@ -49,7 +49,10 @@ class _Group(NamedTuple):
 
 
 def survey(home: Path, inventory: Inventory, keep: int, older_than: float) -> list[Item]:
-    """All that may be removed: not what the `keep` newest trainings use, or what changed in `older_than` days."""
+    """All that may be removed: not what the `keep` newest trainings use, or what changed in `older_than` days.
+
+    Results of searches, and limits of devices, also stay for `SEARCH_DAYS` after their last use.
+    """
     groups, recent = _groups(home, inventory, keep), f"one of the {keep} newest runs"
     busy = next((PROCESS for group in groups if group.needed_by == PROCESS), None)
     used = {name: group.needed_by or recent for group in groups for name in _names_used_by(group)}

@@ -110,7 +110,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
 @task(name="prepare-data", cache_policy=NO_CACHE)
 @redact_errors
 def prepare_module_data(job: TrainJob, address: str) -> TrainJob:
-    """Run `prepare_data` of the user's DataModule once on each host of the cluster; the job with these hosts.
+    """Run `prepare_data` of the user's DataModule once on each host of the cluster. Returns the job with these hosts.
 
     Raises RunError: it raised an error, or a worker was lost; TimeLimitError: it took longer than its limit.
     """

@@ -86,7 +86,8 @@ class Meter:
         return self._call(cluster, client, requests, seconds, batched)
 
     def restart(self, recovery, *arguments):
-        self.decided = self.decided or kernel().now
+        if self.decided is None:
+            self.decided = kernel().now
         self._restart(recovery, *arguments)
 
 
@@ -122,6 +123,7 @@ def simulate(num_ranks, lost):
         clock.run(at + WATCH_SECONDS)
         watched = [spent / (clock.now - at) for spent in meter.since(before)]
         first = newest(simulation)
+        meter.decided = None
         faults._happen(simulation, faults.Fault(0.0, f"kill a {lost}", num_ranks // 2, 1.0))
         killed, before = clock.now, meter.figures
         clock.run(killed + RESTART_SECONDS, lambda: newest(simulation) is not first and newest(simulation).round)
@@ -133,7 +135,7 @@ def simulate(num_ranks, lost):
 
 
 def newest(simulation):
-    """The group of the newest attempt; its ranks compute together once they have met for the first time."""
+    """The group of the newest attempt; its `round` is 0 until all of its ranks have met for the first time."""
     return list(simulation.groups.values())[-1]
 
 

@@ -238,8 +238,7 @@ class SaveCheckpoint(Checkpoint):
             clock, end = (_log_steps(trainer), _position(trainer), time.monotonic()), partial(_epoch_end, trainer)
             self._interval = CheckpointInterval(end, *clock, self._read_failures, trainer.world_size)
             self._next_step = _position(trainer) + 1
-        resume = self._state.resume
-        if resume is not None and resume.is_again and any(each.has_persistent_workers for each in self._state.feeds()):
+        if self._state.has_new_workers:
             self._account.note(WORKERS)
         if not self._ends_epoch:
             return

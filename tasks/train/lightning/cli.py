@@ -32,11 +32,12 @@ _OTHER_CLASS = re.compile(r"Import path (?:(\S+) )?does not correspond to a subc
 _OPTION = re.compile(
     r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'|unrecognized arguments: --([\w.]+)"
 )
-_REQUIRED = re.compile(r"arguments are required: ([\w, ]+)")
+_REQUIRED = re.compile(r"arguments are required: ([\w., ]+)")
 _EXPECTED = re.compile(r"Expected an? (.*)\. Got value: (.*)")
 _TYPES = re.compile(r"Subtypes: \[(.*)\]")  # the forms of a union
 _CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
-_CHOICES = re.compile(r"Literal\[(.*?)\]|\{(.*)\}")
+_LITERAL = re.compile(r"typing\.Literal\[(.*?)\]")
+_MEMBERS = re.compile(r"member of <enum '\w+'>: \{(.*)\}")
 _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
 
@@ -122,9 +123,10 @@ class ModuleCLI(LightningCLI):
         Raises InputError: a callback saves checkpoints.
         """
         for place, callback in self._callbacks(Checkpoint):
+            where = place if place == "trainer.callbacks" else f"{place} in the code of your LightningCLI"
             raise InputError(
                 f"{place}={callback.__name__} cannot be used with Paceline",
-                hint=f"remove it from {place}; Paceline saves checkpoints: see execution.checkpoint_steps",
+                hint=f"remove it from {where}; Paceline saves checkpoints: see execution.checkpoint_steps",
                 setting=place,
             )
         if not self._only_parse:
@@ -307,12 +309,14 @@ def refusal(message: str) -> InputError:
         name = f"{key}.init_args.{option}"
         return InputError(f"{name} is not an argument of {path[1]}", hint=hint, setting=name)
     if found := _REQUIRED.search(message):
-        owner = _PATH.findall(message)[-1:]
-        absent = [f"{name}.init_args.{option}" if owner else option for option in found[1].split(", ")]
+        owners = _PATH.findall(message)
+        absent = [f"{name}.init_args.{option}" if owners else option for option in found[1].split(", ")]
         fault = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-        example = " ".join(f"{each}=VALUE" for each in absent)
-        hint = f"add {example}" if owner else "add it, for example model.class_path=acme.lit.Tagger"
-        return InputError(" in the settings of ".join([fault, *owner]), hint=hint, setting=absent[0])
+        if owners:
+            fault += f" in the settings of {owners[-1]}"
+        example = {"model": "model.class_path=acme.lit.Tagger"}
+        hint = "add " + " ".join(example.get(each, f"{each}=VALUE") for each in absent)
+        return InputError(fault, hint=hint, setting=absent[0])
     inner = message[max([0, *(match.end() for match in _KEY.finditer(message))]) :]
     forms, expected = _TYPES.search(inner), _EXPECTED.search(inner)
     text = given[1] if given and forms else expected[2] if expected else None
@@ -323,8 +327,12 @@ def refusal(message: str) -> InputError:
 
 
 def _rule(types: str) -> str:
-    """What a value must be, by the types that jsonargparse names."""
-    if choices := _CHOICES.search(types):
-        return f"must be one of {(choices[1] or choices[2]).replace(',', ', ').replace(',  ', ', ')}"
+    """The rule for a value, by the types that jsonargparse names."""
+    if members := _MEMBERS.search(types):
+        return f"must be one of {members[1].replace(',', ', ')}"
+    choices = [choice for found in _LITERAL.findall(types) for choice in found.split(", ")]
     names = re.split(r", (?![^\[]*\])", _CLASS.sub(r"\1", types).replace("NoneType", "null"))
-    return f"must be of type {' or '.join(names)}"
+    others = [name for name in names if not _LITERAL.fullmatch(name)]
+    if not choices:
+        return f"must be of type {' or '.join(others)}"
+    return " or ".join([f"must be one of {', '.join(dict.fromkeys(choices))}", *others])

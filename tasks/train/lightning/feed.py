@@ -50,8 +50,8 @@ class Position:
     """Batches that were read; Lightning reads one ahead where a loader has no length."""
     last_read_random: RandomState = field(default_factory=dict)
     """Before the last of them was read ahead."""
-    is_again: bool = False
-    """Whether the loader was read in an earlier epoch; not known in checkpoints of earlier versions."""
+    had_iterator: bool = False
+    """Whether the loader had an iterator before that of this epoch; not known in checkpoints of earlier versions."""
 
 
 class FeedState:
@@ -67,9 +67,11 @@ class FeedState:
         self.epoch_random: RandomState = {}
         self.num_read = 0
         self.last_read_random: RandomState = {}
-        self.is_again = False
+        self.had_iterator = False
         self.reloads = False
         """Whether each epoch has a new loader."""
+        self.has_new_workers = False
+        """Whether a resume has started persistent workers, whose own random numbers are not restored."""
         self.resume: Position | None = None
         """Position to resume at, until the first batch has been read."""
         self.training_loaders: Callable[[], Any] = lambda: None
@@ -81,8 +83,9 @@ class FeedState:
 
     def position(self, num_trained: int) -> Position:
         """The position after so many batches of the epoch."""
-        random, is_again = random_state(self.loader), self.is_again or not (num_trained or self.reloads)
-        return Position(random, self.epoch_random, num_trained, self.num_read, self.last_read_random, is_again)
+        random = random_state(self.loader)
+        had_iterator = self.had_iterator or not (num_trained or self.reloads)  # at an epoch's end: that of this one
+        return Position(random, self.epoch_random, num_trained, self.num_read, self.last_read_random, had_iterator)
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -131,27 +134,28 @@ class Feed(LoaderProxy):
         self._is_first = self is feeds[0]
         if self._is_first:
             if (resume := state.resume) is not None:
-                for each in feeds if resume.is_again else ():
-                    each.start_workers()
+                if resume.had_iterator:
+                    state.has_new_workers = any([each.start_workers() for each in feeds])
                 set_random_state(resume.epoch_random if resume.num_trained else resume.random, self._loader)
-                for each in feeds if state.reloads and not resume.num_trained else ():
-                    iter(each._loader)  # Lightning makes two iterators of a new loader, except in a resume
-            state.is_again = state.loader is self._loader if resume is None else resume.is_again
+                if state.reloads and not resume.num_trained:
+                    for each in feeds:  # Lightning makes two iterators of a new loader, except in a resume
+                        iter(each._loader)
+            state.had_iterator = state.loader is self._loader if resume is None else resume.had_iterator
             state.loader, state.num_read = self._loader, 0
             state.epoch_random = random_state(self._loader)
         iterator = iter(self._loader)  # made now: a DataLoader draws a random number for it
         feeds[0].note_drawn()
         return self._batches(iterator)
 
-    def start_workers(self) -> None:
-        """Start persistent workers, of which only the loader's first iterator draws a random number."""
-        if self.has_persistent_workers:
-            iter(self._loader)
+    def start_workers(self) -> bool:
+        """Start workers that stay from one epoch to the next, if the loader has them; return whether it has.
 
-    @property
-    def has_persistent_workers(self) -> bool:
-        """Whether workers stay from one epoch to the next."""
-        return bool(getattr(self._loader, "persistent_workers", False))
+        Only the first iterator of such a loader draws a random number, for them.
+        """
+        is_persistent = bool(getattr(self._loader, "persistent_workers", False))
+        if is_persistent:
+            iter(self._loader)
+        return is_persistent
 
     def note_drawn(self) -> None:
         """Note the random numbers after the iterators were made."""
@@ -227,9 +231,10 @@ class StatefulFeed(Feed):
             self._loader.load_state_dict(state_dict)
             self._before = state_dict
 
-    def start_workers(self) -> None:
-        if self._before is None:  # else the first iterator is the one that takes the state
-            super().start_workers()
+    def start_workers(self) -> bool:
+        if self._before is not None:  # the first iterator is the one that takes the state
+            return False
+        return super().start_workers()
 
     def _num_to_skip(self, resume: Position) -> int:
         return 0

@@ -96,8 +96,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
-        cli = ModuleCLI(module.settings, options, spec.partitions)
-        trainer = (_without_preparation(cli) if spec.is_prepared else cli).trainer
+        cli = _instantiate(spec, options)
+        trainer = cli.trainer
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
         if device.type == "cuda":
@@ -191,7 +191,7 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
     logger.trained = frozenset(cli.trainer.callback_metrics)
     with stopwatch.during("test"):
         try:
-            _without_preparation(cli)
+            _leave_out_preparation(cli)
             trained = _parameters(model)
             cli.trainer.test(model, datamodule=data, verbose=False)
             if [*map(id, _parameters(model))] != [*map(id, trained)]:
@@ -211,12 +211,19 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
     return {"metrics": logged["metrics"] | new, "not_finite": not_finite}
 
 
-def _without_preparation(cli: ModuleCLI) -> ModuleCLI:
+def _instantiate(spec: RankSpec, options: dict[str, Any]) -> ModuleCLI:
+    """The module, its data and its trainer, without `prepare_data` where that has run."""
+    cli = ModuleCLI(spec.config.lightning.settings, options, spec.partitions)
+    if spec.is_prepared:
+        _leave_out_preparation(cli)
+    return cli
+
+
+def _leave_out_preparation(cli: ModuleCLI) -> None:
     """Leave out `prepare_data`, which has run on this host. Lightning still has all ranks wait for each other."""
     for owner, parent in ((cli.model, LightningModule), (cli.datamodule, LightningDataModule)):
         if is_overridden("prepare_data", owner, parent):
             owner.prepare_data = do_nothing
-    return cli
 
 
 def _parameters(model: LightningModule) -> list[Any]:

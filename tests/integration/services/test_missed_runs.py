@@ -168,6 +168,21 @@ def test_a_night_that_starts_hours_late_is_sent_once(body, idle_client, idle_url
     assert re.fullmatch(expected, texts[0])
 
 
+def test_a_night_that_starts_in_time_is_not_late_though_an_inner_flow_is(idle_client, idle_url, monkeypatch):
+    monkeypatch.setattr(missed_runs, "LATE", timedelta(seconds=0.5))
+    deployment = idle_client.create_deployment(idle_client.create_flow(around), name="punctual")
+    run = idle_client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=now("UTC")))
+
+    def names():
+        wanted = {"filter": {"resource": {"id": [f"prefect.flow-run.{run.id}"]}}}
+        return {event["event"] for event in httpx.post(f"{idle_url}/events/filter", json=wanted).json()["events"]}
+
+    run_flow(around, flow_run=run)
+    EventsWorker.drain_all(timeout=10, at_exit=False)
+    until(lambda: "prefect.flow-run.Completed" in names(), "event")
+    assert "paceline.late" not in names()
+
+
 @pytest.mark.parametrize("body", [night, around])
 def test_a_night_of_a_work_pool_reports_the_missed_ones_before_it(body, idle_client, monkeypatch):
     """Also when a later one is due already: no worker was there, or the night had to wait for another one."""

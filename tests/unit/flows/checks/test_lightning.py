@@ -63,9 +63,6 @@ def test_a_key_that_contradicts_a_setting_is_named_with_it():
     with pytest.raises(InputError, match=r"trainer\.devices=2 conflicts with execution\.num_devices=4") as refusal:
         lightning.execution_of({"devices": 2}, {"num_devices": 4})
     assert "remove trainer.devices" in refusal.value.hint
-    with pytest.raises(InputError, match=r"trainer\.strategy=ddp conflicts with execution\.strategy=fsdp"):
-        lightning.execution_of({"strategy": "ddp"}, {"strategy": "fsdp"})
-    lightning.execution_of({"strategy": "ddp"}, {"strategy": "ddp"})
 
 
 @pytest.mark.parametrize(("half", "mixed"), [("bf16-true", "bf16-mixed"), ("16-true", "16-mixed")])
@@ -200,6 +197,18 @@ def test_callbacks_that_average_weights_are_refused_with_shards_by_their_class(l
     config = load_with(path, *settings)
     with refused(None, path.rpartition(".")[2], SHARDS[0]):
         lightning.configure(config, [SHARDS])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", {"class_path": "lightning.pytorch.strategies.DDPStrategy"}])
+def test_a_strategy_of_the_file_is_refused_next_to_shards_also_in_a_study(strategy):
+    tree = own()
+    tree["lightning"]["settings"]["trainer"] = {"strategy": strategy}
+    config = validate(tree)
+    shown = strategy if isinstance(strategy, str) else strategy["class_path"]
+    with pytest.raises(ConfigError, match=rf"trainer\.strategy={shown} cannot be used next to") as refusal:
+        lightning.configure(config, [SHARDS])
+    assert "remove trainer.strategy" in str(refusal.value)
+    assert lightning.configure(config, [("execution.num_devices=2",)])[0].execution.num_devices == 2
 
 
 def test_a_callback_with_the_word_in_its_name_averages_nothing(load_with):

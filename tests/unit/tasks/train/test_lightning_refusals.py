@@ -38,6 +38,7 @@ class Tagger(LightningModule):
         kind: Literal["a", "b"] = "a",
         sizes: list[int] | None = None,
         size: Size = Size.small,
+        rate: Literal["auto", "off"] | float = "auto",
         layer: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -58,6 +59,7 @@ class Words(LightningDataModule):
         ("model.init_args.kind", "c", "=c must be one of 'a', 'b'"),
         ("model.init_args.sizes", "[1, b]", "=[1, 'b'] must be of type list[int] or null"),
         ("model.init_args.size", "huge", "=huge must be one of small, big"),
+        ("model.init_args.rate", "high", "=high must be one of 'auto', 'off' or float"),
         ("trainer.max_epochs", "many", "=many must be of type int or null"),
     ],
 )
@@ -89,6 +91,13 @@ def test_what_is_missing_is_named_with_its_class_and_can_be_pasted(arguments, mi
     text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in the settings of {owner}"
     assert str(refused.value).startswith(text)
     assert refused.value.hint == "add " + " ".join(f"{name}=VALUE" for name in missing)
+
+
+def test_all_choices_of_a_union_are_named():
+    with pytest.raises(InputError) as refused:
+        parse("--trainer.precision=bf16mixed")
+    assert "'bf16-mixed'" in str(refused.value)
+    assert "32, " in str(refused.value)
 
 
 def test_a_class_of_another_kind_is_named_with_its_own_setting():
