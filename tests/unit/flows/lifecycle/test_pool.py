@@ -63,7 +63,7 @@ def test_a_pool_fits_only_under_the_same_conditions(place):
         "the width of the terminal": digest(COLUMNS="40"),
         "umask": digest(("sh", "-c", 'umask 077; exec "$0" "$@"', sys.executable)),
         "a limit": digest(("sh", "-c", 'ulimit -n 99; exec "$0" "$@"', sys.executable)),
-        "an ignored signal": digest(("sh", "-c", 'trap "" HUP; exec "$0" "$@"', sys.executable)),
+        "an ignored signal": digest(("sh", "-c", 'trap "" USR1; exec "$0" "$@"', sys.executable)),
         "a core": digest(("taskset", "-c", "0", sys.executable)),
         "priority": digest(("nice", "-n", "1", sys.executable)),
         "the folder": digest(("sh", "-c", 'cd /; exec "$0" "$@"', sys.executable)),
