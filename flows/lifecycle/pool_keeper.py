@@ -144,11 +144,11 @@ def _tree(root: int) -> list[int]:
 def _wait(listening: socket.socket, made: Pool, terms: dict[str, Any], is_mine: Callable[[], bool]) -> Command | None:
     """Wait for a command that fits; None when the pool is no longer of use: a run that does not fit leaves another."""
     give_up, leader = time.monotonic() + (terms["seconds"] or math.inf), terms["session"]
-    shell, packages = _start_of(leader), pool.packages_time()
+    shell = _start_of(leader)
     if leader is not None and not shell:
         return None
     while time.monotonic() < give_up and _start_of(leader) == shell and is_mine():
-        if pool.packages_time() != packages or not Path(__file__).exists():  # an installation, or its removal
+        if pool.packages_time() != terms["packages"] or not Path(__file__).exists():  # an installation, or its removal
             return None
         made.pause_when_settled()
         seconds = LOOK_SECONDS if made.paused else SETTLE_SECONDS
@@ -196,7 +196,7 @@ def _follow(command: Command, made: Pool) -> None:
 
 def main() -> None:
     """Keep one pool until it has run a command, or is no longer of use."""
-    digest, path = pool.digest(), pool.socket_path()
+    terms, path = {"packages": pool.packages_time(), "digest": pool.digest()}, pool.socket_path()
     if not pool.make_directory():
         return
     pool.end_pool()
@@ -213,7 +213,7 @@ def main() -> None:
         facts = sys.stdin.buffer.read()  # ends with the run that has started this process
         made = Pool(facts)
         try:
-            command = _wait(listening, made, json.loads(facts) | {"digest": digest}, is_mine)
+            command = _wait(listening, made, json.loads(facts) | terms, is_mine)
             listening.close()
             if is_mine():
                 path.unlink()  # before the run, which leaves the next
