@@ -47,7 +47,8 @@ def place(monkeypatch, tmp_path):
     for name, value in changes.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(pool, "environment", dict(os.environ))
-    return tmp_path
+    yield tmp_path
+    pool.end_pool()  # what a test that fails has left
 
 
 def digest(command=(sys.executable,), **changes):
