@@ -284,14 +284,20 @@ def _check_lightning(config: Config) -> None:
         fault = f"track.on_regression={config.track.on_regression} cannot be used with your own Lightning code so far"
         raise ValueError(f"{fault}; use track.on_regression=mark")
     _check_own_execution(config.execution)
-    given = config.lightning.settings.get("trainer", {}).get("strategy", "auto")
-    if config.execution.strategy == "fsdp" and given != "auto":
+    if config.execution.strategy == "fsdp":
+        _check_shards(config.lightning)
+    config.cluster.check_execution(config.execution)
+
+
+def _check_shards(own: Lightning) -> None:
+    """Own code whose ranks share the weights."""
+    given = own.settings.get("trainer", {}).get("strategy", "auto")
+    if given != "auto":
         shown = given.get("class_path", typed(given)) if isinstance(given, dict) else given
         fault = f"trainer.strategy={shown} cannot be used next to execution.strategy=fsdp"
         raise ValueError(f"{fault}; remove trainer.strategy")
-    if config.execution.strategy == "fsdp" and config.lightning.averages is not None:
-        raise ValueError(NO_AVERAGES.format(config.lightning.averages))
-    config.cluster.check_execution(config.execution)
+    if own.averages is not None:
+        raise ValueError(NO_AVERAGES.format(own.averages))
 
 
 def _check_own_execution(execution: Execution) -> None:

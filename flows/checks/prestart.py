@@ -62,7 +62,7 @@ class Prestart:
             return
         demand = demand_of([config.execution], plan.accelerator)
         with defer_signals():  # a signal in between would leave the cluster without an owner
-            self.opening = _take_started(config, demand) or _open(config, plan, self.environment)
+            self.opening = _take_started(config, demand) or _open(config, plan, demand, self.environment)
 
 
 _ahead: list[tuple[Cluster, ClusterResources, Opening]] = []  # clusters that were opened before their run is known
@@ -76,15 +76,16 @@ def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
     api = prefect_api.prepare_api(environment)
     if config.cluster.kind == "local":  # workers of dask-cuda would hold memory of the GPUs
         demand = demand_of([config.execution], plan.accelerator)
-        opening = _open(config, plan, environment, pauses=True)
+        opening = _open(config, plan, demand, environment, pauses=True)
         _ahead.append((config.cluster, demand, opening))
         opening.prepared.result()
     if api is not None:
         api.wait(START_SECONDS)
 
 
-def _open(config: Config, plan: Plan, environment: Environment, *, pauses: bool = False) -> Opening:
-    demand = demand_of([config.execution], plan.accelerator)
+def _open(
+    config: Config, plan: Plan, demand: ClusterResources, environment: Environment, *, pauses: bool = False
+) -> Opening:
     seats = partial(prepare_seats, config=config, plan=plan)
     return Opening(config.cluster, demand, environment, seats, pauses=pauses)
 

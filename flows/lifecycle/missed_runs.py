@@ -87,7 +87,7 @@ def report_missed_runs(deployment_name: str, checked_until: datetime | None, *, 
     With `catch_up` the state is a scheduled one, and the runs start. A paused schedule misses nothing, unless it was
     `paceline serve` that paused it at its end. `checked_until` is the result of the previous call; None looks after the
     last run that was due. Returns the time until which all missed runs are created; after an error, which is logged,
-    `checked_until`; None while there is no such deployment.
+    `checked_until`; None if the deployment does not exist.
     """
     try:
         with get_client(sync_client=True) as client:

@@ -56,7 +56,7 @@ def hand_over(arguments: list[str]) -> int | None:
         return None
     interrupt, pid = signal.getsignal(signal.SIGINT), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        with suppress(OSError):  # there is no pool, it has ended, or does not answer
+        with suppress(OSError):  # no pool exists, it has ended, or it does not answer
             if interrupt is not signal.SIG_IGN:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while this waits
             pid = _order(connection, arguments)
@@ -131,7 +131,7 @@ def leave(status: int) -> NoReturn:
 def digest() -> str:
     """Digest of all that a process inherits from its shell, of the installed code, and of the engines' settings.
 
-    A pool stands in for a new process only if both have the same.
+    A pool takes the place of a new process only if both have the same.
     """
     flags = str(sys.flags).replace("safe_path=True", "safe_path=False")  # a keeper has it
     facts: list[Any] = [sys.executable, flags, str(Path.cwd()), _identity(Path()), os.nice(0), os.sched_getscheduler(0)]

@@ -142,7 +142,7 @@ def _tree(root: int) -> list[int]:
 
 
 def _wait(listening: socket.socket, made: Pool, terms: dict[str, Any], is_mine: Callable[[], bool]) -> Command | None:
-    """Wait for a command that fits; None when the pool is no longer of use: a run that does not fit leaves another."""
+    """Wait for a command that fits; None when nobody can use the pool now: a run that does not fit leaves another."""
     give_up, leader = time.monotonic() + (terms["seconds"] or math.inf), terms["session"]
     shell = _start_of(leader)
     if leader is not None and not shell:
@@ -195,7 +195,7 @@ def _follow(command: Command, made: Pool) -> None:
 
 
 def main() -> None:
-    """Keep one pool until it has run a command, or is no longer of use."""
+    """Keep one pool until it has run a command, or nobody can use it now."""
     terms, path = {"packages": pool.packages_time(), "digest": pool.digest()}, pool.socket_path()
     if not pool.make_directory():
         return

@@ -4,7 +4,6 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from pkgutil import resolve_name
 from typing import Any, Self
 
@@ -172,7 +171,7 @@ class ModuleCLI(LightningCLI):
     def _callbacks(self, *kinds: type) -> Iterator[tuple[str, type]]:
         """Places and classes of the callbacks of these kinds: of the settings, and of the user's subclass."""
         paths = [each.class_path for each in _several(self.config.trainer.callbacks)]
-        given = [("trainer.callbacks", resolve_name(path)) for path in paths]
+        given = [("trainer.callbacks", load_class(path)) for path in paths]
         defaults = [("trainer_defaults", type(each)) for each in _several(self.trainer_defaults.get("callbacks"))]
         for place, callback in (*given, *defaults, *self.parser.sections):
             if isinstance(callback, type) and issubclass(callback, kinds):
@@ -279,9 +278,8 @@ def check_prediction(settings: Settings) -> None:
 
 
 def load_class(path: str) -> Any:
-    """The class of a class path."""
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
+    """The class of a class path; it may be inside another class."""
+    return resolve_name(path)
 
 
 def refusal(message: str) -> InputError:

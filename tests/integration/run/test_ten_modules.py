@@ -91,6 +91,18 @@ DOCUMENTED = {"autoencoder": "train_loss", "configured": "train_loss", "gan": "j
 """Modules of the shapes that Lightning's documentation shows, and a metric of each."""
 
 
+def run_with_a_killed_rank(paceline, code, name, *settings):
+    """The summary of a run that restarts once, since a rank is killed after the first checkpoint."""
+    process = paceline("run", str(code / "configs" / f"{name}.yaml"), "--code", str(code), "--json", *settings)
+    wait_for_checkpoint(process, "step-*.ckpt")
+    ranks_of(process)[-1].send_signal(signal.SIGKILL)
+    out, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    summary = json.loads(out.splitlines()[-1])
+    assert len(summary["train"]["restarts"]) == 1
+    return summary
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_a_killed_rank_leaves_the_values_of_the_script(paceline, tmp_path, code, name):
@@ -100,13 +112,7 @@ def test_a_killed_rank_leaves_the_values_of_the_script(paceline, tmp_path, code,
     alone = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "trainer.devices=2"]
     plain = values_of_script(code, f"configs/{name}.yaml", tmp_path, *trainer, *alone)
     settings = ["execution.num_devices=2", "execution.checkpoint_steps=40", "speedup.baseline=none", *trainer]
-    process = paceline("run", str(code / "configs" / f"{name}.yaml"), "--code", str(code), "--json", *settings)
-    wait_for_checkpoint(process, "step-*.ckpt")
-    ranks_of(process)[-1].send_signal(signal.SIGKILL)
-    out, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    summary = json.loads(out.splitlines()[-1])
-    assert len(summary["train"]["restarts"]) == 1
+    summary = run_with_a_killed_rank(paceline, code, name, *settings)
     exact = {metric: values for metric, values in plain.items() if not metric.endswith("_epoch")}
     assert values_of_run(summary["run_id"], exact) == exact
     for metric in plain.keys() - exact.keys():  # the mean over the epoch that was resumed inside is of its rest
@@ -126,14 +132,7 @@ def test_a_module_that_shards_itself_learns_as_with_ddp_though_a_rank_is_killed(
     ]
     plain = values_of_script(code, "configs/configured.yaml", tmp_path, *trainer, *alone)
     settings = ["execution.num_devices=2", "execution.strategy=fsdp", "execution.checkpoint_steps=40"]
-    command = ["run", str(code / "configs/configured.yaml"), "--code", str(code), "--json", *settings]
-    process = paceline(*command, "speedup.baseline=none", *trainer)
-    wait_for_checkpoint(process, "step-*.ckpt")
-    ranks_of(process)[-1].send_signal(signal.SIGKILL)
-    out, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    summary = json.loads(out.splitlines()[-1])
-    assert len(summary["train"]["restarts"]) == 1
+    summary = run_with_a_killed_rank(paceline, code, "configured", *settings, "speedup.baseline=none", *trainer)
     of_steps = {name: pytest.approx(each, rel=1e-3) for name, each in plain.items() if not name.endswith("_epoch")}
     assert of_steps == values_of_run(summary["run_id"], of_steps)
 

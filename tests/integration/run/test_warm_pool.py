@@ -74,7 +74,7 @@ def ready_pool():
             processes = psutil.Process(pid).children(recursive=True)
             if processes and all(one.status() == psutil.STATUS_STOPPED for one in processes):
                 return psutil.Process(pid), processes
-        assert time.monotonic() < give_up, "there is no pool, or it does not settle"
+        assert time.monotonic() < give_up, "no pool has settled"
         time.sleep(0.1)
 
 

@@ -90,9 +90,9 @@ def artifact(client, run_id, name, folder):
 @pytest.mark.slow
 def test_a_study_whose_trainings_all_fail_fails_with_its_report(run, mlflow_server):
     own = [*TINY, *AXIS, "recipe.learning_rate=1e30", "track.experiment=failing"]
-    _, told = run("study", "digits", *own, "--repeats", "1", status=1)
-    assert "error: all 2 trainings failed; the last error: " in told
-    assert "is nan" in told
+    _, stderr = run("study", "digits", *own, "--repeats", "1", status=1)
+    assert "error: all 2 trainings failed; the last error: " in stderr
+    assert "is nan" in stderr
     client = MlflowClient(mlflow_server.url)
     experiment = client.get_experiment_by_name("failing").experiment_id
     (study,) = client.search_runs([experiment], "tags.`paceline.role` = 'study'")
