@@ -24,16 +24,16 @@ from paceline.tasks.records.execution import Plan
 ENGINES = ("flows.checks.preflight", "flows.run.flow", "flows.run.lightning", "tasks.track.store")
 
 
-def main() -> NoReturn:
-    """Prepare, wait for a command, and become the process of it."""
-    die_with(os.getppid())
+def main(keeper: int) -> NoReturn:
+    """Prepare, wait for a command from the process `keeper`, and become the process of its run."""
+    die_with(keeper)
     quieten()
     with socket.socket(fileno=os.dup(0)) as orders:
         facts = json.loads(orders.recv(pool.MAX_BYTES))
         gc.disable()
         _prepare(validate(facts["config"]), Plan.model_validate(facts["plan"]))
         orders.send(json.dumps(_imported_files()).encode())
-        text, descriptors, _, _ = socket.recv_fds(orders, pool.MAX_BYTES, 3)
+        text, descriptors, _, _ = socket.recv_fds(orders, pool.MAX_BYTES, pool.NUM_DESCRIPTORS)
     if not text:
         os._exit(0)
     next_pool.next_facts.update(config=facts["config"], plan=facts["plan"])
@@ -65,11 +65,12 @@ def _prepare(config: Config, plan: Plan) -> None:
 
 def _imported_files() -> list[tuple[str, int, int]]:
     """Files of imported modules that are neither Python's, nor installed packages, nor part of this program."""
-    known = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    known = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     names = [getattr(module, "__file__", None) for module in tuple(sys.modules.values())]
-    own = {name for name in names if name and not name.startswith((*known, str(pool.PROGRAM)))}
-    return [pool.stamp(Path(name)) for name in sorted(own) if Path(name).is_file()]
+    files = {Path(name) for name in names if name}
+    own = {file for file in files if not any(map(file.is_relative_to, (*known, pool.PROGRAM)))}
+    return [pool.stamp(file) for file in sorted(own) if file.is_file()]
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -11,7 +11,7 @@ def program() -> NoReturn:
     status = pool.hand_over(sys.argv)
     if status is not None:
         pool.leave(status)
-    pool.end_before(sys.argv[1:])
+    pool.end_before_measuring(sys.argv[1:])
     from paceline.flows import cli
 
     cli.program()

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -52,13 +53,26 @@ def _takes_more() -> bool:
         return False
 
 
+def process_fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; empty if the process is gone, and on systems without /proc."""
+    with suppress(OSError):
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return text.rpartition(")")[2].split()  # the name before may hold anything
+    return []
+
+
+def started_at(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the machine came up; None if it does not live, as a zombie."""
+    fields = process_fields(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
 def process_seconds() -> float | None:
     """Seconds since this process started; None on systems without /proc."""
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
+    started = started_at(os.getpid())
+    if started is None:
         return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
 
 
 PR_SET_PDEATHSIG = 1

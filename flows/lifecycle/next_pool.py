@@ -18,9 +18,9 @@ KEEPER = "paceline.flows.lifecycle.pool_keeper"
 next_facts: dict[str, Any] = {}  # what the next pool prepares for, and how long it waits; empty for no pool
 
 
-def prepare_next(environment: Environment) -> None:
+def set_waiting_time(environment: Environment) -> None:
     """Let this process leave a pool, if the user wants one. Raises InputError: PACELINE_WARM is wrong."""
-    given = pool.wish(environment.warm_given)
+    given = pool.waiting_time(environment.warm_given)
     next_facts.pop("seconds", None)
     if given == pool.OFF:
         return
@@ -31,13 +31,13 @@ def prepare_next(environment: Environment) -> None:
         except ValueError:
             seconds = math.nan
         if not 0 < seconds < math.inf:
-            fault = f"{pool.VARIABLE}={given} is not a number of minutes, {pool.SESSION} or {pool.OFF}"
+            fault = f"{pool.VARIABLE}={given} must be a number of minutes above 0, {pool.SESSION} or {pool.OFF}"
             raise InputError(fault, hint=f"{pool.VARIABLE}={pool.OFF}", setting=pool.VARIABLE)
     next_facts.update(seconds=seconds, session=pool.session if given == pool.SESSION else None)
 
 
-def prepare_for(config: Config, plan: Plan) -> None:
-    """Let the next pool prepare for a run like this one."""
+def note_run(config: Config, plan: Plan) -> None:
+    """Note the run of this process: the next pool prepares for one like it."""
     if "seconds" in next_facts:
         next_facts.update(config=config.model_dump(mode="json"), plan=plan.model_dump(mode="json"))
 

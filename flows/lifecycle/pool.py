@@ -29,11 +29,14 @@ STATUS = tuple(b"Uid Gid Groups Umask NoNewPrivs Seccomp Cap Cpus_ Mems_ SigIgn 
 """First letters of the lines of /proc/self/status that a process inherits."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 OPTIONS = ("--json", "--diagnose", "--resume", "--code")
-"""Options of a command that a pool takes; others change how the engines log, which is fixed when they are imported."""
-MEASURING = ("run", "sweep", "study", "watch", "judge", "bisect", "advise")
-"""Commands that a pool which still starts would disturb."""
+"""Options of a command that a pool takes. `--show` needs none of it; the others change how the engines log, which is
+fixed when they are imported."""
+MEASURING = {"run", "sweep", "study", "no-gpu", "watch", "judge", "bisect", "advise", "--measure"}
+"""Words of commands that a pool which still starts would disturb; `--measure` is an option of `doctor`."""
+ANSWERING = {"--show", "--help", "-h"}
+"""Options with which a command measures nothing."""
 PEER = struct.Struct("3i")
-MAX_BYTES = 2**20  # of a message, which holds the environment of a process
+MAX_BYTES, NUM_DESCRIPTORS = 2**20, 3  # of a message: the environment of a process; stdin, stdout and stderr
 END = b"end"
 ANSWER_SECONDS, START_SECONDS = 2.0, 30.0
 """A keeper answers within milliseconds, and a pool starts in seconds; after these, a command starts cold."""
@@ -44,7 +47,7 @@ session = os.getsid(0)
 """Process id of the leader of the session that this command belongs to: the shell of a terminal."""
 
 
-def wish(given: str) -> str:
+def waiting_time(given: str) -> str:
     """How long a pool is to wait for the next run: minutes, `session` or `off`. By default only in a terminal."""
     is_interactive = os.isatty(2) and not os.environ.get("CI")
     return given or (DEFAULT_MINUTES if is_interactive else OFF)
@@ -52,7 +55,7 @@ def wish(given: str) -> str:
 
 def hand_over(arguments: list[str]) -> int | None:
     """Let the pool run a command; its status as of `subprocess`. None without a pool that fits: nothing was done."""
-    if wish(os.environ.get(VARIABLE, "")) == OFF or not _is_for_pool(arguments[1:]):
+    if waiting_time(os.environ.get(VARIABLE, "")) == OFF or not _is_for_pool(arguments[1:]):
         return None
     interrupt, pid = signal.getsignal(signal.SIGINT), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
@@ -71,9 +74,7 @@ def hand_over(arguments: list[str]) -> int | None:
 
 def _order(connection: socket.socket, arguments: list[str]) -> int:
     """Process id of the run, which a pool starts; 0 if the pool does not fit. Raises OSError: it does not answer."""
-    connection.settimeout(ANSWER_SECONDS)
-    connection.connect(str(socket_path()))
-    if peer(connection)[1] != os.geteuid():
+    if _connect(connection) is None:
         return 0
     order = {"arguments": arguments, "environment": environment, "session": session, "digest": digest()}
     socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
@@ -85,14 +86,14 @@ def _order(connection: socket.socket, arguments: list[str]) -> int:
     return pid
 
 
-def end_before(words: list[str]) -> None:
+def end_before_measuring(words: list[str]) -> None:
     """End the pool before a command that starts cold, and measures: a pool that still starts takes a core."""
-    if words[:1] and words[0] in MEASURING and not {"--show", "--help", "-h"}.intersection(words):
+    if MEASURING.intersection(words) and not ANSWERING.intersection(words):
         end_pool()
 
 
 def _is_for_pool(words: list[str]) -> bool:
-    """Whether a command is a run whose words mean the same in another process."""
+    """Whether a command is a run that a pool takes: with known options, and no path of this process's own files."""
     options = {word.partition("=")[0] for word in words if word.startswith("-")}
     own_files = any(place in f"={word}" for word in words for place in ("=/dev/", "=/proc/"))
     is_text = environment.get("PACELINE_LOG_FORMAT", "text") == "text"  # engines log in the format of their import
@@ -120,7 +121,7 @@ def _forward_signals(pid: int) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Exit with a status of `subprocess`: by the same signal where it is negative."""
+    """Exit with the status of a run as `subprocess` gives it: below 0, this process ends by the same signal."""
     if status < 0:
         with suppress(OSError):  # that of SIGKILL cannot be set
             signal.signal(-status, signal.SIG_DFL)
@@ -186,19 +187,30 @@ def stamp(path: Path) -> tuple[str, int, int]:
 
 
 def socket_path() -> Path:
-    """Where the pool of this user listens, in a directory of this user, see `make_directory`."""
+    """Where the pool of this user listens, in a directory of this user, see `make_socket_directory`."""
     given = environment.get("XDG_RUNTIME_DIR", "")
     place = given if os.access(given, os.W_OK) else environment.get("TMPDIR") or "/tmp"
     return Path(place, f"paceline-{os.geteuid()}", "pool.socket")
 
 
-def make_directory() -> bool:
+def make_socket_directory() -> bool:
     """Make the directory of the socket; whether it is this user's, and others have no access to it."""
     directory = socket_path().parent
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     facts = directory.lstat()
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not stat.S_IMODE(facts.st_mode) & 0o077
+
+
+def _connect(connection: socket.socket) -> int | None:
+    """Connect to the pool, and return the process id of its keeper; None if that is another user's.
+
+    Raises OSError: no pool listens.
+    """
+    connection.settimeout(ANSWER_SECONDS)
+    connection.connect(str(socket_path()))
+    pid, user = peer(connection)
+    return pid if user == os.geteuid() else None
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
@@ -210,15 +222,12 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 def end_pool(*, dry_run: bool = False) -> int | None:
     """End the pool of this user, unless it is a dry run; the process id of its keeper, None without a pool."""
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(ANSWER_SECONDS)
-        connection.connect(str(socket_path()))
-        pid, user = peer(connection)
-        if user == os.geteuid():
-            if not dry_run:
-                connection.send(END)
-                try:
-                    connection.recv(1)  # until it has ended
-                except TimeoutError:  # somebody has stopped it; its pool ends with it
-                    os.kill(pid, signal.SIGKILL)
-            return pid
+        pid = _connect(connection)
+        if pid is not None and not dry_run:
+            connection.send(END)
+            try:
+                connection.recv(1)  # until it has ended
+            except TimeoutError:  # somebody has stopped it; its pool ends with it
+                os.kill(pid, signal.SIGKILL)
+        return pid
     return None

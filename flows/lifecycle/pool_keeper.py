@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.flows.lifecycle import pool
+from paceline.tasks.host import process_fields, started_at
 
 PROCESS = "paceline.flows.pool_process"
 LOOK_SECONDS = 5.0  # between looks whether the pool is still of use
 SETTLE_SECONDS, SETTLED_TICKS, MAX_SECONDS = 1.0, 30, 60.0
 """A pool has settled when it takes fewer 1/100 s of CPU time in a second, or a minute after it is ready. Imports take a
-core; idle it took 3 to 16 % of one."""
+core; idle it took 3 to 16 % of one. The time of a process that has ended is missing: the difference may be below 0."""
 ORDER_SECONDS = 1.0
-NUM_DESCRIPTORS = 3
 
 
 class Command(NamedTuple):
@@ -43,22 +43,22 @@ class Pool:
     def __init__(self, facts: bytes) -> None:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:  # a process group of its own in this session: when this process is killed, the kernel ends it
-            command = [sys.executable, "-P", "-m", PROCESS]
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), env=pool.environment, process_group=0)
+            command = [sys.executable, "-P", "-m", PROCESS, str(os.getpid())]
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), process_group=0)
         self._orders.send(facts)
         self.ended = os.pidfd_open(self.process.pid)
-        self._files: list[tuple[str, int, int]] | None = None  # of imported modules, once it is ready
+        self._files: list[list[str | int]] | None = None  # stamps of imported modules, once it is ready
         self.paused: list[int] = []  # its processes, if they are stopped
         self._ticks, self._looked, self._latest = 0, 0.0, math.inf
 
     def pause_when_settled(self) -> None:
-        """Pause it if it is ready, and took hardly any CPU time since the last call."""
+        """Pause it if it is ready and settled, by the CPU time since the last call; at most one look in a second."""
         if self.paused or not self._is_ready() or time.monotonic() < self._looked + SETTLE_SECONDS:
             return
         self._latest = min(self._latest, time.monotonic() + MAX_SECONDS)
         before, self._ticks = self._ticks, sum(map(_ticks, _tree(self.process.pid)))
         self._looked = time.monotonic()
-        if self._ticks - before < SETTLED_TICKS or time.monotonic() > self._latest:
+        if 0 <= self._ticks - before < SETTLED_TICKS or time.monotonic() > self._latest:
             os.kill(self.process.pid, signal.SIGSTOP)  # first, so that it starts no others
             self.paused = _tree(self.process.pid)
             self._signal(signal.SIGSTOP)
@@ -77,10 +77,10 @@ class Pool:
             while not self._is_ready():
                 if _readable(self._orders.fileno(), self.ended, command.connection.fileno()) != {self._orders.fileno()}:
                     return False
-            is_complete = all(map(_is_alive, self.paused))
+            is_complete = all(started_at(pid) is not None for pid in self.paused)
             self._signal(signal.SIGCONT)
-            now = [pool.stamp(Path(name)) for name, *_ in self._files or ()]
-            if not is_complete or json.loads(json.dumps(now)) != self._files:
+            is_same = all([*pool.stamp(Path(str(name)))] == [name, *facts] for name, *facts in self._files or ())
+            if not (is_complete and is_same):
                 return False
             socket.send_fds(self._orders, [command.order], command.descriptors)
         except OSError:  # a file, the process or the command is gone
@@ -106,19 +106,8 @@ def _readable(*descriptors: int, seconds: float | None = None) -> set[int]:
     return set(select.select(descriptors, [], [], seconds)[0])
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; empty if the process is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    return []
-
-
 def _ticks(pid: int) -> int:
-    return sum(map(int, _stat(pid)[11:13]))
-
-
-def _is_alive(pid: int) -> bool:
-    return _stat(pid)[:1] not in ([], ["Z"])
+    return sum(map(int, process_fields(pid)[11:13]))
 
 
 def _has_lock(pids: list[int]) -> bool:
@@ -134,7 +123,7 @@ def _has_lock(pids: list[int]) -> bool:
 def _tree(root: int) -> list[int]:
     """A process and its descendants."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    parents = {pid: _stat(pid)[1:2] for pid in pids}
+    parents = {pid: process_fields(pid)[1:2] for pid in pids}
     tree = [root]
     for pid in tree:
         tree += [child for child, parent in parents.items() if parent == [str(pid)]]
@@ -142,12 +131,16 @@ def _tree(root: int) -> list[int]:
 
 
 def _wait(listening: socket.socket, made: Pool, terms: dict[str, Any], is_mine: Callable[[], bool]) -> Command | None:
-    """Wait for a command that fits; None when nobody can use the pool now: a run that does not fit leaves another."""
+    """Wait for a command that fits; None once nobody can use the pool.
+
+    That is: its time or its session is over, its packages have changed, it has ended, or a command came that does not
+    fit. A run that does not fit leaves a pool of its own.
+    """
     give_up, leader = time.monotonic() + (terms["seconds"] or math.inf), terms["session"]
-    shell = _start_of(leader)
-    if leader is not None and not shell:
+    shell = started_at(leader) if leader is not None else None  # another process may get its id later
+    if leader is not None and shell is None:
         return None
-    while time.monotonic() < give_up and _start_of(leader) == shell and is_mine():
+    while time.monotonic() < give_up and (leader is None or started_at(leader) == shell) and is_mine():
         if pool.packages_time() != terms["packages"] or not Path(__file__).exists():  # an installation, or its removal
             return None
         made.pause_when_settled()
@@ -168,18 +161,13 @@ def _wait(listening: socket.socket, made: Pool, terms: dict[str, Any], is_mine: 
     return None
 
 
-def _start_of(pid: int | None) -> list[str]:
-    """Start of a process, by which it differs from a later one with its id; empty once it has ended."""
-    return _stat(pid)[19:20] if pid is not None and _is_alive(pid) else []
-
-
 def _accept(listening: socket.socket) -> tuple[socket.socket, bytes, list[int]]:
     connection, _ = listening.accept()
     connection.settimeout(ORDER_SECONDS)
     order, descriptors = b"", list[int]()
     with suppress(OSError):
         if pool.peer(connection)[1] == os.geteuid():
-            order, descriptors, _, _ = socket.recv_fds(connection, pool.MAX_BYTES, NUM_DESCRIPTORS)
+            order, descriptors, _, _ = socket.recv_fds(connection, pool.MAX_BYTES, pool.NUM_DESCRIPTORS)
     connection.settimeout(None)
     return connection, order, list(descriptors)
 
@@ -195,9 +183,9 @@ def _follow(command: Command, made: Pool) -> None:
 
 
 def main() -> None:
-    """Keep one pool until it has run a command, or nobody can use it now."""
+    """Keep one pool until its run has ended, or until nobody can use it: see `_wait`. It replaces an earlier one."""
     terms, path = {"packages": pool.packages_time(), "digest": pool.digest()}, pool.socket_path()
-    if not pool.make_directory():
+    if not pool.make_socket_directory():
         return
     pool.end_pool()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
@@ -214,9 +202,9 @@ def main() -> None:
         made = Pool(facts)
         try:
             command = _wait(listening, made, json.loads(facts) | terms, is_mine)
-            listening.close()
             if is_mine():
                 path.unlink()  # before the run, which leaves the next
+            listening.close()
             if command is not None and made.take(command):
                 _follow(command, made)
         finally:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from infra.services.home import Home
 from paceline.tasks.errors import RunError, one_line
 from paceline.tasks.files import write_durably
-from paceline.tasks.host import BOOT_ID
+from paceline.tasks.host import BOOT_ID, started_at
 from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 
@@ -137,16 +137,6 @@ class Daemon:
         if not self.log.exists():
             return "its log is empty"
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
-
-
-def started_at(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the machine came up; None if it does not live, as a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()  # the name before may hold anything
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _boot() -> str:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from infra.services.daemon import started_at, wait_until
+from infra.services.daemon import wait_until
 from infra.services.home import LOOPBACK, PRIVATE, Home
 from paceline.tasks.errors import InputError, RunError, one_line
+from paceline.tasks.host import started_at
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -98,7 +98,7 @@ def test_only_runs_whose_words_mean_the_same_elsewhere(words, fits):
 
 
 @pytest.mark.parametrize(
-    ("given", "terminal", "variables", "wish"),
+    ("given", "terminal", "variables", "waits"),
     [
         ("", True, {}, "15"),
         ("", False, {}, "off"),
@@ -107,12 +107,12 @@ def test_only_runs_whose_words_mean_the_same_elsewhere(words, fits):
         ("session", False, {}, "session"),
     ],
 )
-def test_a_pool_waits_by_default_only_in_a_terminal(monkeypatch, given, terminal, variables, wish):
+def test_a_pool_waits_by_default_only_in_a_terminal(monkeypatch, given, terminal, variables, waits):
     monkeypatch.setattr(os, "isatty", lambda descriptor: terminal)
     monkeypatch.delenv("CI", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert pool.wish(given) == wish
+    assert pool.waiting_time(given) == waits
 
 
 def listening_keeper(*before):
@@ -196,7 +196,7 @@ def test_a_command_under_other_conditions_ends_it_and_starts_cold(started, monke
 def test_no_pool_is_a_cold_start(monkeypatch, capfd):
     monkeypatch.setenv(pool.VARIABLE, "15")
     assert pool.hand_over(["paceline", "run", "digits"]) is None
-    pool.make_directory()
+    pool.make_socket_directory()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(pool.socket_path()))  # what a crash leaves
     assert pool.hand_over(["paceline", "run", "digits"]) is None
@@ -237,6 +237,9 @@ def test_a_socket_of_a_very_long_path_is_a_cold_start(monkeypatch, place):
         ("run digits -q", True),
         ("judge -- true", True),
         ("sweep digits", True),
+        ("-q --log-format json no-gpu folder", True),
+        ("doctor --measure", True),
+        ("doctor", False),
         ("run digits --show", False),
         ("judge --help", False),
         ("clean", False),
@@ -246,7 +249,7 @@ def test_a_socket_of_a_very_long_path_is_a_cold_start(monkeypatch, place):
 def test_a_command_that_measures_and_starts_cold_ends_the_pool(monkeypatch, words, ends):
     ended = []
     monkeypatch.setattr(pool, "end_pool", lambda: ended.append(True))
-    pool.end_before(words.split())
+    pool.end_before_measuring(words.split())
     assert bool(ended) is ends
 
 
@@ -278,9 +281,9 @@ def test_an_installation_ends_it(place):
 
 
 def test_a_directory_that_others_may_enter_is_refused():
-    assert pool.make_directory()
+    assert pool.make_socket_directory()
     pool.socket_path().parent.chmod(0o755)
-    assert not pool.make_directory()
+    assert not pool.make_socket_directory()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
@@ -302,7 +305,7 @@ def test_other_users_are_refused(started, place):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 def test_the_pool_of_another_user_gets_nothing(monkeypatch):
     monkeypatch.setenv(pool.VARIABLE, "15")
-    pool.make_directory()
+    pool.make_socket_directory()
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(pool.socket_path()))
