@@ -213,6 +213,7 @@ class SaveCheckpoint(Checkpoint):
         self._interval: CheckpointInterval | None = None
         self._next_step = 0  # next batch after which a checkpoint may be due; the same on all ranks
         self._is_due = self._saves_ends_only = False
+        self._num_held = 0  # batches of the epoch in the last checkpoint; 0 at its end
         self._is_checked = rank != 0  # whether the first checkpoint was read again
 
     @property
@@ -250,6 +251,12 @@ class SaveCheckpoint(Checkpoint):
         progress.current.completed, progress.total.completed = progress.current.ready, progress.total.ready
         self._ends_epoch = False
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        writer_of(trainer).release()  # Lightning has logged the metrics of the epoch before
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        writer_of(trainer).release()  # and those of the step before
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -280,6 +287,11 @@ class SaveCheckpoint(Checkpoint):
         if trainer.fit_loop.epoch_loop.batch_idx + 1 >= trainer.num_training_batches:
             self._account.epoch_ends.append(self._account.stopwatch.seconds_without("probe"))
         self._account.write_progress(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write a checkpoint that is held, unless its last step has failed before Lightning logged it."""
+        if trainer.fit_loop.epoch_loop.batch_progress.current.completed >= self._num_held:
+            writer_of(trainer).release()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writer_of(trainer).wait()  # not every strategy ends its writer
@@ -319,6 +331,8 @@ class SaveCheckpoint(Checkpoint):
                 distributed.all_gather_object(gathered, positions[0])
                 positions = gathered
             self._saved = {"positions": positions, "losses": self._account.losses}
+            writer.hold()
+            self._num_held = num_trained
             trainer.save_checkpoint(path)
         self._is_due, self.last = False, path
         if self._interval is not None and not is_last:

@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import shutil
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -86,25 +87,44 @@ class AtomicCheckpointIO(CheckpointIO):
         self._attempt = attempt
         self._executor = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
+        self._may_write, self._is_dropped = threading.Event(), False
+        self._may_write.set()
         self.write_seconds = 0.0  # seconds of the last write in the thread
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
-        self.wait()
+        if self._written is not None:
+            self.wait()
         self.submit(write_and_prune, Path(path), split_off_rows(checkpoint, (), {}))
 
     def submit(self, write: Callable[[Path, dict[str, Any], Path], None], path: Path, content: dict[str, Any]) -> None:
         """Call `write` in the thread; the caller has waited for the write before."""
 
         def write_timed() -> None:
+            self._may_write.wait()
+            if self._is_dropped:
+                return
             started = time.monotonic()
             write(path, content, self._attempt)
             self.write_seconds = time.monotonic() - started
 
         self._written = self._executor.submit(write_timed)
 
+    def hold(self) -> None:
+        """Let the next checkpoint be written when the metrics of its steps are logged: at `release`, or `wait`.
+
+        A resume does not log them again. One that was not released when the training ended is not written.
+        """
+        self.wait()
+        self._may_write.clear()
+
+    def release(self) -> None:
+        """Let the checkpoint be written that is held."""
+        self._may_write.set()
+
     def wait(self) -> None:
         """Wait until the last checkpoint is written. Raises OSError: it cannot be."""
+        self.release()
         written, self._written = self._written, None
         if written is not None:
             written.result()
@@ -127,6 +147,8 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def teardown(self) -> None:
         """Wait for the last checkpoint."""
+        self._is_dropped = not self._may_write.is_set()
+        self.release()
         self._executor.shutdown()
         self.wait()
 

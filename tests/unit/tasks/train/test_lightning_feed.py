@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from functools import partial
 from importlib.util import find_spec
 
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from paceline.tasks.train.checkpoint_interval import FailureHistory
 from paceline.tasks.train.lightning.callbacks import WORKERS, SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.feed import FedDevice, FeedState, feed
-from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
+from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
@@ -188,6 +189,28 @@ def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(
     trainer = pl.Trainer(**settings, **plugins)
     trainer.fit(module, ckpt_path=str(newest) if newest else None, weights_only=True)
     return module.state_dict(), curve.metrics
+
+
+class Slow(Curve):
+    """Logs slowly, and looks for a checkpoint that contains the step."""
+
+    def __init__(self, directory):
+        super().__init__()
+        self.directory, self.early = directory, []
+
+    def log_metrics(self, metrics, step=None):
+        time.sleep(0.1)  # in which a checkpoint would be written
+        self.early += [step] * checkpoint_path(self.directory, step + 1).exists()
+        super().log_metrics(metrics, step)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize("every", [3, None])
+def test_a_checkpoint_is_not_there_before_the_metrics_of_its_steps(tmp_path, every):
+    curve = Slow(tmp_path)
+    train("shuffled", {"logger": curve, "max_epochs": 2}, tmp_path, every)
+    assert curve.early == [], "a resume does not log them again"
+    assert newest_valid_checkpoint(tmp_path) is not None
 
 
 class Keeper(pl.Callback):
