@@ -63,6 +63,8 @@ class ArmRunner:
     gather: Callable[[float], Sequence[float]] | None = None
     """Collects the ranks' seconds of an arm in which they do not wait for each other; called by all of them."""
     joules: Callable[[], float | None] = lambda: None  # a counter's reading
+    period: int = 1
+    """Steps after which their times repeat: workers of a loader that read at the same time are waited for in turn."""
 
 
 class ArmLostError(RuntimeError):
@@ -112,7 +114,9 @@ def run_probe(
         raise ValueError(f"runners={sorted(runners)} lack {' and '.join(missing)}; a probe needs both")
     # The same order on every rank, whatever the mapping's, since blocks are collective.
     runners = {role: runners[role] for role in [*required, *sorted(set(runners) - set(required))]}
-    num_steps = _steps_per_block([_warm_up(role, runner, link) for role, runner in runners.items()], settings)
+    step_seconds = [_warm_up(role, runner, link) for role, runner in runners.items()]
+    period = int(agree(math.lcm(*(runner.period for runner in runners.values()))))
+    num_steps = _steps_per_block(step_seconds, period, settings)
     for role in required:
         if role in link.lost:
             raise ArmLostError(f"{runners[role].arm.label}: {link.lost[role]}")
@@ -175,8 +179,8 @@ def _warm_up(role: str, runner: ArmRunner, link: _Link) -> float:
     return last
 
 
-def _steps_per_block(step_seconds: Sequence[float], settings: Speedup) -> int:
-    """Steps of one block, equal for all arms.
+def _steps_per_block(step_seconds: Sequence[float], period: int, settings: Speedup) -> int:
+    """Steps of one block, equal for all arms; those that count are whole periods, if the time limit allows it.
 
     `auto`: enough for `BLOCK_SECONDS` of the slowest arm, less where the time limit would not hold twice the minimum of
     rounds. Of three or more steps, the first one after a change of arm is not counted; blocks of fewer steps only arise
@@ -185,8 +189,11 @@ def _steps_per_block(step_seconds: Sequence[float], settings: Speedup) -> int:
     if settings.steps_per_block != "auto":
         return settings.steps_per_block
     affordable = settings.max_seconds / (2 * MIN_ROUNDS * len(step_seconds))
-    num_steps = min(BLOCK_SECONDS, affordable) / max(step_seconds)
-    return min(MAX_STEPS_PER_BLOCK, max(1, math.ceil(num_steps)))
+    num_steps = max(1, math.ceil(min(BLOCK_SECONDS, affordable) / max(step_seconds)))
+    whole = 1 + period * max(1, math.ceil((num_steps - 1) / period))
+    if period > 1 and 2 * MIN_ROUNDS * whole * sum(step_seconds) <= settings.max_seconds:
+        num_steps = whole
+    return min(MAX_STEPS_PER_BLOCK, num_steps)
 
 
 def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup, link: _Link) -> _Attempt:

@@ -43,3 +43,6 @@ class BatchSource(Protocol):
 
     def seek(self, step: int) -> None:
         """Go to a global step."""
+
+    def pause(self) -> None:
+        """Read nothing ahead until the next batch is asked for."""

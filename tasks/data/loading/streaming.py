@@ -59,7 +59,8 @@ class _Producer:
         self._requests = requests
         self._filled: Queue[_Filled | BaseException | None] = Queue(QUEUE_SIZE)
         self.free: Queue[Tensor] = Queue()  # buffers that the thread may fill
-        self._stop = threading.Event()
+        self._stop, self._is_wanted = threading.Event(), threading.Event()
+        self._is_wanted.set()
         pinned = feed.device.type == "cuda"
         for _ in range(_NUM_BUFFERS):
             self.free.put(torch.empty((largest, *feed.split.image_shape), dtype=torch.uint8, pin_memory=pinned))
@@ -70,6 +71,7 @@ class _Producer:
 
     def take(self, *, wait: bool) -> _Filled | None:
         """The next filled buffer; None at the end, or when not waiting and none is ready; raises the thread's error."""
+        self._is_wanted.set()
         while not self._stop.is_set():
             try:
                 item = self._filled.get(timeout=_POLL_SECONDS) if wait else self._filled.get_nowait()
@@ -84,6 +86,10 @@ class _Producer:
             return item
         return None
 
+    def pause(self) -> None:
+        """Let the thread fill no further buffer until one is taken."""
+        self._is_wanted.clear()
+
     def close(self) -> None:
         """End the thread and wait for it."""
         self._stop.set()
@@ -92,6 +98,8 @@ class _Producer:
     def _run(self) -> None:
         try:
             for request in self._requests:
+                while not self._is_wanted.wait(_POLL_SECONDS) and not self._stop.is_set():
+                    pass
                 buffer = self._retry(lambda: self.free.get(timeout=_POLL_SECONDS))
                 if buffer is None:
                     return
@@ -120,6 +128,11 @@ class StreamingLoader(TrainLoader):
         self._producers: list[_Producer] = []
         self._canvas: Canvas | None = None  # reused in every epoch
         self._stream = torch.cuda.Stream(feed.device) if feed.device.type == "cuda" else None
+
+    def pause(self) -> None:
+        """Read nothing ahead until the next batch is asked for."""
+        for producer in self._producers:
+            producer.pause()
 
     def close(self) -> None:
         """End background threads."""

@@ -120,6 +120,10 @@ class TrainLoader(ABC):
         self._course = course
         self.next_step = course.first_step
 
+    def pause(self) -> None:
+        """Read nothing ahead until the next batch is asked for."""
+        return
+
     def close(self) -> None:
         """End background work, for loaders that have any; iterating again restarts it."""
         return

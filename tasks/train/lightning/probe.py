@@ -206,7 +206,7 @@ class ModuleProbe:
             self._length, self.num_trained = steps.length, steps.num_trained
             if steps.length is None:
                 require_end(has_end=self._has_end)  # before the time of a probe is spent
-        if is_candidate and steps.num_workers:
+        if is_candidate and any(steps.num_workers):
             arm = arm.model_copy(update={"loading": "streaming"})
         size = group.broadcast(steps.batch_size)
         samples = max(1, int(0 if math.isnan(size) else size)) * self._num_batches * arm.num_devices
@@ -215,7 +215,9 @@ class ModuleProbe:
         def has_diverged() -> bool:
             return steps.loss is not None and not bool(torch.isfinite(steps.loss))
 
-        return ArmRunner(arm, run, samples, has_diverged, gather=gather, joules=self._joules)
+        in_turn = math.lcm(*(max(1, number) for number in steps.num_workers)) * (2 if steps.splits else 1)
+        period = math.lcm(in_turn, self._num_batches) // self._num_batches
+        return ArmRunner(arm, run, samples, has_diverged, gather=gather, joules=self._joules, period=period)
 
     def _run(self, arm: Arm, steps: TrainerSteps, num_steps: int) -> Sequence[float]:
         """Take steps of one or several batches each; collective, since an arm that one rank cannot run is lost."""

@@ -1,18 +1,22 @@
 """Training steps in Lightning's own Trainer, a few at a time, for measurements next to a training.
 
 Each trainer has a thread, which waits in the training loader until steps are asked for. So several trainers take turns
-in one process, each with its own module, optimizers and batches, and only one works at any time. A step lasts from the
-request for its batch to the request for the next one: all that Lightning does for it counts.
+in one process, each with its own module, optimizers and batches, and only one works at any time. Processes that read
+for its loaders are paused in between, or steps would find batches that were read in the time of others; where that is
+not possible, these batches are not timed. A step lasts from the request for its batch to the request for the next one:
+all that Lightning does for it counts.
 """
 
 import copy
 import math
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import nullcontext, suppress
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -22,12 +26,15 @@ from torch.utils.data import DataLoader
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.model.flops import StepCount
 from paceline.tasks.records.cost import Cost
+from paceline.tasks.train.lightning import pausing
 from paceline.tasks.train.lightning.feed import LoaderProxy
 from paceline.tasks.train.lightning.step_parts import loss_value, num_samples, require_loss
 from paceline.tasks.train.step.benchmark_step import exchange
 
 NUM_BATCHES = 100_000
 """Least length of a loader for its trainer, so that no epoch ends: at its end, metrics would wait for other ranks."""
+STUCK_SECONDS = 30.0
+"""After so long without an answer, paused processes of other trainers continue."""
 
 
 class TrainerSteps(Callback):
@@ -43,7 +50,8 @@ class TrainerSteps(Callback):
         self._num_left = 0
         self._times: list[float] = []
         self._error: BaseException | None = None
-        self._ends = self._has_loader = False
+        self._ends = False
+        self._loaders: list[_EndlessLoader] = []
         self.change_loader: Callable[[Any], Any] = lambda loader: loader
         """Takes the loader, and returns what the steps read."""
         self.splits = False
@@ -52,8 +60,6 @@ class TrainerSteps(Callback):
         """Whether all steps get the first batch, which is there already."""
         self.batch_size = math.nan
         """Samples of the first batch; NaN where it has no tensor."""
-        self.num_workers = 0
-        """Of the loader."""
         self.length: int | None = None
         """Batches of an epoch of the loader; None where it has no length."""
         self.loss: torch.Tensor | None = None
@@ -66,6 +72,12 @@ class TrainerSteps(Callback):
         """Operations of a sample in the last counted step, or why they are not known."""
         self._count = StepCount()
 
+    @property
+    def num_workers(self) -> list[int]:
+        """Of each loader that the steps read, after the first step."""
+        numbers = [getattr(loader, "num_workers", 0) for loader in self._loaders]
+        return [number if isinstance(number, int) else 0 for number in numbers]  # not every loader is torch's
+
     def run(self, number: int) -> list[float]:
         """Take steps; the seconds of each. Raises what the module, the loader or Lightning has raised in them."""
         if self._error is not None:
@@ -75,7 +87,8 @@ class TrainerSteps(Callback):
             self._thread.start()
         else:
             self._turn.release()
-        self._answer.acquire()
+        while not self._answer.acquire(timeout=STUCK_SECONDS):
+            pausing.resume()  # one of them may have a lock that this step waits for
         if self._error is not None:
             raise self._error
         return [sum(self._times) / number] * number if self._is_on_gpu else self._times
@@ -89,13 +102,14 @@ class TrainerSteps(Callback):
 
     def wrap(self, loader: Any) -> Any:
         """A loader for the trainer, of which the first one waits between the steps."""
-        is_first, self._has_loader = not self._has_loader, True
+        is_first = not self._loaders
         if isinstance(loader, DataLoader):
             loader = copy.copy(loader)  # one with persistent workers has one iterator at a time
         between = self._wait_between if is_first else iter
         endless = _EndlessLoader(self.change_loader(loader), between, splits=self.splits)
         if is_first:
-            self.num_workers, self.length = getattr(loader, "num_workers", 0), endless.length
+            self.length = endless.length
+        self._loaders.append(endless)
         return endless
 
     def on_train_batch_end(
@@ -126,10 +140,15 @@ class TrainerSteps(Callback):
         first = None
         while True:
             if self._num_left == 0:
+                workers = set[BaseProcess]().union(*(loader.workers for loader in self._loaders))
+                are_paused = pausing.pause(workers)
                 self._answer.release()
                 self._turn.acquire()
+                pausing.resume(workers)
                 if self._ends:
                     raise RunError("no more steps are wanted")
+                if not (are_paused or self.replays):
+                    yield from islice(batches, max(loader.num_ahead for loader in self._loaders))
             self._synchronize()
             started = time.perf_counter()
             number = self._num_left if self._is_on_gpu else 1
@@ -155,6 +174,8 @@ class _EndlessLoader(LoaderProxy):
     def __init__(self, loader: Any, between: Callable[[Iterator[Any]], Iterator[Any]], *, splits: bool) -> None:
         super().__init__(loader)
         self._between, self._splits = between, splits
+        self.workers: set[BaseProcess] = set()
+        """Processes that read for the loader."""
         self.length: int | None = None
         """Of the loader; None where it has none."""
         with suppress(TypeError, NotImplementedError):
@@ -168,12 +189,21 @@ class _EndlessLoader(LoaderProxy):
 
     def _batches(self) -> Iterator[Any]:
         while True:
-            is_empty = True
+            is_empty, others = True, {*multiprocessing.active_children()}
             for batch in islice(self._loader, self.length and max(1, self.length - 1)):
+                if is_empty:
+                    now = {*multiprocessing.active_children()}
+                    self.workers = self.workers & now | now - others  # some loaders keep them for the next epoch
                 is_empty = False
                 yield from map(halve, (batch, batch), (0, 1)) if self._splits else (batch,)
             if is_empty:
                 raise InputError("the training loader has no batch", hint="check the data of your training loader")
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches that its workers read ahead."""
+        number, factor = (getattr(self._loader, name, 0) for name in ("num_workers", "prefetch_factor"))
+        return number * factor if isinstance(number, int) and isinstance(factor, int) else 0
 
 
 class TokenSync(Callback):

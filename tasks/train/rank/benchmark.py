@@ -61,6 +61,9 @@ class OneBatch(list[Batch]):
     def seek(self, step: int) -> None:
         """Do nothing: all steps are the same."""
 
+    def pause(self) -> None:
+        """Do nothing: no batch is read."""
+
 
 class ArmBenchmark:
     """Builds arms and measures them against each other."""
@@ -160,6 +163,7 @@ class ArmBenchmark:
                 with name_oom((self._guest or arm).label):
                     return step.run(number)
             finally:
+                source.pause()
                 torch.set_num_threads(context.spec.plan.num_threads)
 
         arithmetic = arithmetic_of(arm.precision, context.spec.plan.accelerator)

@@ -188,6 +188,22 @@ def test_steps_per_block(step_seconds, settings, num_steps):
     assert result.rounds[0][0].num_steps == num_steps
 
 
+@pytest.mark.parametrize(("num_workers", "num_steps"), [(1, 3), (2, 3), (4, 5), (64, 3)])  # 65 take too long
+def test_steps_that_wait_for_workers_in_turn_count_by_whole_periods(num_workers, num_steps):
+    machine = Machine({"baseline": 0.1, "candidate": 0.04})
+    times = itertools.cycle([0.1, *[0.04] * (num_workers - 1)])
+    machine.runners["candidate"] = replace(
+        machine.runners["candidate"],
+        run=lambda number: list(itertools.islice(times, number)),
+        period=num_workers,
+    )
+    result = machine.probe()
+    assert result.rounds[0][0].num_steps == num_steps
+    if num_workers < num_steps:
+        mean = (0.1 + 0.04 * (num_workers - 1)) / num_workers
+        assert speedup_ratio(result.rounds).value == pytest.approx(0.1 / mean)
+
+
 @pytest.mark.parametrize("steps", [[], [0.0], [float("nan")], [-1.0]])
 def test_impossible_times_are_refused(steps):
     runner = ArmRunner(arm=ARM, run=lambda num_steps: steps, samples_per_step=1)

@@ -1,10 +1,18 @@
 """Steps of Lightning's trainers that take turns in one process."""
 
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import UserDict
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -120,6 +128,32 @@ def test_a_replay_reads_one_batch(start):
     assert len(read) == 8
 
 
+def test_workers_of_a_loader_read_only_in_its_own_steps(start):
+    def loader(**settings):
+        return DataLoader(TensorDataset(torch.ones(80, 4)), batch_size=8, **settings)
+
+    class Two(Module):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch["first"], batch_idx)
+
+    module = Two(lambda: {"first": loader(num_workers=1), "second": loader(num_workers=1, persistent_workers=True)})
+    steps = start(module)
+    others = {*multiprocessing.active_children()}
+    for _ in range(2):  # and over the end of an epoch
+        steps.run(9)
+        workers = [psutil.Process(each.pid) for each in {*multiprocessing.active_children()} - others]
+        assert len(workers) == 2
+        for worker in workers:
+            while worker.status() != psutil.STATUS_STOPPED:  # or the time limit of the test ends it
+                time.sleep(0.01)
+    assert steps.num_workers == [1, 1]
+    steps.close()  # or they could not end
+    for worker in workers:
+        while worker.is_running() and worker.status() == psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+    assert len(module.sizes) == 18
+
+
 def test_half_a_batch_has_half_the_samples(start):
     module = Module(samples)
     assert start(module, splits=True).run(3)
@@ -147,7 +181,7 @@ def test_a_loader_reads_without_its_workers(start):
     module = Module(lambda: DataLoader(TensorDataset(torch.ones(40, 4)), batch_size=8, num_workers=2, timeout=9))
     steps = start(module, change_loader=without_workers)
     steps.run(2)
-    assert steps.num_workers == 2
+    assert steps.num_workers == [0]
     assert module.sizes == [8, 8]
 
 
@@ -193,3 +227,41 @@ def test_a_unit_that_cannot_be_counted_is_refused(units):
     with pytest.raises(InputError, match="cannot be counted") as refusal:
         count_units(module, {"other": 1})
     assert "paceline.units" in refusal.value.hint
+
+
+def test_batches_that_other_workers_may_have_read_are_not_timed(start):
+    data = TensorDataset(torch.ones(160, 4))
+    module = Module(lambda: DataLoader(data, batch_size=8, num_workers=1, multiprocessing_context="spawn"))
+    steps = start(module)
+    for _ in range(2):
+        assert len(steps.run(3)) == 3
+    assert len(module.sizes) == 8, "two batches were ahead"
+
+
+KILLED = """
+import multiprocessing, os, signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+from paceline.tasks.train.lightning import pausing
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+worker.start()
+assert pausing.pause([worker])
+if sys.argv[1] == "continued":
+    pausing.resume()
+    assert os.getpgid(worker.pid) == os.getpgrp()
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("state", ["paused", "continued"])
+def test_a_worker_ends_with_the_group_of_its_rank(state):
+    command = [sys.executable, "-c", KILLED, state]
+    rank = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    worker = psutil.Process(int(rank.stdout.readline()))
+    os.killpg(rank.pid, signal.SIGKILL)
+    try:
+        worker.wait(10)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+        rank.communicate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import threading
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -267,6 +268,28 @@ def test_streaming_threads_end_on_close_and_on_abandonment(split: Split) -> None
     assert loader.next_step == 2
     list(loader)
     assert not streaming_threads()
+
+
+def test_a_paused_thread_reads_nothing_until_the_next_batch_is_taken(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, may_read, read = Split.gather_by_shard, threading.Semaphore(2), list[int]()
+
+    def count(self: Split, *args: Any) -> Any:
+        may_read.acquire()
+        read.append(1)
+        return gather(self, *args)
+
+    monkeypatch.setattr(Split, "gather_by_shard", count)
+    loader = loader_of(split, "streaming", batch=2, in_background=True)
+    batches = iter(loader)
+    next(batches)
+    loader.pause()
+    may_read.release(100)
+    time.sleep(0.3)  # in which a thread that is not paused reads six
+    assert len(read) <= 3, "the third may have been under way"
+    assert len(list(batches)) == len(loader) - 1
+    loader.close()
 
 
 def test_errors_of_the_thread_reach_the_consumer(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,37 @@
+"""Pauses the processes that read for a loader, so that they do nothing while other arms are measured."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+
+_paused: set[BaseProcess] = set()
+
+
+def pause(workers: Iterable[BaseProcess]) -> bool:
+    """Stop child processes; return whether all that live are stopped.
+
+    A process that was not forked cannot be stopped safely. The kernel ends a forked one with this process: it has a
+    process group of its own, which loses its last parent then, and a stopped group without a parent gets SIGHUP.
+    """
+    alive = {*multiprocessing.active_children()}.intersection(workers)
+    for worker in alive:
+        with suppress(OSError):  # it was not forked, or has ended
+            pid = worker.pid or 0
+            os.setpgid(pid, pid)
+            _paused.add(worker)
+            os.kill(pid, signal.SIGSTOP)
+    return alive <= _paused
+
+
+def resume(workers: Iterable[BaseProcess] | None = None) -> None:
+    """Continue what is paused of these, or all."""
+    alive = {*multiprocessing.active_children()}
+    for worker in _paused.intersection(_paused if workers is None else workers):
+        _paused.discard(worker)
+        if worker in alive:
+            pid = worker.pid or 0
+            os.kill(pid, signal.SIGCONT)
+            os.setpgid(pid, os.getpgrp())  # whose end it shares while it runs
