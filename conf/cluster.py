@@ -83,8 +83,8 @@ class Cluster(Section):
     """`local`: workers on this machine for this run; `local_cuda`: one worker for each GPU to be used;
     `ssh`: workers on `hosts`; `slurm`: one job per host; `address`: join a running scheduler."""
     num_workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """`local`: worker processes; `auto`: one per core, and at least one per rank. The other kinds start one worker for
-    each device that is trained on."""
+    """`local`: worker processes; `auto`: one per rank, and also one per core if data are still to be prepared. The
+    other kinds start one worker for each device that is trained on."""
     address: Address | None = None
     """`address`: the scheduler's address, such as tcp://host:8786, or tls:// where it wants certificates. A run that
     Prefect starts joins only the scheduler that PACELINE_SCHEDULER names on its host."""

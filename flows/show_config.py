@@ -19,7 +19,9 @@ from paceline.tasks.train.plan import resolve
 OTHERS = {
     "execution.strategy": Choice(value="none", reason="a single rank shares its work with no other"),
     "data.storage": Choice(value="to be chosen", reason="raw unless the pixels exceed a quarter of the memory"),
-    "cluster.num_workers": Choice(value="to be chosen", reason="one worker per core, and at least one per rank"),
+    "cluster.num_workers": Choice(
+        value="to be chosen", reason="one worker per rank, and also one per core if data are still to be prepared"
+    ),
     "speedup.factors": Choice(
         value="to be chosen", reason="a ladder with speedup.diagnose, where its arms fit into memory"
     ),

@@ -2,13 +2,17 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.execution import Precision
-from paceline.conf.hints import did_you_mean, suggest, typed
+from paceline.conf.hints import HintedError, did_you_mean, suggest, typed
 from paceline.conf.lightning import EXECUTION, FIXED, SECTIONS, Lightning
 from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, read_tree, validate
 from paceline.conf.plugins import MISSING, code_of
@@ -41,18 +45,22 @@ EQUIVALENTS = {"recipe.num_epochs": "trainer.max_epochs", "seed": "seed_everythi
 
 
 def load_lightning(
-    preset: str, overrides: Sequence[str], directory: str | None, meanwhile: Callable[[], None] | None = None
+    preset: str,
+    overrides: Sequence[str],
+    directory: str | None,
+    meanwhile: Callable[[Config | None], None] | None = None,
 ) -> Config:
     """Read a file of LightningCLI, or settings alone, with code from a directory or from installed packages.
 
-    `meanwhile` is called while another process imports this code.
+    `meanwhile` is called while another process imports this code, with what is known of the configuration: its cluster
+    and its execution; None if these are wrong.
 
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
     given: dict[str, Any] = dict(each.split("=", 1) for each in overrides if each.startswith(WHOLE))
     file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
-    tree = read_tree(Path(file)) if file else {}
-    has_own_sections = "cli" in given or "cli" in (tree.get("fit") or tree)
+    of_file = read_tree(Path(file)) if file else {}
+    has_own_sections = "cli" in given or "cli" in (of_file.get("fit") or of_file)
     for_paceline, of_cli = _split([override for override in overrides if not override.startswith(WHOLE)])
     for override in of_cli:
         key = override.partition("=")[0]
@@ -67,7 +75,7 @@ def load_lightning(
     if code is not None:
         check_size(Path(code))
     request = child.Request(task="parse", code=code, file=file, variants=(of_cli,), **given)
-    answer = child.ask(request, meanwhile)
+    answer = child.ask(request, partial(meanwhile, _known(of_file, tree, of_cli)) if meanwhile is not None else None)
     (parsed,), found = answer["variants"], answer[CHECKPOINT]
     settings = parsed["settings"]
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem
@@ -78,6 +86,19 @@ def load_lightning(
     start = {CHECKPOINT: str(Path(found).absolute()), "ckpt_sha256": sha256_of(Path(found))} if found else {}
     tree["lightning"] = parsed | {"code": code} | start
     return validate(tree)
+
+
+def _known(of_file: dict[str, Any], tree: dict[str, Any], of_cli: Sequence[str]) -> Config | None:
+    """The configuration but for what only LightningCLI reads; None where it is wrong, which that reports."""
+    with suppress(HintedError, yaml.YAMLError, TypeError, ValueError, AttributeError):
+        trainer = dict((of_file.get("fit") or of_file).get("trainer") or {})
+        for key, _, value in (override.partition("=") for override in of_cli):
+            if key.startswith("trainer."):
+                trainer[key.removeprefix("trainer.")] = yaml.safe_load(value)
+        execution = EXECUTION | execution_of(trainer, tree.get("execution", {}))
+        lightning = {"settings": {"trainer": trainer}}
+        return validate(tree | {"execution": execution, "speedup": FIXED["speedup"], "lightning": lightning})
+    return None
 
 
 def configure(config: Config, variants: Sequence[Sequence[str]], run: Path | None = None) -> list[Config]:

@@ -14,7 +14,7 @@ from paceline.conf.load import check_own
 from paceline.flows.checks.origin import check_code, check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
-from paceline.flows.checks.space import CheckpointBytes, check_space
+from paceline.flows.checks.space import CheckpointBytes, check_space, is_prepared
 from paceline.flows.lifecycle.prefect_api import check_prefect, prepare_api
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import certificates
@@ -100,7 +100,7 @@ def check_lightning(config: Config, environment: Environment, *, prestart: Prest
     require_space(config.limits, environment.root, {})
     if prestart is not None:
         prepare_api(environment)
-        prestart.start_cluster(plan)
+        prestart.start_cluster(plan, prepares=config.lightning.has_partitions)
     experiment_id = _check_store(config, environment)
     _check_baseline(config, environment)
     return PreflightResult(plan, hardware, experiment_id, 0)
@@ -135,7 +135,7 @@ def check(
         raise InputError(f"{fault}; raise it or give the source a test split")
     checkpoint_bytes = check_space(config, listing, environment)
     if prestart is not None:
-        prestart.start_cluster(plan)
+        prestart.start_cluster(plan, prepares=not is_prepared(listing, environment))
     pretrained = check_weights(config, listing, environment)
     experiment_id = _check_store(config, environment)
     _check_baseline(config, environment)

@@ -20,6 +20,7 @@ from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.cluster.client import ClusterResources, demand_of
 from paceline.tasks.cluster.kinds import Opening, open_cluster
+from paceline.tasks.cluster.local import num_local_workers
 from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.train.launch.placement import prepare_seats
@@ -55,17 +56,36 @@ class Prestart:
             with suppress(Exception) if error is not None else nullcontext():  # report the first error
                 self.opening.close()
 
-    def start_cluster(self, plan: Plan) -> None:
-        """Start the cluster, if it is one of this host."""
+    def start_cluster(self, plan: Plan, *, prepares: bool) -> None:
+        """Start the cluster, if it is one of this host; `prepares` if it will prepare data in parallel."""
         config = self.config
         if not config.cluster.is_this_host:
             return
-        demand = demand_of([config.execution], plan.accelerator)
+        demand = demand_of([config.execution], plan.accelerator, prepares=prepares)
         with defer_signals():  # a signal in between would leave the cluster without an owner
             self.opening = _take_started(config, demand) or _open(config, plan, demand, self.environment)
 
 
-_ahead: list[tuple[Cluster, ClusterResources, Opening]] = []  # clusters that were opened before their run is known
+_ahead: list[tuple[Cluster, int, Opening]] = []
+"""Clusters that were opened before their run is known, with their settings and numbers of workers."""
+
+
+def open_ahead(config: Config, plan: Plan, environment: Environment, *, pauses: bool = False) -> None:
+    """Start to open the cluster of a run before it is known; the next run takes what fits, see `close_ahead`."""
+    if _ahead or config.cluster.kind != "local":  # workers of dask-cuda would hold memory of the GPUs
+        return
+    prepares = config.lightning.has_partitions  # other data are mostly there
+    demand = demand_of([config.execution], plan.accelerator, prepares=prepares)
+    with defer_signals():
+        opening = _open(config, plan, demand, environment, pauses=pauses)
+        _ahead.append((config.cluster, num_local_workers(config.cluster, demand), opening))
+
+
+def close_ahead() -> None:
+    """Close the cluster that was opened ahead, if no run has taken it; its faults are of no interest."""
+    while _ahead:
+        with suppress(Exception):
+            _ahead.pop()[-1].close()
 
 
 def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
@@ -74,10 +94,8 @@ def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
     Raises RunError: one of them does not start.
     """
     api = prefect_api.prepare_api(environment)
-    if config.cluster.kind == "local":  # workers of dask-cuda would hold memory of the GPUs
-        demand = demand_of([config.execution], plan.accelerator)
-        opening = _open(config, plan, demand, environment, pauses=True)
-        _ahead.append((config.cluster, demand, opening))
+    open_ahead(config, plan, environment, pauses=True)
+    for *_, opening in _ahead:
         opening.prepared.result()
     if api is not None:
         api.wait(START_SECONDS)
@@ -94,9 +112,9 @@ def _take_started(config: Config, demand: ClusterResources) -> Opening | None:
     """The cluster that was opened ahead, if it is what a run needs; else it ends."""
     while _ahead:
         *conditions, opening = _ahead.pop()
-        if conditions == [config.cluster, demand]:
+        if conditions == [config.cluster, num_local_workers(config.cluster, demand)]:
             return opening
-        opening.release()
+        opening.close()  # and wait: two at a time would set Dask's settings for each other
     return None
 
 

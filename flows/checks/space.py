@@ -33,8 +33,7 @@ class CheckpointBytes(NamedTuple):
 def check_space(config: Config, listing: Listing, environment: Environment) -> CheckpointBytes:
     """Check that a run would not fill the disk; return the bytes of its checkpoints. Raises InputError: it would."""
     checkpoint_bytes = CheckpointBytes()
-    is_prepared = any(directory_of(environment.root, key).exists() for key in listing.sizes)
-    sizes = [0] if is_prepared else list(listing.sizes.values())
+    sizes = [0] if is_prepared(listing, environment) else list(listing.sizes.values())
     # As `choose_storage` does, which also measures how fast JPEG is decoded.
     num_bytes = sizes[0] if sizes[0] <= MEMORY_SHARE * psutil.virtual_memory().total else min(sizes)
     parts, must_stay = {"prepared set": num_bytes}, config.limits.min_free_gib * GIB
@@ -44,6 +43,11 @@ def check_space(config: Config, listing: Listing, environment: Environment) -> C
         parts["checkpoints"] = sum(checkpoint_bytes)
     require_space(config.limits, environment.root, parts)
     return checkpoint_bytes
+
+
+def is_prepared(listing: Listing, environment: Environment) -> bool:
+    """Whether the data have been prepared, at any size."""
+    return any(directory_of(environment.root, key).exists() for key in listing.sizes)
 
 
 def require_space_for_rest(

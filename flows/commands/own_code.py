@@ -16,10 +16,10 @@ GOALS = (
 )
 
 
-def load_config(options: Namespace, meanwhile: Callable[[], None] | None = None) -> Config:
+def load_config(options: Namespace, meanwhile: Callable[[Config | None], None] | None = None) -> Config:
     """Read a preset, or a file of LightningCLI with the directory of `--code`, with its overrides.
 
-    `meanwhile` is called while another process imports this code.
+    `meanwhile` is called while another process imports this code, see `load_lightning`.
     """
     if is_lightning(options.preset):
         from paceline.flows.checks.lightning import load_lightning

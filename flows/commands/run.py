@@ -3,6 +3,8 @@
 import sys
 import time
 from argparse import Namespace
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from paceline.conf.config import Config
@@ -36,14 +38,19 @@ def run(options: Namespace) -> None:
         options.parser.print_help()
         print_common(options.preset or "digits", options.overrides)
         return
-    next_pool.prepare_next(Environment())
-    if options.resume is None:
-        console.require(options, "preset")
-        if options.diagnose:
-            options.overrides.append("speedup.diagnose=true")
-        config = load_config(options, None if options.show else _prepare_own)
-    else:
-        config = _load_run(options)
+    next_pool.set_waiting_time(Environment())
+    with ExitStack() as stack:
+        if options.resume is None:
+            console.require(options, "preset")
+            if options.diagnose:
+                options.overrides.append("speedup.diagnose=true")
+            config = load_config(options, None if options.show else partial(_prepare_own, stack))
+        else:
+            config = _load_run(options)
+        _run(options, config, started)
+
+
+def _run(options: Namespace, config: Config, started: float) -> None:
     if options.show:
         from paceline.flows.show_config import show_json, show_yaml
 
@@ -74,7 +81,7 @@ def start(config: Config, resume: str | None = None) -> dict[str, Any]:
     with Prestart(config, environment) as prestart:
         check = preflight.check_lightning if is_own else preflight.check
         checked = check(config, environment, prestart=prestart)  # before the flow: wrong input leaves no flow run
-        next_pool.prepare_for(config, checked.plan)
+        next_pool.note_run(config, checked.plan)
         with quiet_flow(environment):
             if is_own:
                 from paceline.flows.run.lightning import run_lightning
@@ -85,11 +92,20 @@ def start(config: Config, resume: str | None = None) -> dict[str, Any]:
             return run_pipeline(config, resume)
 
 
-def _prepare_own() -> None:
+def _prepare_own(stack: ExitStack, known: Config | None) -> None:
     """Start and import what a run of own Lightning code needs, while another process imports that code."""
+    from paceline.flows.checks import prestart
     from paceline.flows.lifecycle.prefect_api import prepare_api
+    from paceline.tasks.cluster.kinds import kind_of
+    from paceline.tasks.train.plan import resolve
 
-    prepare_api(Environment())  # it ends with this process
+    environment = Environment()
+    if known is not None and known.cluster.kind == "local":
+        stack.callback(prestart.close_ahead)
+        with suppress(InputError):  # the check of the run reports it
+            hardware = kind_of(known.cluster).first_host(known, environment)
+            prestart.open_ahead(known, resolve(known, hardware, 0), environment)
+    prepare_api(environment)  # it ends with this process
     import paceline.flows.run.lightning  # noqa: F401
 
 

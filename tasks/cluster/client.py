@@ -35,6 +35,7 @@ class ClusterResources(Record):
     num_hosts: int
     workers_per_host: int
     gpus: bool  # a worker holds a GPU, else an equal share of its host's cores
+    prepares: bool = True  # data are prepared on all cores of this host; else its workers seat ranks alone
 
     @property
     def num_workers(self) -> int:
@@ -47,13 +48,16 @@ class ClusterResources(Record):
         return len(enough) >= self.num_hosts
 
 
-def demand_of(executions: Iterable[Execution], accelerator: Literal["cpu", "gpu"]) -> ClusterResources:
+def demand_of(
+    executions: Iterable[Execution], accelerator: Literal["cpu", "gpu"], *, prepares: bool = True
+) -> ClusterResources:
     """Resources that suffice for each of the executions, one after the other."""
     listed = list(executions)
     return ClusterResources(
         num_hosts=max(execution.num_nodes for execution in listed),
         workers_per_host=max(execution.num_devices for execution in listed),
         gpus=accelerator == "gpu",
+        prepares=prepares,
     )
 
 

@@ -28,8 +28,10 @@ QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
 
 def num_local_workers(settings: Cluster, demand: ClusterResources) -> int:
-    """Workers to start: the setting, or one per core and at least one per rank."""
-    return max(usable_cores(), demand.num_workers) if settings.num_workers == "auto" else settings.num_workers
+    """Workers to start: the setting, or one per rank, and one per core to prepare data."""
+    if settings.num_workers != "auto":
+        return settings.num_workers
+    return max(usable_cores(), demand.num_workers) if demand.prepares else demand.num_workers
 
 
 def local_arguments(num_workers: int, security: Security | None) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from statistics import median
 
 import numpy as np
 from pydantic import Field
-from scipy import stats
 
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.comparability import UNKNOWN
@@ -188,6 +187,8 @@ def ratio_interval(runs: Sequence[HardwareRun], base: Sequence[HardwareRun]) -> 
     """
     if min(len(runs), len(base)) < MIN_REPEATS:
         return None, None
+    from scipy import stats  # half a second, for few runs
+
     ours, theirs = (np.log([run.samples_per_second for run in side]) for side in (runs, base))
     if not (np.ptp(ours) or np.ptp(theirs)):
         return None, None

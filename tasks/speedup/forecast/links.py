@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import special
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.measurement import AllReduceTime
@@ -72,6 +72,8 @@ def fit_link(samples: Sequence[AllReduceTime]) -> Link:
             raise InputError(
                 f"all-reduce of {sample.num_bytes} bytes on {sample.num_devices} devices took {sample.seconds} s"
             )
+    from scipy import optimize  # a tenth of a second, for few runs
+
     design = np.array([_terms(sample.num_devices, sample.num_bytes) for sample in samples])
     scaled = design / np.array([sample.seconds for sample in samples])[:, None]
     norms = scaled.max(axis=0)  # the two unknowns differ by orders of magnitude
@@ -79,7 +81,7 @@ def fit_link(samples: Sequence[AllReduceTime]) -> Link:
     relative_error, freedom = GIVEN_RELATIVE_ERROR, len(samples) - 2
     if freedom >= 1:
         spread = float(np.sqrt(np.sum((scaled @ solution - 1) ** 2) / freedom))
-        relative_error = max(MIN_RELATIVE_ERROR, min(1.0, float(stats.t.ppf(0.975, freedom)) * spread))
+        relative_error = max(MIN_RELATIVE_ERROR, min(1.0, float(special.stdtrit(freedom, 0.975)) * spread))
     alpha, beta = solution.tolist()
     return Link(
         name="measured",

@@ -21,6 +21,7 @@ from paceline.tasks.speedup.evidence.archive import unpack
 from paceline.tasks.speedup.evidence.recompute import differences, recompute
 from paceline.tasks.train.launch.rank_process import running_ranks
 from tests.support.outputs import told_by
+from tests.support.own_lightning import PACKAGE
 from tests.support.patience import until
 
 QUICK = [
@@ -336,6 +337,32 @@ def test_a_run_that_is_interrupted_while_it_starts_leaves_no_process(start, tmp_
     os.killpg(process.pid, number)
     finished = end()
     assert finished.status == 128 + number, finished.stderr
+    assert finished.left == [], "processes are left behind"
+
+
+OWN = ("run", str(PACKAGE / "config.yaml"), "--code", str(PACKAGE))
+"""Own Lightning code, whose cluster starts while it is imported."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [has_cluster, has_standby])
+def test_own_code_that_is_interrupted_while_it_is_imported_leaves_no_process(start, tmp_path, begun):
+    mark = uuid.uuid4().hex
+    environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
+    process, end = start(*OWN, f"data.init_args.directory={tmp_path}", start_new_session=True, mark=mark, **environment)
+    until(lambda: begun(mark) or process.poll() is not None, "start", seconds=60, every=0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    finished = end()
+    assert finished.status == 128 + signal.SIGINT, finished.stderr
+    assert finished.left == [], "processes are left behind"
+
+
+@pytest.mark.slow
+def test_own_code_with_a_wrong_setting_leaves_no_process(start):
+    _, end = start(*OWN, "model.init_args.widht=8")
+    finished = end()
+    assert finished.status == 2
+    assert "widht" in finished.stderr
     assert finished.left == [], "processes are left behind"
 
 

@@ -3,10 +3,12 @@
 import hashlib
 import json
 from argparse import Namespace
+from contextlib import suppress
 
 import pytest
 
 from paceline.conf.environment import Environment
+from paceline.conf.hints import HintedError
 from paceline.conf.lightning import Lightning
 from paceline.conf.load import ConfigError, is_lightning, load, preset_names, validate
 from paceline.flows.checks import lightning
@@ -274,6 +276,8 @@ def asked(monkeypatch, tmp_path):
 
     def ask(request, meanwhile=None):
         requests.append(request)
+        if meanwhile is not None:
+            meanwhile()
         parsed = {"settings": {"model": {"class_path": "acme.Tagger"}}, "packages": [], "prepares_data": False}
         return {"variants": [parsed] * len(request.variants), "ckpt_path": str(tmp_path / "first.ckpt")}
 
@@ -314,6 +318,33 @@ def test_a_command_line_in_the_file_may_have_sections_of_its_own(asked, tmp_path
         path.write_text(text)
         with refused("note"):
             lightning.load_lightning(str(path), ["note=x"], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "num_devices"),
+    [
+        ("trainer: {devices: 2, max_epochs: 1}", ["cluster.num_workers=3"], 2),
+        ("fit: {trainer: {devices: 2}}", ["execution.num_devices=2", "trainer.callbacks+=acme.Stop"], 2),
+        ("fit:", ["trainer.devices=[0, 1]", "execution.precision=bf16-mixed"], 2),
+        ("trainer:", [], 1),
+        ("trainer: {devices: 2}", ["execution.num_devices=1"], None),
+        ("trainer: [devices, 2]", [], None),
+        ("trainer: {}", ["trainer.devices=[0"], None),
+        ("trainer: {}", ["cluster.kind=ssh"], None),
+    ],
+)
+def test_what_is_known_while_the_code_is_imported(asked, tmp_path, text, overrides, num_devices):
+    path, known = tmp_path / "own.yaml", []
+    path.write_text(text)
+    with suppress(HintedError):  # of what LightningCLI would report
+        lightning.load_lightning(str(path), ["ckpt_path=", *overrides], None, known.append)
+    [config] = known
+    assert (config and config.execution.num_devices) == num_devices
+    if config is not None:
+        assert config.lightning.settings
+        given = dict(override.split("=") for override in overrides)
+        assert str(config.cluster.num_workers) == given.get("cluster.num_workers", "auto")
+        assert config.execution.precision == given.get("execution.precision", "32-true")
 
 
 def test_a_checkpoint_to_start_from_is_known_by_its_digest(asked, tmp_path):

@@ -61,6 +61,7 @@ def test_without_certificates_there_is_no_tls():
 def test_the_number_of_local_workers():
     assert num_local_workers(Cluster(num_workers=3), demand(2, on_gpus=False)) == 3
     assert num_local_workers(Cluster(), demand(1, on_gpus=False)) == usable_cores()
+    assert num_local_workers(Cluster(), demand(1, on_gpus=False).model_copy(update={"prepares": False})) == 1
     assert num_local_workers(Cluster(), demand(usable_cores() + 1, on_gpus=False)) == usable_cores() + 1
 
 
