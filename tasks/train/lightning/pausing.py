@@ -18,11 +18,11 @@ def pause(workers: Iterable[BaseProcess]) -> bool:
     """
     alive = {*multiprocessing.active_children()}.intersection(workers)
     for worker in alive:
+        assert worker.pid is not None
         with suppress(OSError):  # it was not forked, or has ended
-            pid = worker.pid or 0
-            os.setpgid(pid, pid)
+            os.setpgid(worker.pid, worker.pid)
             _paused.add(worker)
-            os.kill(pid, signal.SIGSTOP)
+            os.kill(worker.pid, signal.SIGSTOP)
     return alive <= _paused
 
 
@@ -32,6 +32,6 @@ def resume(workers: Iterable[BaseProcess] | None = None) -> None:
     for worker in _paused.intersection(_paused if workers is None else workers):
         _paused.discard(worker)
         if worker in alive:
-            pid = worker.pid or 0
-            os.kill(pid, signal.SIGCONT)
-            os.setpgid(pid, os.getpgrp())  # whose end it shares while it runs
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGCONT)
+            os.setpgid(worker.pid, os.getpgrp())  # whose end it shares while it runs

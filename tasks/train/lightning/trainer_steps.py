@@ -3,8 +3,8 @@
 Each trainer has a thread, which waits in the training loader until steps are asked for. So several trainers take turns
 in one process, each with its own module, optimizers and batches, and only one works at any time. Processes that read
 for its loaders are paused in between, or steps would find batches that were read in the time of others; where that is
-not possible, these batches are not timed. A step lasts from the request for its batch to the request for the next one:
-all that Lightning does for it counts.
+not possible, a trainer of one rank does not time these batches. A step lasts from the request for its batch to the
+request for the next one: all that Lightning does for it counts.
 """
 
 import copy
@@ -52,6 +52,7 @@ class TrainerSteps(Callback):
         self._error: BaseException | None = None
         self._ends = False
         self._loaders: list[_EndlessLoader] = []
+        self._is_alone = False
         self.change_loader: Callable[[Any], Any] = lambda loader: loader
         """Takes the loader, and returns what the steps read."""
         self.splits = False
@@ -115,6 +116,7 @@ class TrainerSteps(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._is_alone = trainer.world_size == 1
         if batch_idx == 0:
             require_loss(pl_module, outputs)
             self.num_trained = sum(weights.numel() for weights in pl_module.parameters() if weights.requires_grad)
@@ -147,7 +149,7 @@ class TrainerSteps(Callback):
                 pausing.resume(workers)
                 if self._ends:
                     raise RunError("no more steps are wanted")
-                if not (are_paused or self.replays):
+                if self._is_alone and not (are_paused or self.replays):  # ranks of a group must take as many steps
                     yield from islice(batches, max(loader.num_ahead for loader in self._loaders))
             self._synchronize()
             started = time.perf_counter()
