@@ -149,8 +149,9 @@ def test_workers_of_a_loader_read_only_in_its_own_steps(start):
     assert steps.num_workers == [1, 1]
     steps.close()  # or they could not end
     for worker in workers:
-        while worker.is_running() and worker.status() == psutil.STATUS_STOPPED:
-            time.sleep(0.01)
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            while worker.status() == psutil.STATUS_STOPPED:
+                time.sleep(0.01)
     assert len(module.sizes) == 18
 
 
