@@ -23,6 +23,7 @@ def pause(workers: Iterable[BaseProcess]) -> bool:
             os.setpgid(worker.pid, worker.pid)
             _paused.add(worker)
             os.kill(worker.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # until it has stopped
     return alive <= _paused
 
 
