@@ -76,8 +76,7 @@ class TrainerSteps(Callback):
     @property
     def num_workers(self) -> list[int]:
         """Of each loader that the steps read, after the first step."""
-        numbers = [getattr(loader, "num_workers", 0) for loader in self._loaders]
-        return [number if isinstance(number, int) else 0 for number in numbers]  # not every loader is torch's
+        return [loader.count("num_workers") for loader in self._loaders]
 
     def run(self, number: int) -> list[float]:
         """Take steps; the seconds of each. Raises what the module, the loader or Lightning has raised in them."""
@@ -204,8 +203,12 @@ class _EndlessLoader(LoaderProxy):
     @property
     def num_ahead(self) -> int:
         """Batches that its workers read ahead."""
-        number, factor = (getattr(self._loader, name, 0) for name in ("num_workers", "prefetch_factor"))
-        return number * factor if isinstance(number, int) and isinstance(factor, int) else 0
+        return self.count("num_workers") * self.count("prefetch_factor")
+
+    def count(self, name: str) -> int:
+        """A number among the loader's attributes; 0 without it, as not every loader is torch's."""
+        number = getattr(self._loader, name, 0)
+        return number if isinstance(number, int) else 0
 
 
 class TokenSync(Callback):

@@ -93,7 +93,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
-        if self._written is not None:
+        if self._written is not None:  # else `hold` has waited, which `wait` would undo
             self.wait()
         self.submit(write_and_prune, Path(path), split_off_rows(checkpoint, (), {}))
 

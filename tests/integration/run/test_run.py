@@ -319,8 +319,20 @@ def has_cluster(mark):
     return any(has_mark(process, mark) and "spawn_main" in str(process.cmdline()) for process in psutil.process_iter())
 
 
+def interrupt(start, tmp_path, has_started, number, *words):
+    """Send a signal to a command while it starts: with the temporary API and a new home, so that nothing is ready."""
+    mark = uuid.uuid4().hex
+    environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
+    process, end = start(*words, start_new_session=True, mark=mark, **environment)
+    until(lambda: has_started(mark) or process.poll() is not None, "start", seconds=60, every=0.05)
+    os.killpg(process.pid, number)
+    finished = end()
+    assert finished.status == 128 + number, finished.stderr
+    assert finished.left == [], "processes are left behind"
+
+
 @pytest.mark.parametrize(
-    ("number", "begun"),
+    ("number", "has_started"),
     [
         (signal.SIGINT, has_standby),
         pytest.param(signal.SIGINT, has_cluster, marks=pytest.mark.slow),
@@ -328,16 +340,8 @@ def has_cluster(mark):
         (signal.SIGTERM, has_cluster),
     ],
 )
-def test_a_run_that_is_interrupted_while_it_starts_leaves_no_process(start, tmp_path, begun, number):
-    """Beside the temporary API, in a home that is new, so that nothing is ready for long."""
-    mark = uuid.uuid4().hex
-    environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
-    process, end = start("run", "digits", *ENDLESS, start_new_session=True, mark=mark, **environment)
-    until(lambda: begun(mark) or process.poll() is not None, "start", seconds=60, every=0.05)
-    os.killpg(process.pid, number)
-    finished = end()
-    assert finished.status == 128 + number, finished.stderr
-    assert finished.left == [], "processes are left behind"
+def test_a_run_that_is_interrupted_while_it_starts_leaves_no_process(start, tmp_path, has_started, number):
+    interrupt(start, tmp_path, has_started, number, "run", "digits", *ENDLESS)
 
 
 OWN = ("run", str(PACKAGE / "config.yaml"), "--code", str(PACKAGE))
@@ -345,16 +349,9 @@ OWN = ("run", str(PACKAGE / "config.yaml"), "--code", str(PACKAGE))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begun", [has_cluster, has_standby])
-def test_own_code_that_is_interrupted_while_it_is_imported_leaves_no_process(start, tmp_path, begun):
-    mark = uuid.uuid4().hex
-    environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
-    process, end = start(*OWN, f"data.init_args.directory={tmp_path}", start_new_session=True, mark=mark, **environment)
-    until(lambda: begun(mark) or process.poll() is not None, "start", seconds=60, every=0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    finished = end()
-    assert finished.status == 128 + signal.SIGINT, finished.stderr
-    assert finished.left == [], "processes are left behind"
+@pytest.mark.parametrize("has_started", [has_cluster, has_standby])
+def test_own_code_that_is_interrupted_while_it_is_imported_leaves_no_process(start, tmp_path, has_started):
+    interrupt(start, tmp_path, has_started, signal.SIGINT, *OWN, f"data.init_args.directory={tmp_path}")
 
 
 @pytest.mark.slow
@@ -367,12 +364,12 @@ def test_own_code_with_a_wrong_setting_leaves_no_process(start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("begun", [has_cluster, has_standby])
-def test_a_run_that_is_killed_while_it_starts_leaves_no_process(start, tmp_path, begun):
+@pytest.mark.parametrize("has_started", [has_cluster, has_standby])
+def test_a_run_that_is_killed_while_it_starts_leaves_no_process(start, tmp_path, has_started):
     mark = uuid.uuid4().hex
     environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
     process, end = start("run", "digits", *ENDLESS, mark=mark, **environment)
-    until(lambda: begun(mark), "start", seconds=60, every=0.05)
+    until(lambda: has_started(mark), "start", seconds=60, every=0.05)
     process.kill()
     _, alive = psutil.wait_procs(end().left, timeout=60)
     assert alive == []
