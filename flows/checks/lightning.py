@@ -17,6 +17,7 @@ from paceline.conf.lightning import EXECUTION, FIXED, SECTIONS, Lightning
 from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, read_tree, validate
 from paceline.conf.plugins import MISSING, code_of
 from paceline.flows.checks.origin import check_code
+from paceline.flows.checks.prestart import start_fork_server
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.train.lightning import child
@@ -75,7 +76,12 @@ def load_lightning(
     if code is not None:
         check_size(Path(code))
     request = child.Request(task="parse", code=code, file=file, variants=(of_cli,), **given)
-    answer = child.ask(request, partial(meanwhile, _known(of_file, tree, of_cli)) if meanwhile is not None else None)
+    if meanwhile is None:
+        answer = child.ask(request)
+    else:
+        known = _known(of_file, tree, of_cli)
+        server = start_fork_server(known, Environment()) if known is not None else None
+        answer = child.ask(request, partial(meanwhile, known), server)
     (parsed,), found = answer["variants"], answer[CHECKPOINT]
     settings = parsed["settings"]
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem

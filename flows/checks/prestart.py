@@ -19,11 +19,17 @@ from paceline.flows.checks.origin import FLOW_RUN
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.cluster.client import ClusterResources, demand_of
-from paceline.tasks.cluster.kinds import Opening, open_cluster
-from paceline.tasks.cluster.local import num_local_workers
+from paceline.tasks.cluster.kinds import Opening, kind_of, open_cluster
+from paceline.tasks.cluster.local import LOOPBACK, num_local_workers
+from paceline.tasks.errors import InputError
 from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
-from paceline.tasks.train.launch.placement import prepare_seats
+from paceline.tasks.train.launch.fork_server import ForkServer
+from paceline.tasks.train.launch.layout import rank_environment
+from paceline.tasks.train.launch.placement import FIT_MODULE, prepare_seats
+from paceline.tasks.train.launch.rank_process import RANK_MODULE, interface_of
+from paceline.tasks.train.lightning import child
+from paceline.tasks.train.plan import resolve
 
 START_SECONDS = 120.0
 was_started_ahead = False  # whether this process was started before its run was known
@@ -82,10 +88,41 @@ def open_ahead(config: Config, plan: Plan, environment: Environment, *, pauses: 
 
 
 def close_ahead() -> None:
-    """Close the cluster that was opened ahead, if no run has taken it; its faults are of no interest."""
+    """Close the cluster that was opened ahead, if no run has taken it, and the fork server; faults do not matter."""
     while _ahead:
         with suppress(Exception):
             _ahead.pop()[-1].close()
+    while _fork_servers:
+        _fork_servers.pop().end()
+
+
+_fork_servers: list[ForkServer] = []
+"""The fork server of the run of own Lightning code that this process is about to start."""
+
+
+def start_fork_server(config: Config, environment: Environment) -> ForkServer | None:
+    """Start a fork server for the ranks of a run, and for the process that imports the user's code.
+
+    None where ranks are not forked: on GPUs, whose libraries must not be loaded before a fork, on other hosts, and
+    where a rank waits already. `close_ahead` ends it.
+    """
+    if _ahead or config.cluster.kind != "local":
+        return None
+    plan = plan_of(config, environment)
+    if plan is None or plan.accelerator != "cpu":
+        return None
+    with suppress(OSError):  # a path that is too long for a socket
+        variables = rank_environment(os.environ, plan.num_threads, interface_of(LOOPBACK), devices=())
+        _fork_servers.append(ForkServer(variables, RANK_MODULE, child.__name__, FIT_MODULE))
+        return _fork_servers[-1]
+    return None
+
+
+def plan_of(config: Config, environment: Environment) -> Plan | None:
+    """The plan of a run on this host before its checks; None where these will refuse it."""
+    with suppress(InputError):
+        return resolve(config, kind_of(config.cluster).first_host(config, environment), 0)
+    return None
 
 
 def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
@@ -104,7 +141,9 @@ def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
 def _open(
     config: Config, plan: Plan, demand: ClusterResources, environment: Environment, *, pauses: bool = False
 ) -> Opening:
-    seats = partial(prepare_seats, config=config, plan=plan)
+    seats = partial(
+        prepare_seats, config=config, plan=plan, fork_server=_fork_servers[0].path if _fork_servers else None
+    )
     return Opening(config.cluster, demand, environment, seats, pauses=pauses)
 
 

@@ -3,7 +3,7 @@
 import sys
 import time
 from argparse import Namespace
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -96,15 +96,12 @@ def _prepare_own(stack: ExitStack, known: Config | None) -> None:
     """Start and import what a run of own Lightning code needs, while another process imports that code."""
     from paceline.flows.checks import prestart
     from paceline.flows.lifecycle.prefect_api import prepare_api
-    from paceline.tasks.cluster.kinds import kind_of
-    from paceline.tasks.train.plan import resolve
 
     environment = Environment()
     if known is not None and known.cluster.kind == "local":
         stack.callback(prestart.close_ahead)
-        with suppress(InputError):  # the check of the run reports it
-            hardware = kind_of(known.cluster).first_host(known, environment)
-            prestart.open_ahead(known, resolve(known, hardware, 0), environment)
+        if (plan := prestart.plan_of(known, environment)) is not None:
+            prestart.open_ahead(known, plan, environment)
     prepare_api(environment)  # it ends with this process
     import paceline.flows.run.lightning  # noqa: F401
 

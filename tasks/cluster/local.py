@@ -23,6 +23,7 @@ from paceline.tasks.records.hardware import Gpu
 if TYPE_CHECKING:
     from distributed import Security
 
+LOOPBACK = "127.0.0.1"
 QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 """Schedulers serve HTTP, without TLS, in any case: on loopback alone, on any free port."""
 
@@ -40,7 +41,7 @@ def local_arguments(num_workers: int, security: Security | None) -> dict[str, An
         "n_workers": num_workers,
         "threads_per_worker": 1,
         "processes": True,
-        "host": "127.0.0.1",
+        "host": LOOPBACK,
         "protocol": "tls://" if security else "tcp://",
         "security": security,
         "dashboard_address": None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
-from paceline.tasks.cluster.client import call_workers, connect, host_of, workers
+from paceline.tasks.cluster.client import Request, call_workers, connect, host_of, workers
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.fingerprint import code_fingerprint
@@ -21,7 +21,7 @@ from paceline.tasks.train.competent import process
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.layout import Placement, WorkerSlot, choose, gpus_of_workers, gpus_on_host
 from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS
-from paceline.tasks.train.launch.rank_process import keep_ready
+from paceline.tasks.train.launch.rank_process import keep_ready, use_fork_server
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -94,17 +94,23 @@ def has_free_devices(client: Client, config: Config, accelerator: str, held: Col
     return False
 
 
-def prepare_seats(address: str, config: Config, plan: Plan) -> None:
-    """Start a standby process on each worker that will probably have a rank; the training reports what fails."""
+def prepare_seats(address: str, config: Config, plan: Plan, fork_server: str | None = None) -> None:
+    """Start a standby process on each worker that will probably have a rank; the training reports what fails.
+
+    With the path of a fork server of this host, that starts the ranks.
+    """
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
-        placements, _ = find_placements(client, config, plan.accelerator, None)
+        placements, _ = find_placements(client, config, plan.accelerator, None, seconds=FIRST_ANSWER_SECONDS)
         early = {process.__name__: process.is_wanted(config.speedup), FIT_MODULE: bool(config.lightning.settings)}
         before = tuple(name for name, is_needed in early.items() if is_needed)
-        requests = []
+        requests: list[Request] = []
         for each in placements:
+            if fork_server is not None:
+                requests.append((each.worker, use_fork_server, (fork_server,)))
+                continue
             devices = gpus_on_host(each, placements, plan.accelerator)
             requests.append((each.worker, keep_ready, (plan.num_threads, each.host, devices, before)))
-        call_workers(client, requests, ANSWER_SECONDS)
+        call_workers(client, requests, FIRST_ANSWER_SECONDS)
 
 
 def can_add_ranks(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:

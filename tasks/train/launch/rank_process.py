@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from paceline.tasks.cluster.hardware import cpu_kind
 from paceline.tasks.files import private_directory
 from paceline.tasks.train.launch.device_lock import DeviceLock
+from paceline.tasks.train.launch.fork_server import fork_rank
 from paceline.tasks.train.launch.heartbeat import VARIABLE, HeartbeatReader
 from paceline.tasks.train.launch.layout import rank_environment
 from paceline.tasks.train.launch.standby import PARENT, Standby, take
@@ -23,6 +25,26 @@ GRACE_SECONDS = 1.5
 RANK_MODULE = "paceline.tasks.train.rank.main"
 
 _ready: list[Standby] = []
+_fork_servers: list[str] = []
+"""Path of the fork server that forks the first rank of this worker; later ones are programs of their own."""
+
+
+class RankProcess(Protocol):
+    """What a supervisor uses of a rank's process, see `subprocess.Popen`."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...  # noqa: D102
+
+    def poll(self) -> int | None: ...  # noqa: D102
+
+    def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
+
+
+def use_fork_server(path: str) -> None:
+    """Have that fork server start the first rank of this worker, if it can; runs on the worker."""
+    _fork_servers[:] = [path]
 
 
 def keep_ready(num_threads: int, host: str, devices: tuple[str, ...], before: tuple[str, ...] = ()) -> None:
@@ -31,10 +53,8 @@ def keep_ready(num_threads: int, host: str, devices: tuple[str, ...], before: tu
     _ready.append(Standby(environment, RANK_MODULE, *before))
 
 
-def start_rank(
-    spec: RankSpec, spec_path: Path, device_lock: DeviceLock, heartbeat: HeartbeatReader
-) -> subprocess.Popen[bytes]:
-    """Start a rank, in a standby process if there is one."""
+def start_rank(spec: RankSpec, spec_path: Path, device_lock: DeviceLock, heartbeat: HeartbeatReader) -> RankProcess:
+    """Start a rank: by the fork server or in a standby process if there is one, else as a new program."""
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
     if spec.python_path:  # no standby has this environment
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (spec.python_path, environment.get("PYTHONPATH"))))
@@ -46,12 +66,17 @@ def start_rank(
     }
     try:
         with (spec_path.parent / "log.txt").open("ab") as log:
+            descriptors = [log.fileno(), heartbeat.writing, device_lock.fileno()]
+            if _fork_servers:
+                forked = fork_rank(_fork_servers.pop(), spec_path, environment, variables, descriptors)
+                if forked is not None:
+                    return forked
             if (standby := take(_ready, environment)) is not None:
                 process = standby.start(spec_path, variables, log.fileno(), heartbeat.writing, device_lock.fileno())
                 if process is not None:
                     return process
             return subprocess.Popen(
-                [sys.executable, "-m", RANK_MODULE, str(spec_path)],
+                [sys.executable, "-P", "-m", RANK_MODULE, str(spec_path)],
                 env=environment | variables | {VARIABLE: str(heartbeat.writing)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -63,7 +88,7 @@ def start_rank(
         os.close(heartbeat.writing)  # this process's copy, or the rank's end would not be noticed
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: RankProcess) -> None:
     """Stop a rank and all processes it started: SIGTERM, then SIGKILL."""
     if process.poll() is None:
         _signal_group(process, signal.SIGTERM)
@@ -73,7 +98,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(process: RankProcess, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

@@ -35,7 +35,7 @@ class Standby:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                [sys.executable, "-m", __name__, run, *before],
+                [sys.executable, "-P", "-m", __name__, run, *before],
                 env=self.environment | {PARENT: str(os.getpid())},
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -76,15 +76,20 @@ def _receive_order() -> str:
     if not text:
         os._exit(0)  # the worker has closed the socket
     log, heartbeat, _ = descriptors
+    order = json.loads(text)
+    become_rank(order["environment"], log, heartbeat)
+    return str(order["spec"])
+
+
+def become_rank(variables: Mapping[str, str], log: int, heartbeat: int) -> None:
+    """Give this process the variables, the log and the heartbeat of a rank, and no input."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, place)
     os.close(nothing)
     os.close(log)
-    order = json.loads(text)
-    os.environ.update(order["environment"])
+    os.environ.update(variables)
     os.environ[HEARTBEAT_VARIABLE] = str(heartbeat)
-    return str(order["spec"])
 
 
 def main(run: str, *before: str) -> int:

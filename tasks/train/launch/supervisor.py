@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +27,7 @@ from paceline.tasks.measure.energy import idle_watts
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.device_lock import DeviceLock, LockHolder
 from paceline.tasks.train.launch.heartbeat import HeartbeatReader
-from paceline.tasks.train.launch.rank_process import end_group, start_rank
+from paceline.tasks.train.launch.rank_process import RankProcess, end_group, start_rank
 from paceline.tasks.train.rank_spec import RankSpec
 
 POLL_SECONDS = 0.25
@@ -168,10 +167,10 @@ def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
     finally:
         watch.started = watch.heartbeat = None
         os.close(heartbeat.reading)
-    return _outcome(spec, process.returncode, heartbeat.final_error or {}, time.monotonic() - started, watts)
+    return _outcome(spec, process.wait(), heartbeat.final_error or {}, time.monotonic() - started, watts)
 
 
-def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock: DeviceLock, watch: _Watch) -> None:
+def _wait_for_end(process: RankProcess, spec: RankSpec, device_lock: DeviceLock, watch: _Watch) -> None:
     """Wait for the end of the rank, asleep in the kernel: ranks need the processor. Forward rank 0's progress."""
     from distributed import get_worker
 

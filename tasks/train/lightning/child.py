@@ -26,6 +26,7 @@ from pydantic import Field
 from paceline.conf.hints import fault_and_hint
 from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.records.record import Record
+from paceline.tasks.train.launch.fork_server import ENDED, ForkServer
 from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
 
 OUTPUT = "output.txt"  # what the user's code prints, in the directory of its request
@@ -52,12 +53,19 @@ class Request(Record):
 
 
 class Child:
-    """A child process, for one request after the other; the user's code is imported once."""
+    """A child process, for one request after the other; the user's code is imported once.
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] = subprocess.Popen(
+    A fork server has forked its own, which ends when nobody asks any more.
+    """
+
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._server = server
+        if server is not None:
+            self._process = server.process
+            return
+        self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__],
-            env=os.environ | {PARENT: str(os.getpid()), "JSONARGPARSE_DEPRECATION_WARNINGS": "off"},
+            env=os.environ | {PARENT: str(os.getpid())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -78,8 +86,10 @@ class Child:
                 orders.flush()
             if meanwhile is not None:
                 meanwhile()
-            if not answers.readline():
-                status, output = self._process.wait(), Path(directory) / OUTPUT
+            line = answers.readline()
+            if line != f"{directory}\n":
+                status = line.removeprefix(ENDED).strip() if line else self._process.wait()
+                output = Path(directory) / OUTPUT
                 said = output.read_text(encoding="utf-8", errors="replace")[-500:] if output.exists() else ""
                 raise RunError(f"the process that imports your code ended with status {status}: {said}")
             answer: dict[str, Any] = json.loads((Path(directory) / "answer.json").read_text(encoding="utf-8"))
@@ -90,6 +100,11 @@ class Child:
 
     def close(self) -> None:
         """End the process."""
+        if self._server is not None:
+            for end in filter(None, (self._process.stdin, self._process.stdout)):
+                with suppress(BrokenPipeError):
+                    end.close()
+            return
         self._process.kill()
         with suppress(BrokenPipeError), self._process:  # of a request that nobody has read
             pass
@@ -98,15 +113,17 @@ class Child:
 _waiting: list[Child] = []
 
 
-def ask(request: Request, meanwhile: Callable[[], None] | None = None) -> dict[str, Any]:
-    """Do a request in a child process; `meanwhile` is called in this one.
+def ask(
+    request: Request, meanwhile: Callable[[], None] | None = None, server: ForkServer | None = None
+) -> dict[str, Any]:
+    """Do a request in a child process, or in that of a fork server; `meanwhile` is called in this one.
 
     If `meanwhile` is given and the module prepares data, the process stays. `ask_again` uses it without another import.
 
     Raises InputError: the request is wrong; RunError: the user's code failed.
     """
     with ExitStack() as stack:
-        child = Child()
+        child = Child(server)
         stack.callback(child.close)
         answer = child.ask(request, meanwhile)
         if meanwhile is not None and any(one["prepares_data"] for one in answer.get("variants", ())):
@@ -198,6 +215,7 @@ def main() -> None:
     die_with_supervisor()
     gc.disable()  # searching the imported modules for garbage takes a quarter of the time
     warnings.filterwarnings("ignore", module="lightning")
+    os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for line in orders:

@@ -11,8 +11,8 @@ from tests.support.scratch_cluster import ScratchCluster
 
 RECORDER = Path(__file__).parents[2] / "support" / "recorded"
 KINDS = {
+    "server": "paceline.tasks.train.launch.fork_server",
     "rank": "paceline.tasks.train.rank.main",
-    "child": "paceline.tasks.train.lightning.child",
     "api": "paceline.flows.lifecycle.prefect_api",
     "guardian": "paceline.flows.lifecycle.guardian",
     "scheduler": "dask_scheduler",
@@ -39,7 +39,7 @@ MAY = {  # packages of ENGINES, number of modules
     "nanny": (DASK, 1200),
     "worker": (PREPARES, 1200),
     "rank": (LIGHTNING, 4000),
-    "child": (LIGHTNING | {"jsonargparse"}, 4500),
+    "server": (LIGHTNING | {"jsonargparse"}, 4500),
 }
 PLUGIN = "prefect_dask"
 """Prefect's server imports what registers itself with it, and so Dask, if it is there. Paceline does not need it."""
@@ -104,5 +104,5 @@ def test_the_processes_of_own_code_import_what_they_use(program, processes, tmp_
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
     found = processes()
-    check(found, {"flow", "api", "guardian", "worker", "rank", "child"}, {"jsonargparse"})
+    check(found, {"flow", "api", "guardian", "worker", "server"})
     assert {"matplotlib", "sklearn"}.isdisjoint(*found["flow"]), "they are for the report of a preset"

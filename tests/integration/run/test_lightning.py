@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.client import connect
+from paceline.tasks.train.launch.device_lock import LockHolder
 from tests.support.jobs import PLANTED
 from tests.support.outputs import told_by
 from tests.support.own_lightning import (
@@ -49,6 +50,13 @@ def train_plainly(code, directory, *overrides):
     data = f"data.init_args.directory={directory / 'data'}"
     values = values_of_script(code, "config.yaml", directory, *SMALL, data, *overrides)
     return {name: values[name] for name in ("train_loss", "val_loss")}
+
+
+def worker_of_rank(run_id, number):
+    """Process id of the Dask worker of a rank, by the lock of its device."""
+    holders = (LockHolder.model_validate_json(path.read_text()) for path in Environment().leases.glob("*.lease"))
+    (pid,) = (holder.pid for holder in holders if (holder.run_id, holder.rank) == (run_id, number))
+    return pid
 
 
 def curves(run_id):
@@ -139,13 +147,15 @@ def test_two_ranks_are_compared_with_one_and_have_the_losses_of_ddp(run, code, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["rank", "worker"])
+@pytest.mark.parametrize("victim", ["rank", "worker", "fork server"])
 def test_two_ranks_have_the_losses_of_ddp_though_one_is_killed(run, code, tmp_path, victim):
     plain = train_plainly(code, tmp_path, *DDP)
     process = run("execution.num_devices=2", "execution.checkpoint_steps=4", "trainer.max_epochs=2")
-    wait_for_checkpoint(process, "step-0000000004.ckpt")
+    run_id = wait_for_checkpoint(process, "step-0000000004.ckpt")
     rank = ranks_of(process)[-1]
-    (rank if victim == "rank" else rank.parent()).send_signal(signal.SIGKILL)
+    found = {"rank": rank.pid, "worker": worker_of_rank(run_id, 1), "fork server": rank.ppid()}
+    assert "paceline.tasks.train.launch.fork_server" in rank.cmdline()
+    os.kill(found[victim], signal.SIGKILL)
     summary = summary_of(process)
     own = curves(summary["run_id"])
     assert len(summary["train"]["restarts"]) == 1
