@@ -139,7 +139,7 @@ class _Server:
 
     def __init__(self, listening: socket.socket, environment: dict[str, str], run: str, answer: str) -> None:
         self._listening, self._ranks, self._events = listening, list[_Rank](), selectors.DefaultSelector()
-        self._environment = environment
+        self._environment, self._pid = environment, os.getpid()
         self._watch(listening, self._take_order)
         answering = os.fork()
         if not answering:
@@ -174,22 +174,23 @@ class _Server:
         supervisor, _ = self._listening.accept()
         supervisor.settimeout(ORDER_SECONDS)
         descriptors: list[int] = []
-        is_taken = False
+        pid = None
         # Without an order, or without memory for a process, the supervisor starts a program.
         with suppress(OSError, ValueError):
             text, descriptors, _, _ = socket.recv_fds(supervisor, MAX_BYTES, NUM_DESCRIPTORS)
             order = Order.model_validate_json(text)
-            if is_taken := _relevant(order.environment) == self._environment:
-                self._fork_rank(order, descriptors, supervisor)
-        if not is_taken:
-            supervisor.close()
+            if _relevant(order.environment) == self._environment:
+                pid = os.fork()
+                if not pid:
+                    _leave(partial(self._run, order, descriptors, supervisor))
         for descriptor in descriptors:
             os.close(descriptor)
+        if pid is None:
+            supervisor.close()
+        else:
+            self._watch_rank(pid, supervisor)
 
-    def _fork_rank(self, order: Order, descriptors: list[int], supervisor: socket.socket) -> None:
-        pid = os.fork()
-        if not pid:
-            _leave(partial(self._run, order, descriptors, supervisor))
+    def _watch_rank(self, pid: int, supervisor: socket.socket) -> None:
         with suppress(OSError):  # it has done so itself, and perhaps ended
             os.setpgid(pid, pid)
         rank = _Rank(pid, os.pidfd_open(pid), supervisor)
@@ -204,12 +205,12 @@ class _Server:
         supervisor.close()
         self._forget()
         log, heartbeat, _ = descriptors
-        become_rank(order.environment | order.variables | {PARENT: str(os.getppid())}, log, heartbeat)
+        become_rank(order.environment | order.variables | {PARENT: str(self._pid)}, log, heartbeat)
         return int(self._program.main(order.spec))
 
     def _forget(self) -> None:
         """In a forked process: close what is the server's, and differ from the others as a fresh process does."""
-        os.environ[PARENT] = str(os.getppid())
+        os.environ[PARENT] = str(self._pid)
         die_with_supervisor()
         self._events.close()
         self._listening.close()

@@ -274,7 +274,8 @@ def asked(monkeypatch, tmp_path):
     requests = []
     (tmp_path / "first.ckpt").write_bytes(b"first")
 
-    def ask(request, meanwhile=None):
+    def ask(request, meanwhile=None, server=None):
+        assert server is None
         requests.append(request)
         if meanwhile is not None:
             meanwhile()
@@ -282,6 +283,7 @@ def asked(monkeypatch, tmp_path):
         return {"variants": [parsed] * len(request.variants), "ckpt_path": str(tmp_path / "first.ckpt")}
 
     monkeypatch.setattr(lightning.child, "ask", ask)
+    monkeypatch.setattr(lightning, "start_fork_server", lambda *_: None)
     return requests
 
 
