@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import time
 from contextlib import suppress
 from functools import cache
@@ -76,6 +77,13 @@ def process_seconds() -> float | None:
 
 
 PR_SET_PDEATHSIG = 1
+
+
+def peer_user(connection: socket.socket) -> int:
+    """User id of the other end of a connected Unix socket; of a listening one, of the process that listens."""
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(user)
 
 
 def die_with(parent: int) -> None:

@@ -17,7 +17,7 @@ from paceline.conf.lightning import EXECUTION, FIXED, SECTIONS, Lightning
 from paceline.conf.load import LIGHTNING, apply, field_paths, make_config, read_tree, validate
 from paceline.conf.plugins import MISSING, code_of
 from paceline.flows.checks.origin import check_code
-from paceline.flows.checks.prestart import start_fork_server
+from paceline.flows.checks.prestart import close_ahead, start_fork_server
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.train.lightning import child
@@ -81,7 +81,11 @@ def load_lightning(
     else:
         known = _known(of_file, tree, of_cli)
         server = start_fork_server(known, Environment()) if known is not None else None
-        answer = child.ask(request, partial(meanwhile, known), server)
+        try:
+            answer = child.ask(request, partial(meanwhile, known), server)
+        except BaseException:
+            close_ahead()
+            raise
     (parsed,), found = answer["variants"], answer[CHECKPOINT]
     settings = parsed["settings"]
     name = settings["model"]["class_path"].rpartition(".")[2] if file is None else Path(preset).stem

@@ -20,7 +20,7 @@ from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.cluster.client import ClusterResources, demand_of
 from paceline.tasks.cluster.kinds import Opening, kind_of, open_cluster
-from paceline.tasks.cluster.local import LOOPBACK, num_local_workers
+from paceline.tasks.cluster.local import LOOPBACK, NANNY_DEFAULTS, NANNY_VARIABLES, num_local_workers
 from paceline.tasks.errors import InputError
 from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
@@ -111,11 +111,10 @@ def start_fork_server(config: Config, environment: Environment) -> ForkServer | 
     plan = plan_of(config, environment)
     if plan is None or plan.accelerator != "cpu":
         return None
-    with suppress(OSError):  # a path that is too long for a socket
-        variables = rank_environment(os.environ, plan.num_threads, interface_of(LOOPBACK), devices=())
-        _fork_servers.append(ForkServer(variables, RANK_MODULE, child.__name__, FIT_MODULE))
-        return _fork_servers[-1]
-    return None
+    of_worker = NANNY_DEFAULTS | os.environ | NANNY_VARIABLES
+    variables = rank_environment(of_worker, plan.num_threads, interface_of(LOOPBACK), devices=())
+    _fork_servers.append(ForkServer(variables, RANK_MODULE, child.__name__, FIT_MODULE))
+    return _fork_servers[-1]
 
 
 def plan_of(config: Config, environment: Environment) -> Plan | None:
@@ -141,9 +140,8 @@ def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
 def _open(
     config: Config, plan: Plan, demand: ClusterResources, environment: Environment, *, pauses: bool = False
 ) -> Opening:
-    seats = partial(
-        prepare_seats, config=config, plan=plan, fork_server=_fork_servers[0].path if _fork_servers else None
-    )
+    server = _fork_servers[0].address if _fork_servers and config.lightning.settings else None
+    seats = partial(prepare_seats, config=config, plan=plan, fork_server=server)
     return Opening(config.cluster, demand, environment, seats, pauses=pauses)
 
 

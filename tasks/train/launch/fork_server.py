@@ -1,22 +1,23 @@
 """Fork server: imports once what ranks need, and forks a rank for each order of a supervisor on this host.
 
-Importing torch and Lightning takes most of the time until own Lightning code trains. This process does it for all ranks
-of a local cluster, and for the process that imports the user's code, which is forked before any rank. The server itself
-imports nothing of the user's, computes nothing and has no threads of Python, so that what it forks is as a fresh
-process is. A rank's process belongs to the server, which reports its end to the supervisor. It kills the rank when the
-supervisor is gone, and the kernel kills the rank when the server is.
+Importing torch and Lightning takes most of the time until own Lightning code trains. This process does it for the first
+ranks of a local cluster, and for the process that imports the user's code, which is forked before any rank. The server
+itself imports nothing of the user's, computes nothing and has one thread, so that what it forks is as a fresh process
+is. It is the parent of the ranks, and reports their ends to the supervisors. If the connection of a supervisor closes,
+the server kills the group of its rank. If the server ends, the kernel kills the ranks. See decision 0040.
 """
 
 import gc
 import importlib
+import json
 import os
 import random
+import secrets
 import selectors
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,41 +26,48 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from paceline.tasks.host import peer_user
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.standby import NUM_DESCRIPTORS, PARENT, become_rank, die_with_supervisor
 
 MAX_BYTES = 2**20  # of an order, with a rank's environment
-ANSWER_SECONDS = 30.0  # for the imports that precede the first order
+FORK_SECONDS = 30.0  # for an answer to an order: imports may precede it
 ORDER_SECONDS = 5.0
-OF_DASK = ("DASK_", "__DASK_")
-"""Prefixes of variables that nannies give to workers, and that mean nothing to a rank."""
+END_SECONDS = 60.0  # for the status of a rank that was killed
+DASK_PREFIXES = ("DASK_", "__DASK_")
+"""Of variables that mean nothing to a rank."""
 ENDED = "ended "
 """Start of the line in place of an answer: the process that answers requests has ended, with this status."""
+BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals for all processes of a group or a service. What was forked handles them; the server ends with the flow."""
 
 
 class Order(Record):
-    """A rank to fork, in the environment that the server was started in."""
+    """A rank to fork."""
 
     spec: str
-    environment: dict[str, str]
-    variables: dict[str, str]  # that are known last
+    environment: dict[str, str]  # equal to the server's, or the order is refused
+    variables: dict[str, str]  # set after the comparison
 
 
 class ForkServer:
     """The starting process's side: `process` answers requests by its pipes, see `lightning.child`."""
 
-    def __init__(self, environment: Mapping[str, str], run: str, answer: str, *before: str) -> None:
-        """Start it: `main` of the module `run` is a rank, that of `answer` answers; modules `before` come first.
+    def __init__(self, environment: Mapping[str, str], rank_module: str, answer_module: str, *before: str) -> None:
+        """Start it in the environment of a rank; the process that answers has that of this process.
 
-        Raises OSError: the directory for temporary files cannot hold a socket.
+        Args:
+            environment: of a rank.
+            rank_module: its `main` is a rank's.
+            answer_module: its `main` answers requests.
+            before: modules that are imported before anything is forked.
         """
-        self._directory = tempfile.TemporaryDirectory(prefix="paceline-fork-")
-        self.path = str(Path(self._directory.name) / "orders")
+        self.address = f"paceline-{secrets.token_hex(16)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind(self.path)
+            listening.bind(f"\0{self.address}")  # no file that a killed flow would leave
             listening.listen()
             self.process: subprocess.Popen[str] = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(listening.fileno()), run, answer, *before],
+                [sys.executable, "-P", "-m", __name__, str(listening.fileno()), rank_module, answer_module, *before],
                 env=dict(environment) | {PARENT: str(os.getpid())},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -68,13 +76,17 @@ class ForkServer:
                 pass_fds=[listening.fileno()],
                 start_new_session=True,  # a terminal's Ctrl-C reaches the coordinator alone
             )
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(dict(os.environ)) + "\n")
+            self.process.stdin.flush()
 
     def end(self) -> None:
-        """End it, and what it has forked."""
-        self.process.kill()
+        """End it, the process that answers, what that has started, and the ranks."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(BrokenPipeError), self.process:  # of a request that nobody has read
             pass
-        self._directory.cleanup()
 
 
 class ForkedRank:
@@ -91,36 +103,41 @@ class ForkedRank:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, and return the status. Raises TimeoutExpired: it has not ended in these seconds."""
+        """Wait for the end, and return the status. Raises TimeoutExpired: it has not ended in these seconds.
+
+        Without a limit, which a supervisor uses for a killed rank only, a silent server counts as a killed one.
+        """
         if self.returncode is None:
-            self._server.settimeout(timeout)
+            self._server.settimeout(END_SECONDS if timeout is None else timeout)
+            status = b""
             try:
                 status = self._server.recv(MAX_BYTES)
-            except ConnectionError:
-                status = b""
             except (BlockingIOError, TimeoutError):
-                raise subprocess.TimeoutExpired("rank", timeout or 0.0) from None
-            # Without a server the kernel has killed the rank. The number of a process is free again from here on.
+                if timeout is not None:
+                    raise subprocess.TimeoutExpired("rank", timeout) from None
+            except ConnectionError:  # the server is gone, and the kernel has killed the rank
+                pass
             self.returncode = int(status) if status else -signal.SIGKILL
             self._server.close()
         return self.returncode
 
 
 def fork_rank(
-    path: str, spec: Path, environment: Mapping[str, str], variables: Mapping[str, str], descriptors: list[int]
+    address: str, spec: Path, environment: Mapping[str, str], variables: Mapping[str, str], descriptors: list[int]
 ) -> ForkedRank | None:
-    """Have the server at `path` fork a rank in this environment; None if it is gone, or was started in another one.
+    """Have the server at an address fork a rank; None if it is gone, or was started in another environment.
 
     The descriptors are those of the log, the heartbeat and the lock of the device.
     """
-    order = Order(spec=str(spec), environment=dict(environment), variables=dict(variables)).model_dump_json().encode()
+    order = {"spec": str(spec), "environment": dict(environment), "variables": dict(variables)}
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    server.settimeout(ANSWER_SECONDS)
+    server.settimeout(FORK_SECONDS)
     with suppress(OSError):
-        server.connect(path)
-        socket.send_fds(server, [order], descriptors)
-        if pid := server.recv(MAX_BYTES):
-            return ForkedRank(server, int(pid))
+        server.connect(f"\0{address}")
+        if peer_user(server) == os.geteuid():
+            socket.send_fds(server, [json.dumps(order).encode()], descriptors)
+            if pid := server.recv(MAX_BYTES):
+                return ForkedRank(server, int(pid))
     server.close()
     return None
 
@@ -130,27 +147,34 @@ class _Rank:
     """The server's side of a rank."""
 
     pid: int
-    ended: int  # descriptor of the process
+    pidfd: int
     supervisor: socket.socket
 
 
 class _Server:
     """Waits for orders, for the ends of what was forked, and for the ends of supervisors."""
 
-    def __init__(self, listening: socket.socket, environment: dict[str, str], run: str, answer: str) -> None:
-        self._listening, self._ranks, self._events = listening, list[_Rank](), selectors.DefaultSelector()
-        self._environment, self._pid = environment, os.getpid()
+    def __init__(self, listening: socket.socket, environment: dict[str, str], requests: int, answers: int) -> None:
+        self._listening, self._environment, self._pid = listening, environment, os.getpid()
+        self._requests, self._answers = requests, answers
+        self._ranks: list[_Rank] = []
+        self._events = selectors.DefaultSelector()
         self._watch(listening, self._take_order)
-        answering = os.fork()
-        if not answering:
-            _leave(partial(self._answer, answer))
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        ended = os.pidfd_open(answering)
-        self._watch(ended, partial(self._end_answers, answering, ended))
-        self._program = importlib.import_module(run)
+        self._rank_module: Any = None  # without one, all orders are refused
 
-    def serve(self) -> NoReturn:
-        """Serve until the process that has started this one kills it, or ends."""
+    def answer(self, module: str) -> None:
+        """Fork the process that answers requests."""
+        pid = os.fork()
+        if not pid:
+            _leave(partial(self._answer, module))
+        os.close(self._requests)
+        pidfd = os.pidfd_open(pid)
+        self._watch(pidfd, partial(self._end_answers, pid, pidfd))
+
+    def serve(self, rank_module: str) -> NoReturn:
+        """Serve orders until the process that has started this one kills it, or ends."""
+        with suppress(Exception):  # supervisors start programs then, which report it
+            self._rank_module = importlib.import_module(rank_module)
         while True:
             for key, _ in self._events.select():
                 key.data()
@@ -159,16 +183,24 @@ class _Server:
         self._events.register(source, selectors.EVENT_READ, act)
 
     def _answer(self, module: str) -> int:
-        self._forget()
+        self._detach()
+        for descriptor, place in ((self._requests, 0), (self._answers, 1)):
+            os.dup2(descriptor, place)
+            os.close(descriptor)
+        with os.fdopen(os.dup(0), "rb", buffering=0) as requests:  # that takes no byte of what follows
+            environment = json.loads(requests.readline())
+        os.environ.clear()
+        os.environ.update(environment | {PARENT: str(self._pid)})
+        sys.argv = [module]
         importlib.import_module(module).main()
         return 0
 
-    def _end_answers(self, pid: int, ended: int) -> None:
-        self._events.unregister(ended)
-        os.close(ended)
+    def _end_answers(self, pid: int, pidfd: int) -> None:
+        self._events.unregister(pidfd)
+        os.close(pidfd)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with suppress(BrokenPipeError):  # nobody asks any more
-            os.write(1, f"{ENDED}{status}\n".encode())
+            os.write(self._answers, f"{ENDED}{status}\n".encode())
 
     def _take_order(self) -> None:
         supervisor, _ = self._listening.accept()
@@ -178,8 +210,8 @@ class _Server:
         # Without an order, or without memory for a process, the supervisor starts a program.
         with suppress(OSError, ValueError):
             text, descriptors, _, _ = socket.recv_fds(supervisor, MAX_BYTES, NUM_DESCRIPTORS)
-            order = Order.model_validate_json(text)
-            if _relevant(order.environment) == self._environment:
+            order = Order.model_validate(json.loads(text))
+            if peer_user(supervisor) == os.geteuid() and self._can_fork(order) and not _has_closed(supervisor):
                 pid = os.fork()
                 if not pid:
                     _leave(partial(self._run, order, descriptors, supervisor))
@@ -190,41 +222,53 @@ class _Server:
         else:
             self._watch_rank(pid, supervisor)
 
+    def _can_fork(self, order: Order) -> bool:
+        num_threads = len(list(Path("/proc/self/task").iterdir()))  # a fork has the calling one alone
+        return self._rank_module is not None and num_threads == 1 and comparable(order.environment) == self._environment
+
     def _watch_rank(self, pid: int, supervisor: socket.socket) -> None:
         with suppress(OSError):  # it has done so itself, and perhaps ended
             os.setpgid(pid, pid)
         rank = _Rank(pid, os.pidfd_open(pid), supervisor)
         self._ranks.append(rank)
-        self._watch(rank.ended, partial(self._report_end, rank))
+        self._watch(rank.pidfd, partial(self._report_end, rank))
         self._watch(supervisor, partial(self._end_rank, rank))
         with suppress(OSError):  # the supervisor is gone
             supervisor.send(str(pid).encode())
 
     def _run(self, order: Order, descriptors: list[int], supervisor: socket.socket) -> int:
-        os.setpgid(0, 0)  # one group to kill; the server does so too, and whoever comes second changes nothing
+        os.setpgid(0, 0)  # one group to kill; the server does so too, and the second call changes nothing
         supervisor.close()
-        self._forget()
+        os.close(self._answers)
+        self._detach()
         log, heartbeat, _ = descriptors
         become_rank(order.environment | order.variables | {PARENT: str(self._pid)}, log, heartbeat)
-        return int(self._program.main(order.spec))
+        sys.argv = [str(self._rank_module.__file__), order.spec]
+        return int(self._rank_module.main(order.spec))
 
-    def _forget(self) -> None:
-        """In a forked process: close what is the server's, and differ from the others as a fresh process does."""
+    def _detach(self) -> None:
+        """In a forked process: end with the server, close what is its own, handle signals, differ in random numbers."""
         os.environ[PARENT] = str(self._pid)
         die_with_supervisor()
         self._events.close()
         self._listening.close()
         for rank in self._ranks:
-            os.close(rank.ended)
+            os.close(rank.pidfd)
             rank.supervisor.close()
         random.seed()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
 
     def _report_end(self, rank: _Rank) -> None:
         """Send the status. The process stays a zombie until the supervisor closes: its number must not be another's."""
-        self._events.unregister(rank.ended)
-        done = os.waitid(os.P_PIDFD, rank.ended, os.WEXITED | os.WNOWAIT)
+        if rank not in self._ranks or rank.pidfd not in self._events.get_map():
+            return  # a later event of one call to `select`
+        self._events.unregister(rank.pidfd)
+        if rank.supervisor.fileno() < 0:
+            self._reap(rank)
+            return
+        done = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOWAIT)
         assert done is not None
         status = done.si_status if done.si_code == os.CLD_EXITED else -done.si_status
         with suppress(OSError):  # the supervisor is gone
@@ -236,16 +280,26 @@ class _Server:
         rank.supervisor.close()
         with suppress(ProcessLookupError):
             os.killpg(rank.pid, signal.SIGKILL)
+        if rank.pidfd not in self._events.get_map():  # it has ended; else its end reaps it
+            self._reap(rank)
+
+    def _reap(self, rank: _Rank) -> None:
         os.waitpid(rank.pid, 0)
-        with suppress(KeyError):
-            self._events.unregister(rank.ended)
-        os.close(rank.ended)
+        os.close(rank.pidfd)
         self._ranks.remove(rank)
 
 
-def _relevant(environment: Mapping[str, str]) -> dict[str, str]:
-    """What libraries read from an environment when they are loaded, and anything else that programs may read then."""
-    return {name: value for name, value in environment.items() if not name.startswith((*OF_DASK, "PACELINE_"))}
+def _has_closed(supervisor: socket.socket) -> bool:
+    """Whether a supervisor has not waited, and starts a program instead."""
+    supervisor.setblocking(False)
+    with suppress(BlockingIOError):
+        return not supervisor.recv(1, socket.MSG_PEEK)
+    return False
+
+
+def comparable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that must be equal in a server and in an order: all but Dask's and Paceline's own."""
+    return {name: value for name, value in environment.items() if not name.startswith((*DASK_PREFIXES, "PACELINE_"))}
 
 
 def _leave(program: Callable[[], int]) -> NoReturn:
@@ -253,21 +307,32 @@ def _leave(program: Callable[[], int]) -> NoReturn:
     status = 1
     try:
         status = program()
+    except SystemExit as leaving:  # as the interpreter does
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        sys.stderr.write("" if isinstance(leaving.code, int | None) else f"{leaving.code}\n")
     except BaseException:  # noqa: BLE001  into the log
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         os._exit(status)
 
 
-def main(descriptor: int, run: str, answer: str, *before: str) -> NoReturn:
+def main(descriptor: int, rank_module: str, answer_module: str, *before: str) -> NoReturn:
     """Import the modules, fork the process that answers requests, and serve orders."""
     die_with_supervisor()
-    environment = _relevant(os.environ)  # engines change it when they are imported
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    environment = comparable(os.environ)  # engines change it when they are imported
+    requests, answers, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)  # what an import prints is no answer
     gc.disable()  # until ranks start: searching the imported modules for garbage takes a quarter of the time
     for name in before:
         with suppress(Exception):  # what was forked imports it again, and reports what fails
             importlib.import_module(name)
-    _Server(socket.socket(fileno=descriptor), environment, run, answer).serve()
+    server = _Server(socket.socket(fileno=descriptor), environment, requests, answers)
+    server.answer(answer_module)
+    server.serve(rank_module)
 
 
 if __name__ == "__main__":

@@ -117,8 +117,7 @@ def rank_environment(
     """Environment of a rank: the worker's, without variables of other groups, with threads, network and GPUs set."""
     scrubbed = {name for name in inherited if name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES)}
     environment = {name: value for name, value in inherited.items() if name not in scrubbed} | keep_memory()
-    environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(num_threads))
-    environment["PYTHONHASHSEED"] = "0"  # sets of texts have one order, in all ranks and after a restart
+    environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = str(num_threads)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if interface is not None:  # a site's own choice stays, such as the interfaces of a faster network

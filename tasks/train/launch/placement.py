@@ -97,7 +97,7 @@ def has_free_devices(client: Client, config: Config, accelerator: str, held: Col
 def prepare_seats(address: str, config: Config, plan: Plan, fork_server: str | None = None) -> None:
     """Start a standby process on each worker that will probably have a rank; the training reports what fails.
 
-    With the path of a fork server of this host, that starts the ranks.
+    With the address of a fork server of this host, that starts the ranks.
     """
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
         placements, _ = find_placements(client, config, plan.accelerator, None, seconds=FIRST_ANSWER_SECONDS)
@@ -110,7 +110,7 @@ def prepare_seats(address: str, config: Config, plan: Plan, fork_server: str | N
                 continue
             devices = gpus_on_host(each, placements, plan.accelerator)
             requests.append((each.worker, keep_ready, (plan.num_threads, each.host, devices, before)))
-        call_workers(client, requests, FIRST_ANSWER_SECONDS)
+        call_workers(client, requests, ANSWER_SECONDS)
 
 
 def can_add_ranks(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:

@@ -26,7 +26,7 @@ RANK_MODULE = "paceline.tasks.train.rank.main"
 
 _ready: list[Standby] = []
 _fork_servers: list[str] = []
-"""Path of the fork server that forks the first rank of this worker; later ones are programs of their own."""
+"""Address of the fork server that forks the first rank of this worker; later ones are programs of their own."""
 
 
 class RankProcess(Protocol):
@@ -42,9 +42,9 @@ class RankProcess(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
 
 
-def use_fork_server(path: str) -> None:
+def use_fork_server(address: str) -> None:
     """Have that fork server start the first rank of this worker, if it can; runs on the worker."""
-    _fork_servers[:] = [path]
+    _fork_servers[:] = [address]
 
 
 def keep_ready(num_threads: int, host: str, devices: tuple[str, ...], before: tuple[str, ...] = ()) -> None:
@@ -71,6 +71,8 @@ def start_rank(spec: RankSpec, spec_path: Path, device_lock: DeviceLock, heartbe
                 forked = fork_rank(_fork_servers.pop(), spec_path, environment, variables, descriptors)
                 if forked is not None:
                     return forked
+                log.write(b"the fork server is gone or has another environment: this rank is a program of its own\n")
+                log.flush()
             if (standby := take(_ready, environment)) is not None:
                 process = standby.start(spec_path, variables, log.fileno(), heartbeat.writing, device_lock.fileno())
                 if process is not None:
@@ -114,7 +116,7 @@ def running_ranks(run_id: str) -> list[int]:
 
 
 def supervisors_of(ranks: Iterable[int]) -> list[int]:
-    """Process ids of the Dask workers of ranks. A worker of dask-cuda holds a CUDA context next to its rank's."""
+    """Process ids of the parents of ranks: Dask workers or a fork server. On GPUs a worker may hold a CUDA context."""
     workers = []  # not their nannies: one nanny's process may start the workers of several trainings
     for pid in ranks:
         with contextlib.suppress(psutil.Error):  # it has ended

@@ -18,7 +18,9 @@ from pathlib import Path
 from paceline.tasks.host import die_with
 from paceline.tasks.train.launch.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
-PARENT = "PACELINE_SUPERVISOR"  # variable with the process id of the worker with which a rank ends
+PARENT = (
+    "PACELINE_SUPERVISOR"  # variable with the process id with which a rank ends: of its worker, or of a fork server
+)
 MAX_ORDER_BYTES = 65_536
 NUM_DESCRIPTORS = 3
 

@@ -1,4 +1,4 @@
-"""Supervisor of a rank: a Dask task that holds a device, starts the rank as a fresh process and waits for its end.
+"""Supervisor of a rank: a Dask task that holds a device, starts the rank as a process and waits for its end.
 
 A fresh process, because torch's process group, signal handlers and DataLoader workers need one, and because it can be
 killed without losing the worker. The coordinator calls `claim_status` and `send_spec` on the worker's event loop every
@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,14 +177,19 @@ def _wait_for_end(process: RankProcess, spec: RankSpec, device_lock: DeviceLock,
 
     assert watch.heartbeat is not None
     progress, last_text = Path(spec.directory) / "progress.json", ""
-    ended = os.pidfd_open(process.pid)
+    try:
+        ended = os.pidfd_open(process.pid)
+    except ProcessLookupError:  # a forked rank that has ended with its server
+        return
     try:
         events = select.poll()
         events.register(ended, select.POLLIN)
         next_beat = 0.0
         while process.poll() is None:
             watch.check_coordinator()
-            events.poll(POLL_SECONDS * 1000)
+            if events.poll(POLL_SECONDS * 1000):  # the status of a forked rank may follow later
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
             watch.heartbeat.read()
             text = last_text
             if spec.rank == 0:

@@ -35,14 +35,14 @@ import os
 def main():
     while line := os.read(0, 100):
         if line == b"end\\n":
-            os._exit(3)
-        os.write(1, f"{os.getpid()} {os.getppid()}\\n".encode())
+            raise SystemExit(3)
+        os.write(1, f"{os.getpid()} {os.getppid()} {'FROM_THE_START' in os.environ}\\n".encode())
 """
 FLOW = """
 import os, time
 from paceline.tasks.train.launch.fork_server import ForkServer
 server = ForkServer(os.environ, "rank", "answers", "early")
-print(server.process.pid, server.path, flush=True)
+print(server.process.pid, server.address, flush=True)
 time.sleep(600)
 """
 SUPERVISOR = """
@@ -58,10 +58,18 @@ time.sleep(600)
 
 @pytest.fixture
 def environment(tmp_path):
-    for name, text in (("rank", RANK), ("answers", ANSWERS), ("early", "import os\npid = os.getpid()\n")):
+    for name, text in (
+        ("rank", RANK),
+        ("answers", ANSWERS),
+        ("early", "import os\nprint('noise')\npid = os.getpid()\n"),
+    ):
         (tmp_path / f"{name}.py").write_text(text)
     paths = (str(tmp_path), str(Path.cwd()), os.environ.get("PYTHONPATH"))
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "FROM_THE_START": "started"}
+    return os.environ | {
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "FROM_THE_START": "started",
+    }
 
 
 @pytest.fixture
@@ -80,7 +88,7 @@ def order(server, environment, tmp_path):
         with (tmp_path / f"{name}.txt").open("ab") as log:
             descriptors = [log.fileno(), writing, log.fileno()]
             rank = fork_rank(
-                server.path, Path(f"{name}.json"), environment | changed, {"FROM_THE_ORDER": "x"}, descriptors
+                server.address, Path(f"{name}.json"), environment | changed, {"FROM_THE_ORDER": "x"}, descriptors
             )
         os.close(writing)
         opened.callback(os.close, reading)
@@ -116,11 +124,13 @@ def test_ranks_share_the_imports_and_are_else_like_fresh_processes(server, order
 
 
 def test_another_process_answers_requests(server, order, tmp_path):
-    answering, parent = ask(server).split()
+    answer = ask(server)
+    answering, parent, has_environment_of_rank = answer.split()
     assert int(parent) == server.process.pid
-    assert ask(server).split() == [answering, parent]
+    assert has_environment_of_rank == "False", "it has that of the flow"
+    assert ask(server) == answer
     rank = order("wait")
-    assert ask(server).split() == [answering, parent], "next to a rank too"
+    assert ask(server) == answer, "next to a rank too"
     assert rank.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         rank.wait(0.1)
@@ -148,7 +158,7 @@ def test_a_server_that_is_gone_forks_nothing(server, order):
 def test_a_stranger_without_an_order_changes_nothing(server, order):
     for text in (b"", b"{", b"[]"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-            stranger.connect(server.path)
+            stranger.connect(f"\0{server.address}")
             stranger.send(text)
             if text:
                 assert stranger.recv(10) == b""
@@ -181,7 +191,7 @@ def test_a_group_is_killed_as_a_whole(order, tmp_path):
 def test_a_rank_ends_with_its_supervisor_and_others_go_on(server, order, environment, tmp_path, number):
     other = order("next-to-it-wait")
     log = tmp_path / "log.txt"
-    command = [sys.executable, "-c", SUPERVISOR, server.path, str(log)]
+    command = [sys.executable, "-c", SUPERVISOR, server.address, str(log)]
     supervisor = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
     rank = psutil.Process(int(supervisor.stdout.readline()))
     child = child_of(rank, log)
@@ -190,6 +200,13 @@ def test_a_rank_ends_with_its_supervisor_and_others_go_on(server, order, environ
     supervisor.stdout.close()
     assert psutil.wait_procs([rank, child], timeout=60)[1] == []
     assert other.poll() is None
+    assert order("next").wait(60) == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_for_all_processes_of_a_service_leaves_the_server(server, order, number):
+    assert order("first").wait(60) == 7
+    os.kill(server.process.pid, number)
     assert order("next").wait(60) == 7
 
 
@@ -203,11 +220,11 @@ def test_ranks_end_with_the_server(server, order):
 
 def test_all_end_with_the_flow(environment, tmp_path):
     flow = subprocess.Popen([sys.executable, "-c", FLOW], env=environment, stdout=subprocess.PIPE, text=True)
-    pid, path = flow.stdout.readline().split()
+    pid, address = flow.stdout.readline().split()
     reading, writing = os.pipe()
     with (tmp_path / "log.txt").open("ab") as log:
         rank = fork_rank(
-            path, Path("wait.json"), environment, {"FROM_THE_ORDER": "x"}, [log.fileno(), writing, writing]
+            address, Path("wait.json"), environment, {"FROM_THE_ORDER": "x"}, [log.fileno(), writing, writing]
         )
     server = psutil.Process(int(pid))
     all_of_them = [server, *server.children()]
