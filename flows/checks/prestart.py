@@ -111,10 +111,14 @@ def start_fork_server(config: Config, environment: Environment) -> ForkServer | 
     plan = plan_of(config, environment)
     if plan is None or plan.accelerator != "cpu":
         return None
-    of_worker = NANNY_DEFAULTS | os.environ | NANNY_VARIABLES
-    variables = rank_environment(of_worker, plan.num_threads, interface_of(LOOPBACK), devices=())
-    _fork_servers.append(ForkServer(variables, RANK_MODULE, child.__name__, FIT_MODULE))
+    _fork_servers.append(ForkServer(local_rank_environment(plan), RANK_MODULE, child.__name__, FIT_MODULE))
     return _fork_servers[-1]
+
+
+def local_rank_environment(plan: Plan) -> dict[str, str]:
+    """Environment of the ranks of a local cluster without GPUs, before there is a worker."""
+    of_worker = NANNY_DEFAULTS | os.environ | NANNY_VARIABLES
+    return rank_environment(of_worker, plan.num_threads, interface_of(LOOPBACK), devices=())
 
 
 def plan_of(config: Config, environment: Environment) -> Plan | None:

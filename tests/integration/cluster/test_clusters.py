@@ -38,6 +38,37 @@ ONE = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
 UP_SECONDS = 20
 
 
+SAME_ENVIRONMENT = """
+import os
+
+from paceline.conf.config import Config
+from paceline.conf.environment import Environment
+from paceline.flows.checks.prestart import local_rank_environment, plan_of
+from paceline.tasks.cluster.client import ClusterResources, connect
+from paceline.tasks.cluster.kinds import open_cluster
+from paceline.tasks.cluster.local import LOOPBACK
+from paceline.tasks.train.launch.fork_server import comparable
+from paceline.tasks.train.launch.layout import rank_environment
+from paceline.tasks.train.launch.rank_process import interface_of
+
+if __name__ == "__main__":
+    config = Config()
+    plan = plan_of(config, Environment())
+    of_server = comparable(local_rank_environment(plan))
+    one = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False, prepares=False)
+    with open_cluster(config.cluster, one) as address, connect(address) as client:
+        (of_worker,) = client.run(lambda: dict(os.environ)).values()
+    of_rank = comparable(rank_environment(of_worker, plan.num_threads, interface_of(LOOPBACK), ()))
+    print({name for name in of_server.keys() | of_rank.keys() if of_server.get(name) != of_rank.get(name)})
+"""
+
+
+def test_a_fork_server_has_the_environment_of_the_ranks_of_a_local_cluster():
+    """It is set before Dask's nanny is there; else no rank would be forked, and each start would take longer."""
+    done = subprocess.run([sys.executable, "-c", SAME_ENVIRONMENT], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("set()", 0), done.stderr
+
+
 def check_lean(client):
     for name, value in low_overhead_config().items():
         assert all(found == value for found in client.run(dask.config.get, name).values()), name
