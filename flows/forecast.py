@@ -91,8 +91,7 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
         overrides.append("execution.compile=off")
     (config,) = configure(request.config, [overrides])
     try:
-        check = preflight.check_lightning if own else preflight.check
-        return config, check(config, environment)
+        return config, preflight.check_run(config, environment)
     except InputError as error:
         if ranks == 1:
             raise

@@ -142,6 +142,11 @@ def check(
     return PreflightResult(plan, hardware, experiment_id, listing.num_train, pretrained, checkpoint_bytes)
 
 
+def check_run(config: Config, environment: Environment, *, prestart: Prestart | None = None) -> PreflightResult:
+    """Check a training of a preset or of own Lightning code; raise as `check` and `check_lightning`."""
+    return (check_lightning if config.lightning.settings else check)(config, environment, prestart=prestart)
+
+
 def _check_baseline(config: Config, environment: Environment) -> None:
     """Raise InputError if the named run is unknown, has not finished, or is not a training."""
     run_id = config.speedup.baseline

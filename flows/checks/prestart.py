@@ -92,6 +92,7 @@ def close_ahead() -> None:
     while _ahead:
         with suppress(Exception):
             _ahead.pop()[-1].close()
+    child.close_waiting()
     while _fork_servers:
         _fork_servers.pop().end()
 
@@ -103,16 +104,18 @@ _fork_servers: list[ForkServer] = []
 def start_fork_server(config: Config, environment: Environment) -> ForkServer | None:
     """Start a fork server for the ranks of a run, and for the process that imports the user's code.
 
-    None where ranks are not forked: on GPUs, whose libraries must not be loaded before a fork, on other hosts, and
-    where a rank waits already. `close_ahead` ends it.
+    None where ranks are not forked: on GPUs, as CUDA fails after a fork, on other hosts, and where a cluster was opened
+    ahead. `close_ahead` ends it.
     """
     if _ahead or config.cluster.kind != "local":
         return None
     plan = plan_of(config, environment)
     if plan is None or plan.accelerator != "cpu":
         return None
-    _fork_servers.append(ForkServer(local_rank_environment(plan), RANK_MODULE, child.__name__, FIT_MODULE))
-    return _fork_servers[-1]
+    with suppress(OSError):  # no such socket in a sandbox
+        _fork_servers.append(ForkServer(local_rank_environment(plan), RANK_MODULE, child.__name__, FIT_MODULE))
+        return _fork_servers[-1]
+    return None
 
 
 def local_rank_environment(plan: Plan) -> dict[str, str]:

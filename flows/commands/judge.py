@@ -157,7 +157,7 @@ def _trainings(options: Namespace, site: Environment) -> tuple["Question", "Conf
     from paceline.tasks.scores import SCORE_OF_TASK
 
     for config in configs:
-        (preflight.check_lightning if is_own else preflight.check)(config, site)
+        preflight.check_run(config, site)
     options.metric_key = options.metric_key or f"evaluate.{SCORE_OF_TASK[old.model.task]}"
     return _question(options, sides, TRAINING_BUDGET, rate_key=RATE_KEY), old
 

@@ -77,13 +77,12 @@ def start(config: Config, resume: str | None = None) -> dict[str, Any]:
     from paceline.flows.checks import preflight
     from paceline.flows.checks.prestart import Prestart
 
-    environment, is_own = Environment(), bool(config.lightning.settings)
+    environment = Environment()
     with Prestart(config, environment) as prestart:
-        check = preflight.check_lightning if is_own else preflight.check
-        checked = check(config, environment, prestart=prestart)  # before the flow: wrong input leaves no flow run
+        checked = preflight.check_run(config, environment, prestart=prestart)  # wrong input leaves no flow run
         next_pool.note_run(config, checked.plan)
         with quiet_flow(environment):
-            if is_own:
+            if config.lightning.settings:
                 from paceline.flows.run.lightning import run_lightning
 
                 return run_lightning(config, resume)

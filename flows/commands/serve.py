@@ -72,8 +72,7 @@ def serve(options: Namespace) -> None:
         hint = "start prefect server start in a second terminal, then export PREFECT_API_URL=http://127.0.0.1:4200/api"
         raise InputError(fault, hint=hint, setting="PREFECT_API_URL")
     if config is not None:
-        check = preflight.check_lightning if config.lightning.settings else preflight.check
-        check(config, environment)
+        preflight.check_run(config, environment)
     else:
         prefect_api.check_prefect(environment)
     from paceline.flows import deployment as deployments

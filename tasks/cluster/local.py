@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 NANNY_DEFAULTS, NANNY_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "6640"}
-"""What Dask's nannies set for workers, the first unless their user has (distributed/nanny.py, 2026.7). Other variables
-of theirs are a rank's own. If that changes, ranks are no longer forked, see `start_fork_server`."""
+"""Variables that Dask's nannies set for workers; the first only if the user has not set it (distributed/nanny.py,
+2026.7). Others of theirs are a rank's own. If that changes, ranks are no longer forked, see `start_fork_server`."""
 QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 """Schedulers serve HTTP, without TLS, in any case: on loopback alone, on any free port."""
 

@@ -2,9 +2,9 @@
 
 Importing torch and Lightning takes most of the time until own Lightning code trains. This process does it for the first
 ranks of a local cluster, and for the process that imports the user's code, which is forked before any rank. The server
-itself imports nothing of the user's, computes nothing and has one thread, so that what it forks is as a fresh process
-is. It is the parent of the ranks, and reports their ends to the supervisors. If the connection of a supervisor closes,
-the server kills the group of its rank. If the server ends, the kernel kills the ranks. See decision 0040.
+itself imports nothing of the user's and computes nothing. It forks ranks only while it has one thread, so that they are
+like fresh processes. It is their parent, and reports their ends to the supervisors. If the connection of a supervisor
+closes, the server kills the group of its rank. If the server ends, the kernel kills the ranks. See decision 0040.
 """
 
 import gc
@@ -35,7 +35,7 @@ FORK_SECONDS = 30.0  # for an answer to an order: imports may precede it
 ORDER_SECONDS = 5.0
 END_SECONDS = 60.0  # for the status of a rank that was killed
 DASK_PREFIXES = ("DASK_", "__DASK_")
-"""Of variables that mean nothing to a rank."""
+"""Prefixes of variables that ranks do not use."""
 ENDED = "ended "
 """Start of the line in place of an answer: the process that answers requests has ended, with this status."""
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,27 +63,29 @@ class ForkServer:
             before: modules that are imported before anything is forked.
         """
         self.address = f"paceline-{secrets.token_hex(16)}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening,
+            os.fdopen(os.memfd_create("environment"), "w") as variables,
+        ):
             listening.bind(f"\0{self.address}")  # no file that a killed flow would leave
             listening.listen()
+            json.dump(dict(os.environ), variables)
+            variables.flush()
+            descriptors = [listening.fileno(), variables.fileno()]
             self.process: subprocess.Popen[str] = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(listening.fileno()), rank_module, answer_module, *before],
+                [sys.executable, "-P", "-m", __name__, *map(str, descriptors), rank_module, answer_module, *before],
                 env=dict(environment) | {PARENT: str(os.getpid())},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                pass_fds=[listening.fileno()],
+                pass_fds=descriptors,
                 start_new_session=True,  # a terminal's Ctrl-C reaches the coordinator alone
             )
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(dict(os.environ)) + "\n")
-            self.process.stdin.flush()
 
     def end(self) -> None:
         """End it, the process that answers, what that has started, and the ranks."""
-        with suppress(ProcessLookupError):
+        if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         with suppress(BrokenPipeError), self.process:  # of a request that nobody has read
             pass
@@ -154,19 +156,19 @@ class _Rank:
 class _Server:
     """Waits for orders, for the ends of what was forked, and for the ends of supervisors."""
 
-    def __init__(self, listening: socket.socket, environment: dict[str, str], requests: int, answers: int) -> None:
-        self._listening, self._environment, self._pid = listening, environment, os.getpid()
+    def __init__(self, listening: socket.socket, started_with: dict[str, str], requests: int, answers: int) -> None:
+        self._listening, self._started_with, self._pid = listening, started_with, os.getpid()
         self._requests, self._answers = requests, answers
         self._ranks: list[_Rank] = []
         self._events = selectors.DefaultSelector()
         self._watch(listening, self._take_order)
         self._rank_module: Any = None  # without one, all orders are refused
 
-    def answer(self, module: str) -> None:
-        """Fork the process that answers requests."""
+    def answer(self, module: str, environment: dict[str, str]) -> None:
+        """Fork the process that answers requests, in an environment of its own."""
         pid = os.fork()
         if not pid:
-            _leave(partial(self._answer, module))
+            _leave(partial(self._answer, module, environment))
         os.close(self._requests)
         pidfd = os.pidfd_open(pid)
         self._watch(pidfd, partial(self._end_answers, pid, pidfd))
@@ -182,15 +184,14 @@ class _Server:
     def _watch(self, source: Any, act: Callable[[], None]) -> None:
         self._events.register(source, selectors.EVENT_READ, act)
 
-    def _answer(self, module: str) -> int:
+    def _answer(self, module: str, environment: dict[str, str]) -> int:
         self._detach()
         for descriptor, place in ((self._requests, 0), (self._answers, 1)):
             os.dup2(descriptor, place)
             os.close(descriptor)
-        with os.fdopen(os.dup(0), "rb", buffering=0) as requests:  # that takes no byte of what follows
-            environment = json.loads(requests.readline())
+        of_imports = {name: value for name, value in os.environ.items() if self._started_with.get(name) != value}
         os.environ.clear()
-        os.environ.update(environment | {PARENT: str(self._pid)})
+        os.environ.update(environment | of_imports)
         sys.argv = [module]
         importlib.import_module(module).main()
         return 0
@@ -204,6 +205,9 @@ class _Server:
 
     def _take_order(self) -> None:
         supervisor, _ = self._listening.accept()
+        if peer_user(supervisor) != os.geteuid():
+            supervisor.close()
+            return
         supervisor.settimeout(ORDER_SECONDS)
         descriptors: list[int] = []
         pid = None
@@ -211,7 +215,7 @@ class _Server:
         with suppress(OSError, ValueError):
             text, descriptors, _, _ = socket.recv_fds(supervisor, MAX_BYTES, NUM_DESCRIPTORS)
             order = Order.model_validate(json.loads(text))
-            if peer_user(supervisor) == os.geteuid() and self._can_fork(order) and not _has_closed(supervisor):
+            if len(descriptors) == NUM_DESCRIPTORS and self._can_fork(order) and not _has_closed(supervisor):
                 pid = os.fork()
                 if not pid:
                     _leave(partial(self._run, order, descriptors, supervisor))
@@ -224,7 +228,8 @@ class _Server:
 
     def _can_fork(self, order: Order) -> bool:
         num_threads = len(list(Path("/proc/self/task").iterdir()))  # a fork has the calling one alone
-        return self._rank_module is not None and num_threads == 1 and comparable(order.environment) == self._environment
+        is_equal = comparable(order.environment) == comparable(self._started_with)
+        return self._rank_module is not None and num_threads == 1 and is_equal
 
     def _watch_rank(self, pid: int, supervisor: socket.socket) -> None:
         with suppress(OSError):  # it has done so itself, and perhaps ended
@@ -250,11 +255,9 @@ class _Server:
         """In a forked process: end with the server, close what is its own, handle signals, differ in random numbers."""
         os.environ[PARENT] = str(self._pid)
         die_with_supervisor()
+        for key in list(self._events.get_map().values()):
+            key.fileobj.close() if isinstance(key.fileobj, socket.socket) else os.close(key.fd)
         self._events.close()
-        self._listening.close()
-        for rank in self._ranks:
-            os.close(rank.pidfd)
-            rank.supervisor.close()
         random.seed()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
@@ -278,7 +281,7 @@ class _Server:
         """The supervisor has read the status, or it is gone."""
         self._events.unregister(rank.supervisor)
         rank.supervisor.close()
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # none is left, or another user's
             os.killpg(rank.pid, signal.SIGKILL)
         if rank.pidfd not in self._events.get_map():  # it has ended; else its end reaps it
             self._reap(rank)
@@ -313,15 +316,19 @@ def _leave(program: Callable[[], int]) -> NoReturn:
     except BaseException:  # noqa: BLE001  into the log
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
+        with suppress(Exception):  # the user's code may have closed it
+            sys.stdout.flush()
         os._exit(status)
 
 
-def main(descriptor: int, rank_module: str, answer_module: str, *before: str) -> NoReturn:
+def main(listening: int, environment: int, rank_module: str, answer_module: str, *before: str) -> NoReturn:
     """Import the modules, fork the process that answers requests, and serve orders."""
     die_with_supervisor()
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
-    environment = comparable(os.environ)  # engines change it when they are imported
+    started_with = dict(os.environ)  # engines change it when they are imported
+    with os.fdopen(environment) as file:
+        file.seek(0)
+        of_flow = json.load(file)
     requests, answers, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -330,10 +337,10 @@ def main(descriptor: int, rank_module: str, answer_module: str, *before: str) ->
     for name in before:
         with suppress(Exception):  # what was forked imports it again, and reports what fails
             importlib.import_module(name)
-    server = _Server(socket.socket(fileno=descriptor), environment, requests, answers)
-    server.answer(answer_module)
+    server = _Server(socket.socket(fileno=listening), started_with, requests, answers)
+    server.answer(answer_module, of_flow)
     server.serve(rank_module)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -30,7 +30,7 @@ _fork_servers: list[str] = []
 
 
 class RankProcess(Protocol):
-    """What a supervisor uses of a rank's process, see `subprocess.Popen`."""
+    """Interface of a rank's process that a supervisor needs, see `subprocess.Popen`."""
 
     pid: int
 
@@ -71,7 +71,7 @@ def start_rank(spec: RankSpec, spec_path: Path, device_lock: DeviceLock, heartbe
                 forked = fork_rank(_fork_servers.pop(), spec_path, environment, variables, descriptors)
                 if forked is not None:
                     return forked
-                log.write(b"the fork server is gone or has another environment: this rank is a program of its own\n")
+                log.write(b"the fork server did not fork this rank, so it is a program of its own\n")
                 log.flush()
             if (standby := take(_ready, environment)) is not None:
                 process = standby.start(spec_path, variables, log.fileno(), heartbeat.writing, device_lock.fileno())

@@ -65,7 +65,7 @@ def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None
 
 
 def die_with_supervisor() -> None:
-    """End with the worker that supervises this process; there is none in a replay by hand."""
+    """End with the worker or the fork server that has started this process; there is none in a replay by hand."""
     parent = os.environ.get(PARENT)
     if parent:
         die_with(int(parent))

@@ -1,9 +1,9 @@
 """Supervisor of a rank: a Dask task that holds a device, starts the rank as a process and waits for its end.
 
-A fresh process, because torch's process group, signal handlers and DataLoader workers need one, and because it can be
-killed without losing the worker. The coordinator calls `claim_status` and `send_spec` on the worker's event loop every
-few seconds. After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is gone, and the supervisor
-stops the rank.
+A process of its own, because torch's process group, signal handlers and DataLoader workers need one, and because it can
+be killed without losing the worker. The coordinator calls `claim_status` and `send_spec` on the worker's event loop
+every few seconds. After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is gone, and the
+supervisor stops the rank.
 """
 
 import contextlib
@@ -158,8 +158,9 @@ def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
     started = time.monotonic()
     heartbeat = watch.heartbeat = HeartbeatReader()
     try:
+        watch.started = started  # a slow start is one of the rank: see the coordinator's limits
         process = start_rank(spec, spec_path, device_lock, heartbeat)
-        watch.pid, watch.started = process.pid, started
+        watch.pid = process.pid
         try:
             _wait_for_end(process, spec, device_lock, watch)
         finally:

@@ -55,7 +55,7 @@ class Request(Record):
 class Child:
     """A child process, for one request after the other; the user's code is imported once.
 
-    A fork server has forked its own, which ends when nobody asks any more.
+    With a fork server, this is the process that the server has forked. It ends when its input is closed.
     """
 
     def __init__(self, server: ForkServer | None = None) -> None:
@@ -99,7 +99,7 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; that of a fork server ends after its request."""
         if self._server is not None:
             for end in filter(None, (self._process.stdin, self._process.stdout)):
                 with suppress(BrokenPipeError):
@@ -136,6 +136,12 @@ def ask_again(request: Request) -> dict[str, Any]:
     """Do a request in the process that `ask` has left, or else in a new one; raises as `ask`."""
     with closing(_waiting.pop() if _waiting else Child()) as child:
         return child.ask(request)
+
+
+def close_waiting() -> None:
+    """End the process that `ask` has left, if `ask_again` has not."""
+    while _waiting:
+        _waiting.pop().close()
 
 
 def _do(request: Request) -> dict[str, Any]:

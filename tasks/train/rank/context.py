@@ -191,7 +191,7 @@ class RankContext:
 
 
 def own_processes(spec: RankSpec) -> list[int]:
-    """Process ids of a run on this host: its ranks, the Dask worker of each, and the flow."""
+    """Process ids of a run on this host: its ranks, the parent of each (Dask worker or fork server), and the flow."""
     host, pid = spec.coordinator
     flow = [pid] if host == host_identity() else []
     ranks = running_ranks(spec.run_id)

@@ -36,3 +36,19 @@ def test_a_claim_that_begins_while_it_is_asked_for_does_not_wait_for_itself(leas
     monkeypatch.setattr(supervise, "DeviceLock", Begins)
     found = claim_status(KEY, DEVICE)
     assert (found.state, found.owner) == ("held", None)
+
+
+def test_a_rank_that_a_slow_fork_server_starts_is_running(lease, monkeypatch, make_spec):
+    """The coordinator gives it the time of a start, and does not count its worker as lost."""
+    watch, found = supervise._Watch(0), []
+
+    def start_slowly(spec, path, lock, heartbeat):
+        found.append(claim_status(KEY, DEVICE))
+        raise OSError("no server")
+
+    monkeypatch.setitem(supervise._watches, KEY, watch)
+    monkeypatch.setattr(supervise, "start_rank", start_slowly)
+    with pytest.raises(OSError, match="no server"):
+        supervise._run(make_spec().model_dump_json(), lease, watch)
+    assert (found[0].state, found[0].has_heartbeat) == ("running", False)
+    assert watch.started is None
