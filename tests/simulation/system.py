@@ -98,13 +98,13 @@ def find(pid):
 
 
 class Popen:
-    """A child process. Its program is the second word of its command after the interpreter's `-m`."""
+    """A child process. Its program follows `-m` in its command."""
 
     programs: ClassVar[dict] = {}
 
     def __init__(self, command, env, pass_fds, stdout, **_):
         parent = process()
-        _, _, module, *arguments = command
+        module, *arguments = command[command.index("-m") + 1 :]
         child = Process(kernel(), parent.host, module.rsplit(".", 2)[-2], parent, dict(env), tuple(command))
         for number in pass_fds:
             child.files[number] = file = parent.files[number]
