@@ -306,7 +306,7 @@ def comparable(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leave(program: Callable[[], int]) -> NoReturn:
-    """Run what a forked process is for, and end it; nothing of the server's goes on in it."""
+    """Run the work of a forked process, and end the process before it returns to the code of the server."""
     status = 1
     try:
         status = program()
@@ -332,7 +332,7 @@ def main(listening: int, environment: int, rank_module: str, answer_module: str,
     requests, answers, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.dup2(2, 1)  # what an import prints is no answer
+    os.dup2(2, 1)  # so that imports do not print into the answers
     gc.disable()  # until ranks start: searching the imported modules for garbage takes a quarter of the time
     for name in before:
         with suppress(Exception):  # what was forked imports it again, and reports what fails

@@ -101,13 +101,14 @@ def prepare_seats(address: str, config: Config, plan: Plan, fork_server: str | N
     """
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
         placements, _ = find_placements(client, config, plan.accelerator, None, seconds=FIRST_ANSWER_SECONDS)
+        if fork_server is not None:
+            requests: list[Request] = [(each.worker, use_fork_server, (fork_server,)) for each in placements]
+            call_workers(client, requests, ANSWER_SECONDS)
+            return
         early = {process.__name__: process.is_wanted(config.speedup), FIT_MODULE: bool(config.lightning.settings)}
         before = tuple(name for name, is_needed in early.items() if is_needed)
-        requests: list[Request] = []
+        requests = []
         for each in placements:
-            if fork_server is not None:
-                requests.append((each.worker, use_fork_server, (fork_server,)))
-                continue
             devices = gpus_on_host(each, placements, plan.accelerator)
             requests.append((each.worker, keep_ready, (plan.num_threads, each.host, devices, before)))
         call_workers(client, requests, ANSWER_SECONDS)

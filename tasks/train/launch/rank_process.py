@@ -34,9 +34,6 @@ class RankProcess(Protocol):
 
     pid: int
 
-    @property
-    def returncode(self) -> int | None: ...  # noqa: D102
-
     def poll(self) -> int | None: ...  # noqa: D102
 
     def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102

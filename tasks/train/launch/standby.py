@@ -18,9 +18,8 @@ from pathlib import Path
 from paceline.tasks.host import die_with
 from paceline.tasks.train.launch.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
-PARENT = (
-    "PACELINE_SUPERVISOR"  # variable with the process id with which a rank ends: of its worker, or of a fork server
-)
+PARENT = "PACELINE_SUPERVISOR"
+"""Variable with the process id of the worker, or of the fork server, that a rank ends with."""
 MAX_ORDER_BYTES = 65_536
 NUM_DESCRIPTORS = 3
 

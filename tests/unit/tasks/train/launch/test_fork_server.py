@@ -116,9 +116,9 @@ def test_ranks_share_the_imports_and_are_else_like_fresh_processes(server, order
     ranks = [order("first"), order("second")]
     assert [rank.wait(60) for rank in ranks] == [7, 7]
     assert [rank.poll() for rank in ranks] == [7, 7]
-    told = [(tmp_path / f"{name}.txt").read_text().splitlines() for name in ("first", "second")]
-    assert [lines[0] for lines in told] == ["first.json started x ''", "second.json started x ''"]
-    (early, *random), (same, *other) = (lines[1].split() for lines in told)
+    logs = [(tmp_path / f"{name}.txt").read_text().splitlines() for name in ("first", "second")]
+    assert [lines[0] for lines in logs] == ["first.json started x ''", "second.json started x ''"]
+    (early, *random), (same, *other) = (lines[1].split() for lines in logs)
     assert early == same == str(server.process.pid), "it was imported once"
     assert not set(random) & set(other), "each has random numbers of its own"
 
