@@ -1,28 +1,35 @@
 """Prefect's temporary API: an API on loopback while a command runs, if no server is given.
 
-Prefect's own starts with the flow, imports its server here too (1.4 s), and outlives this process if it is killed. As a
-program, this module is that API.
+Prefect's own starts with the flow, imports its server here too (1.4 s), and outlives this process if it is killed.
+This one is a fork of a process that has one thread, which shares its import of Prefect (decision 0041). A process with
+more threads starts this module as a program: a fork has only one of them, and may wait for what the others hold.
 """
 
 import atexit
 import gc
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.request
 from contextlib import suppress
 from http import HTTPStatus
 
+import psutil
+
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError, RunError
-from paceline.tasks.host import die_with
+from paceline.tasks.host import die_with, has_one_thread
 from paceline.tasks.http import ANSWER_SECONDS, ask, status
 from paceline.tasks.track.connectivity import check_address
 
 END_SECONDS = 5.0
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+AUTH_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 AWAY_SECONDS = 1800.0  # longest wait of a flow for an API that does not answer
 POLL_SECONDS = 2.0
 
@@ -33,17 +40,10 @@ class TemporaryApi:
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-            descriptor = listening.fileno()
             # Other users of this host reach its loopback too, and could read this run's log or cancel it.
             self.auth = f"paceline:{secrets.token_urlsafe(32)}"
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(descriptor), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # stdout is for the outcome
-                env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": self.auth},
-                pass_fds=[descriptor],
-                start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
-            )
+            start = _fork if has_one_thread() else _start_program
+            self._process = start(listening, self.auth)
         self.is_used = False  # whether a flow uses its address
 
     def url(self, seconds: float) -> str:
@@ -57,8 +57,9 @@ class TemporaryApi:
         try:
             urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
         except OSError as error:
-            ended = self._process.poll()
-            reason = f"ended with status {ended}" if ended is not None else f"does not answer within {seconds:g} s"
+            reason = f"does not answer within {seconds:g} s"
+            with suppress(psutil.TimeoutExpired):
+                reason = f"ended with status {self._process.wait(0)}"
             raise RunError(
                 f"Prefect's temporary API {reason} ({error}); look at the lines above, or start a server "
                 "(prefect server start) and set PREFECT_API_URL"
@@ -66,12 +67,59 @@ class TemporaryApi:
 
     def end(self) -> None:
         """End the API; at once if it never answered: until then it only prepares its database, in one transaction."""
-        if self.is_used:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_SECONDS)
-        self._process.kill()
-        self._process.wait()
+        with suppress(psutil.NoSuchProcess):
+            if self.is_used:
+                self._process.terminate()
+                with suppress(psutil.TimeoutExpired):
+                    self._process.wait(END_SECONDS)
+            self._process.kill()
+            self._process.wait()
+
+
+def _start_program(listening: socket.socket, auth: str) -> psutil.Process:
+    return psutil.Popen(
+        [sys.executable, "-P", "-m", __name__, str(listening.fileno()), str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # stdout is for the outcome
+        env=os.environ | {AUTH_VARIABLE: auth},
+        pass_fds=[listening.fileno()],
+        start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
+    )
+
+
+def _fork(listening: socket.socket, auth: str) -> psutil.Process:
+    """Fork the API; what it shares with the program: no input, the errors' output, a session of its own."""
+    import prefect.main  # noqa: F401  the flow and the API share it
+
+    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # for this process's code alone
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return psutil.Process(pid)
+    try:
+        die_with(parent)
+        os.setsid()
+        _become_fresh(listening.fileno())
+        os.environ[AUTH_VARIABLE] = auth
+        from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
+
+        with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: auth}):
+            serve(listening)
+    except BaseException:  # noqa: BLE001  the code of this process must not go on in the API
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _become_fresh(descriptor: int) -> None:
+    """Leave what the process before the fork had: its signals, its input and output, and its other descriptors."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # stdout is for the outcome
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 _running: list[TemporaryApi] = []
@@ -177,9 +225,8 @@ def prefect_server(environment: Environment) -> str | None:
     return get_current_settings().api.url
 
 
-def main(descriptor: int, parent: int) -> None:
-    """Serve the API on a listening socket, until the process `parent` ends."""
-    die_with(parent)
+def serve(listening: socket.socket) -> None:
+    """Serve the API on a socket until a signal ends this process."""
     gc.disable()  # a quarter of the time of all these imports
     import uvicorn
     from prefect.server.api.server import create_app
@@ -187,7 +234,13 @@ def main(descriptor: int, parent: int) -> None:
     app = create_app(ephemeral=True, final=True)
     gc.freeze()
     gc.enable()
-    uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run([socket.socket(fileno=descriptor)])
+    uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run([listening])
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Serve the API on a listening socket, until the process `parent` ends."""
+    die_with(parent)
+    serve(socket.socket(fileno=descriptor))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ starts at an eighth of their level, and is above them only after some fifty cand
 
 from collections.abc import Sequence
 
-from scipy.special import zeta
+import scipy
 
 FALSE_KEEP_RATE = 0.05
 START_WEALTH = FALSE_KEEP_RATE / 2
@@ -22,7 +22,7 @@ DECAY = 1.6
 
 def weight(age: int) -> float:
     """Share of a wealth that is spent on the candidate so many places behind its source; all together 1."""
-    return float(age**-DECAY / zeta(DECAY))
+    return float(age**-DECAY / scipy.special.zeta(DECAY))
 
 
 def next_level(kept: Sequence[bool]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, Interval
 from paceline.tasks.records.measurement import Block
@@ -49,7 +49,7 @@ def carry_over(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Carry
     coefficients = inverse @ design.T @ np.asarray(sums)
     square = float(np.sum((sums - design @ coefficients) ** 2)) / (count - 3)
     error = max(1e-9, float(np.sqrt(square * inverse[0, 0])))  # times have no more digits
-    p_value = float(2 * special.stdtr(count - 3, -abs(coefficients[0]) / error))
+    p_value = float(2 * scipy.special.stdtr(count - 3, -abs(coefficients[0]) / error))
     return CarryOver(float(np.expm1(coefficients[0] / 2)), p_value)
 
 

@@ -52,7 +52,7 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from paceline.tasks.records.measurement import Block, ProbeResult, Rates
 from paceline.tasks.records.record import Record
@@ -145,7 +145,7 @@ def location_interval(differences: Floats, confidence: float | None = None) -> t
     averages = np.sort((differences[..., first] + differences[..., second]) / 2, axis=-1)  # Walsh averages
     location = np.median(averages, axis=-1)
     if num_rounds < MIN_ROUNDS:
-        quantile = float(special.stdtrit(num_rounds - 1, (1 + confidence) / 2))
+        quantile = float(scipy.special.stdtrit(num_rounds - 1, (1 + confidence) / 2))
         reach = quantile * np.std(differences, axis=-1, ddof=1) / np.sqrt(num_rounds)
         centre = np.mean(differences, axis=-1)
         return location, np.minimum(centre - reach, location), np.maximum(centre + reach, location)

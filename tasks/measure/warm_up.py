@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.tasks.measure.paired_ratio import MAX_AUTOCORRELATION, ROUNDS_PER_LOOK, autocorrelation
 from paceline.tasks.records.measurement import Block
@@ -49,7 +49,7 @@ def num_warm_up(rounds: Sequence[Sequence[Block]]) -> int:
         share = min(MAX_AUTOCORRELATION, max(0.0, autocorrelation(residuals) or 0.0))
         inflation = (1 + share) / (1 - share)
         error = math.sqrt(inflation * square / (count - 2) * (1 / split + 1 / (count - split)))
-        p_value = len(splits) * special.stdtr(count - 2, -size / max(error, 1e-12))
+        p_value = len(splits) * scipy.special.stdtr(count - 2, -size / max(error, 1e-12))
         if square > np.sum((values - line) ** 2) or p_value > LEVEL:
             return dropped
         dropped += split

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.conf.config import Speedup
 from paceline.tasks.formatting import format_seconds
@@ -49,7 +49,7 @@ def across_starts(ratio: Interval, earlier: Sequence[float]) -> Interval | None:
     if ratio.low is None or ratio.high is None or len(earlier) < MIN_STARTS:
         return None
     logs = np.log(np.asarray(earlier[-MAX_STARTS:]))
-    reach = math.exp(float(special.stdtrit(logs.size - 1, (1 + FIXED_CONFIDENCE) / 2)) * float(logs.std(ddof=1)))
+    reach = math.exp(float(scipy.special.stdtrit(logs.size - 1, (1 + FIXED_CONFIDENCE) / 2)) * float(logs.std(ddof=1)))
     low, high = min(ratio.low, ratio.value / reach), max(ratio.high, ratio.value * reach)
     return Interval(value=ratio.value, low=low, high=high)
 
@@ -59,7 +59,7 @@ def over_processes(probes: Sequence[ProbeResult]) -> Interval | None:
     logs = np.log(np.asarray(process_ratios(probes)))
     if logs.size < MIN_PROCESSES:
         return None
-    centre, quantile = float(logs.mean()), special.stdtrit(logs.size - 1, (1 + FIXED_CONFIDENCE) / 2)
+    centre, quantile = float(logs.mean()), scipy.special.stdtrit(logs.size - 1, (1 + FIXED_CONFIDENCE) / 2)
     reach = float(quantile * logs.std(ddof=1)) / math.sqrt(logs.size)
     return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from pydantic import Field
-from scipy import special
 
 from paceline.tasks.formatting import DASH, format_interval, number_text
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval
@@ -232,7 +232,7 @@ def ratio_across(ratios: Sequence[float]) -> Interval:
     centre, count = float(logs.mean()), len(ratios)
     if count < MIN_INTERVAL_ROUNDS:
         return Interval(value=math.exp(centre))
-    quantile = float(special.stdtrit(count - 1, (1 + FIXED_CONFIDENCE) / 2))
+    quantile = float(scipy.special.stdtrit(count - 1, (1 + FIXED_CONFIDENCE) / 2))
     reach = quantile * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / count)
     return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
 

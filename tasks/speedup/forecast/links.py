@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.measurement import AllReduceTime
@@ -81,7 +81,7 @@ def fit_link(samples: Sequence[AllReduceTime]) -> Link:
     relative_error, freedom = GIVEN_RELATIVE_ERROR, len(samples) - 2
     if freedom >= 1:
         spread = float(np.sqrt(np.sum((scaled @ solution - 1) ** 2) / freedom))
-        relative_error = max(MIN_RELATIVE_ERROR, min(1.0, float(special.stdtrit(freedom, 0.975)) * spread))
+        relative_error = max(MIN_RELATIVE_ERROR, min(1.0, float(scipy.special.stdtrit(freedom, 0.975)) * spread))
     alpha, beta = solution.tolist()
     return Link(
         name="measured",

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+import scipy
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.measure.paired_ratio import Interval
@@ -222,7 +222,7 @@ def _between(sizes: Sequence[float] | Floats, values_XD: Sequence[Floats] | Floa
 
 def expected_largest(num: int) -> float:
     """Of `num` independent standard normal values, from 2 on (Blom 1958; within 5 % of the exact value)."""
-    return float(special.ndtri((num - 0.375) / (num + 0.25)))
+    return float(scipy.special.ndtri((num - 0.375) / (num + 0.25)))
 
 
 def _noise(rng: np.random.Generator) -> Floats:

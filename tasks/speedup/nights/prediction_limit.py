@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
+import scipy
 
 RUN_LENGTH_YEARS = 100
 """Average time until a false alarm of one measure of a nightly series, if its noise is normal. Heavier tails are held
@@ -69,7 +69,7 @@ class Level:
         if self.host_spread == 0:
             degrees = (QN_EFFICIENCY * (self.num_runs - 1), 1)
         shares = sum(part**2 / number for part, number in zip(parts, degrees, strict=True) if part)
-        return -float(special.stdtrit(variance**2 / shares, LEVEL)) * math.sqrt(variance)
+        return -float(scipy.special.stdtrit(variance**2 / shares, LEVEL)) * math.sqrt(variance)
 
     def _weight(self, host: str) -> float:
         _, number = self.hosts.get(host, (0.0, 0))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Floats, Interval
 from paceline.tasks.speedup.study.records import ArmRun, Parity
@@ -27,7 +27,7 @@ def ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -
         return None
     above, below = np.mean(numerators), np.mean(denominators)
     (var_above, both), (_, var_below) = np.cov(numerators, denominators, ddof=1) / count
-    quantile = float(special.stdtrit(count - 1, (1 + FIXED_CONFIDENCE) / 2)) ** 2
+    quantile = float(scipy.special.stdtrit(count - 1, (1 + FIXED_CONFIDENCE) / 2)) ** 2
     square = below**2 - quantile * var_below
     if square <= 0:
         return None
@@ -58,7 +58,7 @@ def _p_value(logs: Floats) -> float:
     error = float(logs.std(ddof=1)) / np.sqrt(len(logs))
     if error == 0:
         return 1.0 if logs.mean() == 0 else 0.0
-    return float(2 * special.stdtr(len(logs) - 1, -abs(logs.mean()) / error))
+    return float(2 * scipy.special.stdtr(len(logs) - 1, -abs(logs.mean()) / error))
 
 
 def run_parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
@@ -116,8 +116,8 @@ def _judge(differences: Floats, sampling_error: float, margin: float) -> tuple[I
     value, count = float(differences.mean()), len(differences)
     if count < MIN_REPEATS:
         return Interval(value=value), "undecided"
-    sampling = float(special.ndtri(0.975) * sampling_error)
-    repeats = float(special.stdtrit(count - 1, 0.975) * (differences.std(ddof=1) / np.sqrt(count)))
+    sampling = float(scipy.special.ndtri(0.975) * sampling_error)
+    repeats = float(scipy.special.stdtrit(count - 1, 0.975) * (differences.std(ddof=1) / np.sqrt(count)))
     reach = float(np.hypot(sampling, repeats))
     low, high = value - reach, value + reach
     interval = Interval(value=value, low=low, high=high)

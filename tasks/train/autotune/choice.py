@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from scipy import special
+import scipy
 
 from paceline.conf.execution import CAPTURED
 from paceline.tasks.measure.paired_ratio import Interval, arm_ratio
@@ -136,7 +136,7 @@ def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) ->
 
 def _beats_chance(gain: Interval, num_arms: int) -> bool:
     """Whether a gain is more than noise of rounds and copies gives the best of so many equal arms."""
-    copies = special.ndtri(1 - FALSE_DEPARTURES / num_arms) * np.sqrt(2) * COPY_SD
+    copies = scipy.special.ndtri(1 - FALSE_DEPARTURES / num_arms) * np.sqrt(2) * COPY_SD
     return gain.low is not None and bool(np.log(gain.value) > np.hypot(copies, np.log(gain.value / gain.low)))
 
 

@@ -13,7 +13,9 @@ from paceline.flows.lifecycle.prefect_api import TemporaryApi
 from paceline.tasks.errors import RunError
 
 COMMAND = """
-import sys, time
+import sys, threading, time
+if sys.argv[2] == "program":
+    threading.Thread(target=time.sleep, args=[600], daemon=True).start()  # a process with threads does not fork
 from paceline.flows.lifecycle.prefect_api import start_api, stop_unused_api
 api = start_api()
 print(api._process.pid, flush=True)
@@ -26,16 +28,19 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def command():
+@pytest.fixture(params=["fork", "program"])
+def command(request):
     """Starts a command with an API in a given state; returns it and the API's process id."""
     started = []
 
     def start(state):
-        arguments = [sys.executable, "-c", COMMAND, state]
+        arguments = [sys.executable, "-c", COMMAND, state, request.param]
         process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
-        return process, int(process.stdout.readline())
+        api = int(process.stdout.readline())
+        command = psutil.Process(api).cmdline()
+        assert ("-c" in command, "-m" in command) == (request.param == "fork", request.param == "program")
+        return process, api
 
     yield start
     for process in started:
