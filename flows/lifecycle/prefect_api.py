@@ -18,10 +18,12 @@ import traceback
 import urllib.request
 from contextlib import suppress
 from http import HTTPStatus
+from typing import NoReturn
 
 import psutil
 
 from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.host import die_with, has_one_thread
 from paceline.tasks.http import ANSWER_SECONDS, ask, status
@@ -42,6 +44,8 @@ class TemporaryApi:
             self._address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
             # Other users of this host reach its loopback too, and could read this run's log or cancel it.
             self.auth = f"paceline:{secrets.token_urlsafe(32)}"
+            import prefect.main  # noqa: F401  the flow uses it too, and a fork shares it
+
             start = _fork if has_one_thread() else _start_program
             self._process = start(listening, self.auth)
         self.is_used = False  # whether a flow uses its address
@@ -58,8 +62,8 @@ class TemporaryApi:
             urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
         except OSError as error:
             reason = f"does not answer within {seconds:g} s"
-            with suppress(psutil.TimeoutExpired):
-                reason = f"ended with status {self._process.wait(0)}"
+            with suppress(psutil.TimeoutExpired):  # its socket closes before it has ended
+                reason = f"ended with status {self._process.wait(1)}"
             raise RunError(
                 f"Prefect's temporary API {reason} ({error}); look at the lines above, or start a server "
                 "(prefect server start) and set PREFECT_API_URL"
@@ -88,38 +92,42 @@ def _start_program(listening: socket.socket, auth: str) -> psutil.Process:
 
 
 def _fork(listening: socket.socket, auth: str) -> psutil.Process:
-    """Fork the API; what it shares with the program: no input, the errors' output, a session of its own."""
-    import prefect.main  # noqa: F401  the flow and the API share it
-
-    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # for this process's code alone
-    pid = os.fork()
-    if pid:
+    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # their handlers are the command's
+    try:
+        pid = os.fork()
+        if not pid:
+            _become_api(listening, auth, parent)
+    finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return psutil.Process(pid)
+    return psutil.Process(pid)
+
+
+def _become_api(listening: socket.socket, auth: str, parent: int) -> NoReturn:
+    """Serve the API in a fork, with what a program would have: the errors' output and the socket, no input, a session.
+
+    Its process never returns to the code of the command.
+    """
     try:
         die_with(parent)
         os.setsid()
-        _become_fresh(listening.fileno())
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+            if descriptor > 2 and descriptor != listening.fileno():  # noqa: PLR2004
+                with suppress(OSError):  # that of the list itself
+                    os.close(descriptor)
         os.environ[AUTH_VARIABLE] = auth
-        from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, temporary_settings
+        from prefect.context import refresh_global_settings_context
 
-        with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: auth}):
-            serve(listening)
-    except BaseException:  # noqa: BLE001  the code of this process must not go on in the API
+        refresh_global_settings_context()  # Prefect has read them before the fork
+        serve(listening)
+    except BaseException:  # noqa: BLE001  as a program does
         traceback.print_exc()
-    os._exit(1)
-
-
-def _become_fresh(descriptor: int) -> None:
-    """Leave what the process before the fork had: its signals, its input and output, and its other descriptors."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)  # stdout is for the outcome
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    finally:
+        os._exit(1)
 
 
 _running: list[TemporaryApi] = []
@@ -129,7 +137,8 @@ _given_up: set[str] = set()  # addresses of APIs that were away for longer than 
 def start_api() -> TemporaryApi:
     """Start the API of this process, or return the running one; it ends with the process."""
     if not _running:
-        _running.append(TemporaryApi())
+        with defer_signals():  # a signal in between would leave it without an owner
+            _running.append(TemporaryApi())
     return _running[0]
 
 

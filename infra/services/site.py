@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Iterable
@@ -30,7 +31,16 @@ REFUSED, UNKNOWN = 401, 404
 HTTPS = 443
 GPU_OPTIONS = "$gpu_options"  # the one fact that is several words
 FOREIGN_PREFIXES = ("PREFECT_", "MLFLOW_")
+SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
+"""Where Debian has programs of services; a user's PATH may lack them."""
 INSTANCE = re.compile(r"[A-Za-z0-9][\w-]*")
+
+
+def _system_program(name: str) -> str:
+    program = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *SYSTEM_FOLDERS]))
+    if program is None:
+        raise InputError(f"{name} is not installed; on Debian, as root: apt-get install {name}")
+    return program
 
 
 class Health(Record):
@@ -121,6 +131,8 @@ class Site:
         words = [word for part, text in filled for word in (text.split() if part == GPU_OPTIONS else [text])]
         if words[0] == "postgres":
             words[0] = self.postgres.program("postgres")
+        elif not Path(words[0]).is_absolute():
+            words[0] = _system_program(words[0])
         return words
 
     def environment(self, service: Service) -> dict[str, str]:

@@ -15,6 +15,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows import doctor
 from paceline.flows.checks import preflight
+from paceline.tasks.errors import InputError
 from tests.support.patience import until
 from tests.support.services import passable_directory
 from tests.support.slurm import program
@@ -38,6 +39,14 @@ def site(monkeypatch):
         for name in ("proxy", *made["proxy"].writes):
             home.make_private(name)
         yield made
+
+
+def test_a_proxy_that_is_not_installed_is_named(site, monkeypatch):
+    monkeypatch.setenv("PATH", "/nothing")
+    monkeypatch.setattr("infra.services.site.SYSTEM_FOLDERS", ())
+    with pytest.raises(InputError, match=r"nginx is not installed; .* apt-get install nginx"):
+        start(site, site["proxy"], print)
+    assert Daemon("proxy", site.home).pid() is None
 
 
 # The services are not children of this process alone: infra/up ends before them.

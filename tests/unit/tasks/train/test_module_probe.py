@@ -21,6 +21,7 @@ from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
+from paceline.tasks.train.autotune import search
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.launch.supervisor import free_port
 from paceline.tasks.train.lightning.cli import ModuleCLI
@@ -68,6 +69,7 @@ AUTO = {"precision": "auto"}
 
 @pytest.mark.parametrize("chosen", ["32-true", "bf16-mixed"])
 def test_auto_takes_the_precision_that_was_timed_as_faster(make_spec, monkeypatch, chosen):
+    monkeypatch.setattr(search, "LAYER_SECONDS", 30.0)  # on a busy machine too
     change_step(monkeypatch, lambda batch: wait_if(torch.is_autocast_enabled("cpu") == (chosen == "32-true")))
     spec = make_spec("bf16-mixed", execution=AUTO, baseline="none")
     result = train(spec)
