@@ -86,11 +86,6 @@ def peer_user(connection: socket.socket) -> int:
     return int(user)
 
 
-def has_one_thread() -> bool:
-    """Whether this process has one thread, Python's or not: a fork has the calling one alone."""
-    return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208
-
-
 def die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -74,13 +74,10 @@ def _run(options: Namespace, config: Config, started: float) -> None:
 
 def start(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Check a configuration and run its flow, or resume it; the summary of the run as JSON."""
-    from paceline.flows.lifecycle.prefect_api import prepare_api
-
-    environment = Environment()
-    prepare_api(environment)  # before the imports below, some of which start threads; it ends with this process
     from paceline.flows.checks import preflight
     from paceline.flows.checks.prestart import Prestart
 
+    environment = Environment()
     with Prestart(config, environment) as prestart:
         checked = preflight.check_run(config, environment, prestart=prestart)  # wrong input leaves no flow run
         next_pool.note_run(config, checked.plan)
@@ -100,11 +97,11 @@ def _prepare_own(stack: ExitStack, known: Config | None) -> None:
     from paceline.flows.lifecycle.prefect_api import prepare_api
 
     environment = Environment()
-    prepare_api(environment)  # it ends with this process
     if known is not None and known.cluster.kind == "local":
         stack.callback(prestart.close_ahead)
         if (plan := prestart.plan_of(known, environment)) is not None:
             prestart.open_ahead(known, plan, environment)
+    prepare_api(environment)  # it ends with this process
     import paceline.flows.run.lightning  # noqa: F401
 
 

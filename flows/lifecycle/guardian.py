@@ -38,7 +38,7 @@ def guard(record: Path) -> None:
 
 def _start() -> subprocess.Popen[bytes]:
     guardian = subprocess.Popen(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # a reader of this process's output must not wait for the guardian
         stderr=subprocess.DEVNULL,

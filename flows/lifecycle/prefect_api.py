@@ -1,37 +1,28 @@
 """Prefect's temporary API: an API on loopback while a command runs, if no server is given.
 
-Prefect's own starts with the flow, imports its server here too (1.4 s), and outlives this process if it is killed.
-This one is a fork of a process that has one thread, which shares its import of Prefect (decision 0041). A process with
-more threads starts this module as a program: a fork has only one of them, and may wait for what the others hold.
+Prefect's own starts with the flow, imports its server here too (1.4 s), and outlives this process if it is killed. As a
+program, this module is that API.
 """
 
 import atexit
 import gc
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import time
-import traceback
 import urllib.request
 from contextlib import suppress
 from http import HTTPStatus
-from typing import NoReturn
-
-import psutil
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.errors import InputError, RunError
-from paceline.tasks.host import die_with, has_one_thread
+from paceline.tasks.host import die_with
 from paceline.tasks.http import ANSWER_SECONDS, ask, status
 from paceline.tasks.track.connectivity import check_address
 
 END_SECONDS = 5.0
-SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-AUTH_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
 AWAY_SECONDS = 1800.0  # longest wait of a flow for an API that does not answer
 POLL_SECONDS = 2.0
 
@@ -42,12 +33,17 @@ class TemporaryApi:
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+            descriptor = listening.fileno()
             # Other users of this host reach its loopback too, and could read this run's log or cancel it.
             self.auth = f"paceline:{secrets.token_urlsafe(32)}"
-            import prefect.main  # noqa: F401  the flow uses it too, and a fork shares it
-
-            start = _fork if has_one_thread() else _start_program
-            self._process = start(listening, self.auth)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(descriptor), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # stdout is for the outcome
+                env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": self.auth},
+                pass_fds=[descriptor],
+                start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
+            )
         self.is_used = False  # whether a flow uses its address
 
     def url(self, seconds: float) -> str:
@@ -62,7 +58,7 @@ class TemporaryApi:
             urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
         except OSError as error:
             reason = f"does not answer within {seconds:g} s"
-            with suppress(psutil.TimeoutExpired):  # its socket closes before it has ended
+            with suppress(subprocess.TimeoutExpired):  # its socket closes before it has ended
                 reason = f"ended with status {self._process.wait(1)}"
             raise RunError(
                 f"Prefect's temporary API {reason} ({error}); look at the lines above, or start a server "
@@ -71,63 +67,12 @@ class TemporaryApi:
 
     def end(self) -> None:
         """End the API; at once if it never answered: until then it only prepares its database, in one transaction."""
-        with suppress(psutil.NoSuchProcess):
-            if self.is_used:
-                self._process.terminate()
-                with suppress(psutil.TimeoutExpired):
-                    self._process.wait(END_SECONDS)
-            self._process.kill()
-            self._process.wait()
-
-
-def _start_program(listening: socket.socket, auth: str) -> psutil.Process:
-    return psutil.Popen(
-        [sys.executable, "-P", "-m", __name__, str(listening.fileno()), str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # stdout is for the outcome
-        env=os.environ | {AUTH_VARIABLE: auth},
-        pass_fds=[listening.fileno()],
-        start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
-    )
-
-
-def _fork(listening: socket.socket, auth: str) -> psutil.Process:
-    parent, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # their handlers are the command's
-    try:
-        pid = os.fork()
-        if not pid:
-            _become_api(listening, auth, parent)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return psutil.Process(pid)
-
-
-def _become_api(listening: socket.socket, auth: str, parent: int) -> NoReturn:
-    """Serve the API in a fork, with what a program would have: the errors' output and the socket, no input, a session.
-
-    Its process never returns to the code of the command.
-    """
-    try:
-        die_with(parent)
-        os.setsid()
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
-        for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
-            if descriptor > 2 and descriptor != listening.fileno():  # noqa: PLR2004
-                with suppress(OSError):  # that of the list itself
-                    os.close(descriptor)
-        os.environ[AUTH_VARIABLE] = auth
-        from prefect.context import refresh_global_settings_context
-
-        refresh_global_settings_context()  # Prefect has read them before the fork
-        serve(listening)
-    except BaseException:  # noqa: BLE001  as a program does
-        traceback.print_exc()
-    finally:
-        os._exit(1)
+        if self.is_used:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+        self._process.kill()
+        self._process.wait()
 
 
 _running: list[TemporaryApi] = []
@@ -137,8 +82,7 @@ _given_up: set[str] = set()  # addresses of APIs that were away for longer than 
 def start_api() -> TemporaryApi:
     """Start the API of this process, or return the running one; it ends with the process."""
     if not _running:
-        with defer_signals():  # a signal in between would leave it without an owner
-            _running.append(TemporaryApi())
+        _running.append(TemporaryApi())
     return _running[0]
 
 
@@ -234,8 +178,9 @@ def prefect_server(environment: Environment) -> str | None:
     return get_current_settings().api.url
 
 
-def serve(listening: socket.socket) -> None:
-    """Serve the API on a socket until a signal ends this process."""
+def main(descriptor: int, parent: int) -> None:
+    """Serve the API on a listening socket, until the process `parent` ends."""
+    die_with(parent)
     gc.disable()  # a quarter of the time of all these imports
     import uvicorn
     from prefect.server.api.server import create_app
@@ -243,13 +188,7 @@ def serve(listening: socket.socket) -> None:
     app = create_app(ephemeral=True, final=True)
     gc.freeze()
     gc.enable()
-    uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run([listening])
-
-
-def main(descriptor: int, parent: int) -> None:
-    """Serve the API on a listening socket, until the process `parent` ends."""
-    die_with(parent)
-    serve(socket.socket(fileno=descriptor))
+    uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run([socket.socket(fileno=descriptor)])
 
 
 if __name__ == "__main__":

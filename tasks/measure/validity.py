@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from paceline.tasks.measure.gpu import HARDWARE_SLOWDOWN, THERMAL, GpuWatch
@@ -187,8 +188,6 @@ def _share_of_window(path: Path, size: int, place: float) -> float:
         raise OSError(f"the pages of {path} are unknown")
     length = min(size, MAX_BYTES_PER_FILE)
     start = int((size - length) * place) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-    import numpy as np  # late: commands watch nothing, and its threads would keep them from forking Prefect's API
-
     flags = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)
     with path.open("rb") as file, mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start) as mapped:
         window = np.frombuffer(mapped, dtype=np.uint8)

@@ -45,7 +45,7 @@ def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
     environment = rank_environment(os.environ, job.num_threads, job.interface, job.devices)
     environment |= {SPAWNED_AT: repr(time.monotonic()), PARENT: str(os.getpid())}
     with (place / LOG).open("wb") as log:
-        command = [sys.executable, "-m", job.module, str(place / SPEC)]
+        command = [sys.executable, "-P", "-m", job.module, str(place / SPEC)]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     try:

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.tasks.host import has_one_thread, peer_user
+from paceline.tasks.host import peer_user
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.standby import NUM_DESCRIPTORS, PARENT, become_rank, die_with_supervisor
 
@@ -227,8 +227,9 @@ class _Server:
             self._watch_rank(pid, supervisor)
 
     def _can_fork(self, order: Order) -> bool:
+        num_threads = len(list(Path("/proc/self/task").iterdir()))  # a fork has the calling one alone
         is_equal = comparable(order.environment) == comparable(self._started_with)
-        return self._rank_module is not None and has_one_thread() and is_equal
+        return self._rank_module is not None and num_threads == 1 and is_equal
 
     def _watch_rank(self, pid: int, supervisor: socket.socket) -> None:
         with suppress(OSError):  # it has done so itself, and perhaps ended

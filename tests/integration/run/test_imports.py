@@ -13,6 +13,7 @@ RECORDER = Path(__file__).parents[2] / "support" / "recorded"
 KINDS = {
     "server": "paceline.tasks.train.launch.fork_server",
     "rank": "paceline.tasks.train.rank.main",
+    "api": "paceline.flows.lifecycle.prefect_api",
     "guardian": "paceline.flows.lifecycle.guardian",
     "scheduler": "dask_scheduler",
     "nanny": "dask_worker",
@@ -32,7 +33,7 @@ PREPARES = DASK | {"pydantic", "PIL"}
 TRACKS = {"prefect", "mlflow", "pandas", "pyarrow", "sqlalchemy", "rich", "pydantic", "scipy", "matplotlib", "PIL"}
 MAY = {  # packages of ENGINES, number of modules
     "flow": (TRACKS | DASK | {"sklearn"}, 4700),
-    "api": ({"prefect", "sqlalchemy", "rich", "pydantic"}, 1400),  # since the fork
+    "api": ({"prefect", "sqlalchemy", "rich", "pydantic"}, 2950),
     "guardian": (set(), 80),
     "scheduler": (PREPARES, 1200),
     "nanny": (DASK, 1200),
@@ -56,9 +57,7 @@ def processes(monkeypatch, tmp_path):
             command, imports = path.read_text(), path.with_suffix(".imports")
             kind = next((kind for kind, part in KINDS.items() if part in command), None)
             if kind and imports.exists():
-                modules = set(imports.read_text().splitlines())
-                kind = "api" if "uvicorn" in modules else kind  # a fork has the command of the flow
-                found.setdefault(kind, []).append(modules)
+                found.setdefault(kind, []).append(set(imports.read_text().splitlines()))
         return found
 
     return read
