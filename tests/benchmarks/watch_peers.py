@@ -3,8 +3,9 @@
     python -m tests.benchmarks.watch_peers "COMMAND" [--repeats 3] [--steps 300,900] [SCRIPT...]
 
 COMMAND runs a script under TraceML, for example "traceml run". The ways alternate in each repeat. Steps per second come
-from the difference between a short and a long training, so that neither the start nor the card is in them. The card's
-seconds are those that a way takes more than plain Python in the short training, start included. Needs a quiet machine.
+from the difference between a short and a long training, so that neither the start nor the card is in them. Their ratio
+to plain Python's is taken within each repeat; three or more repeats give its interval. The card's seconds are those that
+a way takes more than plain Python in the short training, start included. Needs a quiet machine.
 """
 
 import argparse
@@ -17,6 +18,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import numpy as np
+
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, estimate_ratio
 
 SCRIPTS = Path(__file__).parents[1] / "packages" / "scripts"
 VERDICT = re.compile(r"verdict  (.*)|\b([A-Z]+[- ](?:BOUND|HEAVY|STRAGGLER)[^\n]*)")
@@ -47,10 +52,12 @@ def compare(script, ways, lengths, repeats):
                 verdicts[name] = (found[1] or found[2])[:100] if found else "none"
     short, long = lengths
     typical = {name: {length: statistics.median(times[name][length]) for length in lengths} for name in ways}
-    rates = {name: (long - short) / (typical[name][long] - typical[name][short]) for name in ways}
+    steps = {name: np.subtract(times[name][long], times[name][short]) / (long - short) for name in ways}  # seconds
     for name in ways:
         more = typical[name][short] - typical["plain"][short]
-        text = f"{rates[name]:8.1f} {rates[name] / rates['plain']:6.3f} {more:6.1f}"
+        ratio = estimate_ratio(np.log(steps["plain"] / steps[name]), FIXED_CONFIDENCE)
+        ends = "" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+        text = f"{1 / np.median(steps[name]):8.1f} {ratio.value:6.3f} {ends:<14} {more:6.1f}"
         print(f"{script.stem:<26} {name:<9} {text}  {verdicts[name]}", flush=True)
 
 
@@ -67,7 +74,7 @@ def main():
         "traceml": shlex.split(options.command),
     }
     lengths = [int(number) for number in options.steps.split(",")]
-    print(f"{'script':<26} {'way':<9} {'steps/s':>8} {'ratio':>6} {'more s':>6}  verdict")
+    print(f"{'script':<26} {'way':<9} {'steps/s':>8} {'ratio':>6} {'interval':<14} {'more s':>6}  verdict")
     for script in sorted(SCRIPTS.glob("*_*.py")):
         if not options.scripts or script.stem in options.scripts:
             compare(script, ways, lengths, options.repeats)
