@@ -4,8 +4,8 @@
 
 COMMAND runs a script under TraceML, for example "traceml run". The ways alternate in each repeat. Steps per second come
 from the difference between a short and a long training, so that neither the start nor the card is in them. Their ratio
-to plain Python's is taken within each repeat; three or more repeats give its interval. The card's seconds are those that
-a way takes more than plain Python in the short training, start included. Needs a quiet machine.
+to plain Python's is taken within each repeat; three or more repeats give its interval. The seconds until the card are
+those that a way takes more than plain Python in the short training, start included. Needs a quiet machine.
 """
 
 import argparse
