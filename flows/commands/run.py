@@ -74,10 +74,13 @@ def _run(options: Namespace, config: Config, started: float) -> None:
 
 def start(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Check a configuration and run its flow, or resume it; the summary of the run as JSON."""
+    from paceline.flows.lifecycle.prefect_api import import_api
+
+    environment = Environment()
+    import_api(environment)  # while the imports below need one core
     from paceline.flows.checks import preflight
     from paceline.flows.checks.prestart import Prestart
 
-    environment = Environment()
     with Prestart(config, environment) as prestart:
         checked = preflight.check_run(config, environment, prestart=prestart)  # wrong input leaves no flow run
         next_pool.note_run(config, checked.plan)

@@ -23,12 +23,14 @@ from paceline.tasks.http import ANSWER_SECONDS, ask, status
 from paceline.tasks.track.connectivity import check_address
 
 END_SECONDS = 5.0
+SERVE = b"serve"
+"""What makes an imported API serve."""
 AWAY_SECONDS = 1800.0  # longest wait of a flow for an API that does not answer
 POLL_SECONDS = 2.0
 
 
 class TemporaryApi:
-    """A running or starting API; its socket takes connections from the start."""
+    """An API that runs or starts; its socket takes connections at once. It is only imported until `serve` is called."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -38,13 +40,21 @@ class TemporaryApi:
             self.auth = f"paceline:{secrets.token_urlsafe(32)}"
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(descriptor), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=2,  # stdout is for the outcome
                 env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": self.auth},
                 pass_fds=[descriptor],
                 start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
             )
         self.is_used = False  # whether a flow uses its address
+
+    def serve(self) -> None:
+        """Let it prepare its database and answer; again, this has no effect."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        if not stdin.closed:
+            with suppress(BrokenPipeError), stdin:  # it has ended, which `wait` reports
+                stdin.write(SERVE)
 
     def url(self, seconds: float) -> str:
         """Wait until the API answers, and return its address; raise RunError if it does not."""
@@ -72,17 +82,24 @@ class TemporaryApi:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECONDS)
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 _running: list[TemporaryApi] = []
 _given_up: set[str] = set()  # addresses of APIs that were away for longer than a flow waits
 
 
+def import_api(environment: Environment) -> None:
+    """Start to import the API of this process unless the environment names a server; `prepare_api` lets it serve."""
+    if not environment.prefect_api_url and not _running:
+        _running.append(TemporaryApi())
+
+
 def start_api() -> TemporaryApi:
     """Start the API of this process, or return the running one; it ends with the process."""
     if not _running:
         _running.append(TemporaryApi())
+    _running[0].serve()
     return _running[0]
 
 
@@ -103,11 +120,13 @@ atexit.register(_end)  # registered before Prefect is imported, so it runs after
 def prepare_api(environment: Environment) -> TemporaryApi | None:
     """Start Prefect's temporary API; None if there is a server, or Prefect's settings disable the API."""
     if prefect_server(environment):
+        stop_unused_api()  # a profile of Prefect's names it
         return None
     from prefect.settings import get_current_settings
 
     settings = get_current_settings()
     if not settings.server.ephemeral.enabled:
+        stop_unused_api()
         return None
     try:
         settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
@@ -179,12 +198,14 @@ def prefect_server(environment: Environment) -> str | None:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve the API on a listening socket, until the process `parent` ends."""
+    """Import the API, and serve it on a listening socket when stdin says so, until the process `parent` ends."""
     die_with(parent)
     gc.disable()  # a quarter of the time of all these imports
     import uvicorn
     from prefect.server.api.server import create_app
 
+    if sys.stdin.buffer.read(len(SERVE)) != SERVE:
+        return
     app = create_app(ephemeral=True, final=True)
     gc.freeze()
     gc.enable()

@@ -27,11 +27,12 @@ from paceline.tasks.data.prepare.manifest import Partition, PartitionFile, Parti
 from paceline.tasks.errors import InputError, PacelineError, RunError, one_line
 from paceline.tasks.files import TEMPORARY_SUFFIX, is_full, sha256_of, sync_tree
 from paceline.tasks.records.data import PARTITIONS, PreparedPartitions
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.lightning import child, code
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+    from paceline.tasks.train.launch.coordinator import TrainJob
 
 POLL_SECONDS = 0.1
 

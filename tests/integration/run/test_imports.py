@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,7 @@ PREPARES = DASK | {"pydantic", "PIL"}
 """A scheduler too imports the functions of a graph: it unpickles them."""
 TRACKS = {"prefect", "mlflow", "pandas", "pyarrow", "sqlalchemy", "rich", "pydantic", "scipy", "matplotlib", "PIL"}
 MAY = {  # packages of ENGINES, number of modules
-    "flow": (TRACKS | DASK | {"sklearn"}, 4700),
+    "flow": (TRACKS | DASK, 4500),
     "api": ({"prefect", "sqlalchemy", "rich", "pydantic"}, 2950),
     "guardian": (set(), 80),
     "scheduler": (PREPARES, 1200),
@@ -84,6 +86,14 @@ def test_a_command_imports_few_modules_before_its_flow(program, processes):
         assert len(modules) <= 600
 
 
+def test_checks_import_no_engine_before_they_start_parts_of_a_run():
+    """Prefect's API, the cluster and its ranks start while MLflow and Prefect are imported, and not after it."""
+    names = "paceline.flows.checks.preflight, paceline.flows.checks.lightning"
+    script = f"import sys, {names}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert set(told.split()) & ENGINES == {"pydantic", "numpy", "PIL"}
+
+
 @pytest.mark.slow
 def test_the_processes_of_a_run_import_what_they_use(program, processes):
     with ScratchCluster(1) as cluster:
@@ -105,4 +115,4 @@ def test_the_processes_of_own_code_import_what_they_use(program, processes, tmp_
     assert process.returncode == 0, said
     found = processes()
     check(found, {"flow", "api", "guardian", "worker", "server"})
-    assert {"matplotlib", "sklearn"}.isdisjoint(*found["flow"]), "they are for the report of a preset"
+    assert "matplotlib" not in set().union(*found["flow"]), "it is for the report of a preset"

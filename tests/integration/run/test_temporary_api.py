@@ -8,14 +8,24 @@ import urllib.request
 
 import psutil
 import pytest
+from prefect import settings
+from prefect.settings import temporary_settings
 
+from paceline.conf.environment import Environment
+from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.prefect_api import TemporaryApi
 from paceline.tasks.errors import RunError
 
 COMMAND = """
 import sys, time
+from paceline.conf.environment import Environment
+from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.prefect_api import start_api, stop_unused_api
-api = start_api()
+if sys.argv[1] == "imported":
+    prefect_api.import_api(Environment())
+    api = prefect_api._running[0]
+else:
+    api = start_api()
 print(api._process.pid, flush=True)
 if sys.argv[1] == "unused":
     stop_unused_api()
@@ -66,6 +76,30 @@ def test_one_that_nobody_waited_for_is_ended_at_once(command):
     assert ended(api)
 
 
+def test_it_prepares_no_database_until_the_checks_of_a_run_have_passed(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    process, api = command("imported")
+    imported, before = psutil.Process(api), -1.0
+    while (seconds := sum(imported.cpu_times()[:2])) < 1.0 or seconds > before:  # it imports, then it waits
+        before = seconds
+        time.sleep(1.0)
+    assert imported.net_connections(), "it could serve"
+    assert not list(tmp_path.glob("prefect.db*"))
+    process.communicate()
+    assert ended(api)
+
+
+@pytest.mark.parametrize("setting", ["PREFECT_API_URL", "PREFECT_SERVER_EPHEMERAL_ENABLED"])
+def test_an_imported_one_ends_where_it_is_not_needed(monkeypatch, setting):
+    values = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
+    prefect_api.import_api(Environment())
+    (api,) = prefect_api._running
+    with temporary_settings({getattr(settings, setting): values[setting]}):  # as a profile of Prefect's sets it
+        assert prefect_api.prepare_api(Environment()) is None
+    assert prefect_api._running == []
+    assert ended(api._process.pid)
+
+
 def test_it_dies_with_a_command_that_is_killed(command):
     process, api = command("begun")
     process.kill()
@@ -75,6 +109,7 @@ def test_it_dies_with_a_command_that_is_killed(command):
 def test_why_it_cannot_start(monkeypatch):
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////proc/nothing/prefect.db")
     api = TemporaryApi()
+    api.serve()
     with pytest.raises(RunError, match=r"ended with status 3 .*prefect server start"):
         api.url(60)
     api.end()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn import metrics
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.metrics import TestSplit, evaluate_predictions, read_test_split, score_difference
@@ -85,6 +86,19 @@ def test_counts_agree(tmp_path_factory, data):
     assert np.trace(confusion) / num_samples == pytest.approx(result.accuracy)
     tops = [result.accuracy, *result.top_k.values()]
     assert tops == sorted(tops)
+
+
+@given(seed=st.integers(0, 1000), num_classes=st.integers(3, 7), levels=st.integers(1, 8))
+def test_the_scores_are_those_of_scikit_learn(tmp_path_factory, seed, num_classes, levels):
+    rng, names = np.random.default_rng(seed), tuple("abcdefg"[:num_classes])
+    labels_N, logits_NK = rng.integers(0, num_classes, 50), rng.integers(0, levels, (50, num_classes)) / 2  # with ties
+    truth = TestSplit(labels_N, None, names)
+    result = evaluate_predictions(_write(tmp_path_factory.mktemp("t"), np.arange(50), logits_NK), truth, 1.0)
+    classes, predicted_N = np.arange(num_classes), logits_NK.argmax(axis=1)
+    assert result.accuracy == metrics.accuracy_score(labels_N, predicted_N)
+    assert np.array_equal(result.confusion, metrics.confusion_matrix(labels_N, predicted_N, labels=classes))
+    for k, share in result.top_k.items():
+        assert share == metrics.top_k_accuracy_score(labels_N, logits_NK, k=int(k), labels=classes)
 
 
 def test_angles_go_the_short_way_round(tmp_path):
