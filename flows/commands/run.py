@@ -74,14 +74,16 @@ def _run(options: Namespace, config: Config, started: float) -> None:
 
 def start(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Check a configuration and run its flow, or resume it; the summary of the run as JSON."""
-    from paceline.flows.lifecycle.prefect_api import import_api
+    from paceline.flows.lifecycle import prefect_api
 
     environment = Environment()
-    import_api(environment)  # while the imports below need one core
-    from paceline.flows.checks import preflight
-    from paceline.flows.checks.prestart import Prestart
+    with ExitStack() as stack:
+        stack.callback(prefect_api.stop_unused_api)
+        prefect_api.import_api(environment)  # while the imports below need one core
+        from paceline.flows.checks import preflight
+        from paceline.flows.checks.prestart import Prestart
 
-    with Prestart(config, environment) as prestart:
+        prestart = stack.enter_context(Prestart(config, environment))
         checked = preflight.check_run(config, environment, prestart=prestart)  # wrong input leaves no flow run
         next_pool.note_run(config, checked.plan)
         with quiet_flow(environment):

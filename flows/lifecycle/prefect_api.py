@@ -5,7 +5,9 @@ program, this module is that API.
 """
 
 import atexit
+import fcntl
 import gc
+import importlib
 import os
 import secrets
 import socket
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import warnings
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -35,7 +38,7 @@ class TemporaryApi:
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-            descriptor = listening.fileno()
+            descriptor = fcntl.fcntl(listening, fcntl.F_DUPFD_CLOEXEC, 3)  # not 0 or 1, which may be closed here
             # Other users of this host reach its loopback too, and could read this run's log or cancel it.
             self.auth = f"paceline:{secrets.token_urlsafe(32)}"
             self._process = subprocess.Popen(
@@ -46,6 +49,7 @@ class TemporaryApi:
                 pass_fds=[descriptor],
                 start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
             )
+            os.close(descriptor)
         self.is_used = False  # whether a flow uses its address
 
     def serve(self) -> None:
@@ -90,8 +94,11 @@ _given_up: set[str] = set()  # addresses of APIs that were away for longer than 
 
 
 def import_api(environment: Environment) -> None:
-    """Start to import the API of this process unless the environment names a server; `prepare_api` lets it serve."""
-    if not environment.prefect_api_url and not _running:
+    """Start to import the API of this process, unless a server is named; `prepare_api` lets it serve.
+
+    Where Prefect is imported already, a profile of it may name a server, and `prepare_api` starts the API as soon.
+    """
+    if not environment.prefect_api_url and not _running and "prefect" not in sys.modules:
         _running.append(TemporaryApi())
 
 
@@ -201,11 +208,13 @@ def main(descriptor: int, parent: int) -> None:
     """Import the API, and serve it on a listening socket when stdin says so, until the process `parent` ends."""
     die_with(parent)
     gc.disable()  # a quarter of the time of all these imports
+    with suppress(Exception), warnings.catch_warnings(action="ignore"):  # told below, once, if it is to serve
+        importlib.import_module("prefect.server.api.server")
+    if sys.stdin.buffer.read(len(SERVE)) != SERVE:
+        return
     import uvicorn
     from prefect.server.api.server import create_app
 
-    if sys.stdin.buffer.read(len(SERVE)) != SERVE:
-        return
     app = create_app(ephemeral=True, final=True)
     gc.freeze()
     gc.enable()

@@ -5,28 +5,30 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
-from prefect import settings
-from prefect.settings import temporary_settings
 
-from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.prefect_api import TemporaryApi
 from paceline.tasks.errors import RunError
+from tests.support.patience import until
 
 COMMAND = """
-import sys, time
+import os, sys, time
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.prefect_api import start_api, stop_unused_api
-if sys.argv[1] == "imported":
-    prefect_api.import_api(Environment())
+environment = Environment()
+if sys.argv[1] not in ("used", "unused", "begun"):
+    prefect_api.import_api(environment)
     api = prefect_api._running[0]
 else:
     api = start_api()
 print(api._process.pid, flush=True)
+if "=" in sys.argv[1]:  # as in a profile of Prefect's
+    name, _, os.environ[name] = sys.argv[1].partition("=")
+    print(prefect_api.prepare_api(environment), flush=True)
 if sys.argv[1] == "unused":
     stop_unused_api()
 elif sys.argv[1] == "used":
@@ -79,25 +81,24 @@ def test_one_that_nobody_waited_for_is_ended_at_once(command):
 def test_it_prepares_no_database_until_the_checks_of_a_run_have_passed(command, monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     process, api = command("imported")
-    imported, before = psutil.Process(api), -1.0
-    while (seconds := sum(imported.cpu_times()[:2])) < 1.0 or seconds > before:  # it imports, then it waits
-        before = seconds
-        time.sleep(1.0)
-    assert imported.net_connections(), "it could serve"
+    until(lambda: "pipe" in Path(f"/proc/{api}/wchan").read_text(), "API that waits for its order")
     assert not list(tmp_path.glob("prefect.db*"))
     process.communicate()
     assert ended(api)
 
 
-@pytest.mark.parametrize("setting", ["PREFECT_API_URL", "PREFECT_SERVER_EPHEMERAL_ENABLED"])
-def test_an_imported_one_ends_where_it_is_not_needed(monkeypatch, setting):
-    values = {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_SERVER_EPHEMERAL_ENABLED": "false"}
-    prefect_api.import_api(Environment())
-    (api,) = prefect_api._running
-    with temporary_settings({getattr(settings, setting): values[setting]}):  # as a profile of Prefect's sets it
-        assert prefect_api.prepare_api(Environment()) is None
-    assert prefect_api._running == []
-    assert ended(api._process.pid)
+@pytest.mark.parametrize("named", ["PREFECT_API_URL=http://127.0.0.1:9/api", "PREFECT_SERVER_EPHEMERAL_ENABLED=false"])
+def test_an_imported_one_ends_where_prefects_own_settings_need_none(command, named):
+    process, api = command(named)
+    assert process.stdout.readline() == "None\n"
+    assert ended(api)
+
+
+def test_it_answers_to_a_command_without_input():
+    start = "from paceline.flows.lifecycle.prefect_api import start_api; print(start_api().url(120))"
+    script = f"import os; os.close(0); {start}"
+    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert told.startswith("http://127.0.0.1:")
 
 
 def test_it_dies_with_a_command_that_is_killed(command):
