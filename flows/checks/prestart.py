@@ -57,7 +57,6 @@ class Prestart:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _current.reset(self._token)
-        prefect_api.stop_unused_api()
         if self.opening is not None:
             with suppress(Exception) if error is not None else nullcontext():  # report the first error
                 self.opening.close()

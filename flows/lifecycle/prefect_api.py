@@ -208,7 +208,7 @@ def main(descriptor: int, parent: int) -> None:
     """Import the API, and serve it on a listening socket when stdin says so, until the process `parent` ends."""
     die_with(parent)
     gc.disable()  # a quarter of the time of all these imports
-    with suppress(Exception), warnings.catch_warnings(action="ignore"):  # told below, once, if it is to serve
+    with suppress(Exception), warnings.catch_warnings(action="ignore"):  # the import below fails again, if it serves
         importlib.import_module("prefect.server.api.server")
     if sys.stdin.buffer.read(len(SERVE)) != SERVE:
         return

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 NANNY_DEFAULTS, NANNY_VARIABLES = {"OPENBLAS_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "6640"}
 """Variables that Dask's nannies set for workers; the first only if the user has not set it (distributed/nanny.py,
-2026.7). Others of theirs are a rank's own. If Dask changes them, `start_fork_server` forks no ranks."""
+2026.7). Ranks set the other ones themselves. If Dask changes them, `start_fork_server` forks no ranks."""
 QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 """Schedulers serve HTTP, without TLS, in any case: on loopback alone, on any free port."""
 

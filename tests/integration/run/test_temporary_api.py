@@ -97,8 +97,8 @@ def test_an_imported_one_ends_where_prefects_own_settings_need_none(command, nam
 def test_it_answers_to_a_command_without_input():
     start = "from paceline.flows.lifecycle.prefect_api import start_api; print(start_api().url(120))"
     script = f"import os; os.close(0); {start}"
-    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert told.startswith("http://127.0.0.1:")
+    url = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert url.startswith("http://127.0.0.1:")
 
 
 def test_it_dies_with_a_command_that_is_killed(command):

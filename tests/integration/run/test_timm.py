@@ -60,9 +60,9 @@ def test_an_unchanged_module_with_a_network_of_timm_trains_on_two_ranks(program,
     short = ["data.init_args.size=32", "data.init_args.num_samples=64", "trainer.max_epochs=2"]
     settings = [*classes, *short, "trainer.devices=2", "trainer.log_every_n_steps=1", "speedup.baseline=none", "--json"]
     process = program("run", "lightning", *settings, "--code", str(code), PYTHONPATH=path)
-    told, said = process.communicate(timeout=250)
-    assert process.returncode == 0, said
-    summary = json.loads(told.splitlines()[-1])
+    output, errors = process.communicate(timeout=250)
+    assert process.returncode == 0, errors
+    summary = json.loads(output.splitlines()[-1])
     client = MlflowClient(Environment().tracking_uri)
     assert client.get_run(summary["run_id"]).data.params["execution.num_devices"] == "2"
     losses = [one.value for one in client.get_metric_history(summary["run_id"], "loss")]
