@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
@@ -190,6 +190,31 @@ def compare_with_lightning(make_spec, settings, directory):
         values[name].append(value)
     assert {name: values[name] for name in logged} == logged
     return logged
+
+
+@pytest.mark.parametrize(
+    "trainer", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "val_check_interval": 3}]
+)
+def test_hooks_are_called_as_often_and_in_the_order_of_lightning(pictures, make_spec, trainer):
+    import hooks
+
+    torch.set_num_threads(1)
+    pictures["model"]["class_path"], pictures["data"]["class_path"] = "hooks.Noted", "hooks.NotedData"
+    pictures["trainer"] |= trainer
+    hooks.CALLS.clear()
+    cli = ModuleCLI(pictures, QUIET)
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False)
+    expected = [*hooks.CALLS]
+    assert {name.partition(".")[2] for name in expected} >= hooks.OF_MODULE - NOT_CALLED
+    hooks.CALLS.clear()
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.not_tested is None
+    assert expected == hooks.CALLS
+
+
+NOT_CALLED = {name for name in dir(LightningModule) if "predict" in name}
+"""Hooks of a prediction."""
 
 
 FORMS = ("optimizer", "list", "tuple", "dict", "lists", "schedule", "step", "epoch", "plateau", "plateau_step", "none")
