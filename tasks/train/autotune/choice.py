@@ -35,7 +35,7 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
     changes = {name: value for name, value in changes_between(rules, best).items() if name in names}
     note = " (while other programs used the machine)" if contaminated else ""
     reasons = dict(plan.reasons)
-    for name in names:
+    for name in SEARCHED:
         notes = list(_timing_notes(search, name, getattr(plan, name)))
         figures = "; ".join(note for candidate, note in notes if candidate == notes[-1][0])  # the last one is the best
         if name in changes:

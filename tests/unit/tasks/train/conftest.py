@@ -50,7 +50,8 @@ def make_spec(settings, tmp_path):
     def make(precision="32-true", attempt=0, settings=settings, ranks=(0, 1, 0), execution=None, **speedup):
         rank, world_size, port = ranks
         execution = EXECUTION | {"precision": precision, "accelerator": "cpu"} | (execution or {})
-        is_open = [name for name in ("precision", "compile") if execution[name] == "auto"]
+        rules = {"precision": precision, "compile": "off"}
+        is_open = [name for name in rules if execution[name] == "auto"]
         execution["num_devices"] = world_size
         trainer = {key: value for key, value in settings["trainer"].items() if key not in ("accelerator", "devices")}
         short = {"num_blocks": 4, "max_seconds": 3, "steps_per_block": 2}
@@ -70,7 +71,7 @@ def make_spec(settings, tmp_path):
             memory_format="contiguous",
             loading="foreground",
             strategy="ddp" if world_size > 1 else "single",
-            reasons={name: Choice(value=precision, reason="the rule") for name in is_open},
+            reasons={name: Choice(value=rules[name], reason="the rule") for name in is_open},
         )
         run = tmp_path / f"run-{attempt}"
         directory = run / "attempt-0" / f"rank-{rank}"

@@ -22,6 +22,7 @@ from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.autotune import search
+from paceline.tasks.train.autotune.choice import winning_roles
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.launch.supervisor import free_port
 from paceline.tasks.train.lightning.cli import ModuleCLI
@@ -138,6 +139,25 @@ def test_an_arm_that_fails_later_is_left_out_of_the_search(make_spec, monkeypatc
     assert result.plan.precision == "bf16-mixed"
     (reason,) = result.search.failed.values()
     assert "no such kernel" in reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps", [9, 10**9])
+def test_auto_compiles_where_that_is_repaid(make_spec, monkeypatch, num_steps):
+    monkeypatch.setattr(search, "LAYER_SECONDS", 2 * search.COLD_COMPILE_SECONDS)
+    monkeypatch.setattr(ModuleProbe, "planned_steps", lambda probe: num_steps)
+    result = train(make_spec(execution={"compile": "auto"}, baseline="none"))
+    (probe,) = result.search.probes
+    assert {probe.candidate.compile, probe.baseline.compile} == {"off", "step"}
+    choice = result.plan.reasons["compile"]
+    assert result.plan.compile == choice.value
+    assert result.search.compile_seconds > 0
+    assert f"compiled in {result.search.compile_seconds:.0f} s" in choice.reason
+    is_open = num_steps > 9 and not result.search.validity.contaminated  # other programs disturb one arm more
+    assert result.plan.compile == ("step" if is_open and winning_roles(probe, 0, num_steps) else "off")
+    assert (result.compile is not None) == (result.plan.compile == "step")
+    again = make_spec(attempt=1, execution={"compile": "auto"}, baseline="none")
+    assert train(again.model_copy(update={"search": result.search})).plan == result.plan
 
 
 @pytest.mark.slow
