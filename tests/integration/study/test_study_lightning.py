@@ -11,6 +11,7 @@ from paceline.conf.environment import Environment
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 
 WORKERS, PRECISION = "data.init_args.num_workers=0,1", "execution.precision=32-true,bf16-mixed"
+SHORT = ["trainer.max_epochs=1", "speedup.max_seconds=3"]
 
 
 @pytest.fixture
@@ -44,13 +45,22 @@ def test_arms_of_own_code_are_compared_where_they_do_the_same_work(study, mlflow
 
 @pytest.mark.slow
 def test_executions_of_own_code_are_compared_with_the_first(study, mlflow_server):
-    short = ["trainer.max_epochs=1", "speedup.max_seconds=3"]
-    summary, _ = study("--axis", "execution.num_devices=1,2", "--axis", PRECISION, "--repeats", "1", *short)
+    summary, _ = study("--axis", "execution.num_devices=1,2", "--axis", PRECISION, "--repeats", "1", *SHORT)
     arms = {tuple(arm["execution"].values()): arm for arm in summary["arms"]}
     assert arms.keys() == {("1", "32-true"), ("1", "bf16-mixed"), ("2", "32-true"), ("2", "bf16-mixed")}
     assert all(arm["num_failed"] == 0 and arm["samples_per_second"] > 0 and arm["matches"] for arm in arms.values())
     run = MlflowClient(mlflow_server.url).get_run(arms["2", "bf16-mixed"]["run_id"])
     assert run.data.metrics["val_loss"] == pytest.approx(arms["2", "bf16-mixed"]["score"])
+
+
+@pytest.mark.slow
+def test_models_of_different_depth_are_compared_by_what_they_reach(study):
+    summary, _ = study("--axis", "model.init_args.depth=1,2", "--repeats", "1", *SHORT)
+    shallow, deep = summary["arms"]
+    assert all(arm["num_failed"] == 0 and arm["samples_per_second"] > 0 for arm in (shallow, deep))
+    assert [arm["group"] for arm in summary["arms"]] == [f"model.init_args.depth={depth}" for depth in (1, 2)]
+    assert (shallow["ratio"], deep["ratio"]) == (None, None), "other work has no speedup"
+    assert shallow["score"] != deep["score"]
 
 
 @pytest.mark.slow

@@ -38,6 +38,18 @@ def test_the_trial_with_the_smallest_loss_is_the_best(sweep, mlflow_server, tmp_
 
 
 @pytest.mark.slow
+def test_settings_of_the_data_are_swept(sweep, mlflow_server):
+    sizes = ["--param", "data.init_args.batch_size=[16,32]", "--sampler", "grid", "trainer.max_epochs=1"]
+    summary = sweep(*sizes, *MINIMIZE)
+    trials = {trial["values"]["data.init_args.batch_size"]: trial for trial in summary["trials"]}
+    assert {size: trial["status"] for size, trial in trials.items()} == {16: "done", 32: "done"}
+    client = MlflowClient(mlflow_server.url)
+    steps = {size: len(client.get_metric_history(trial["run_id"], "train_loss")) for size, trial in trials.items()}
+    assert steps[16] == pytest.approx(2 * steps[32], abs=1)
+    assert summary["best"]["score"] == min(trial["score"] for trial in trials.values())
+
+
+@pytest.mark.slow
 def test_a_trial_whose_loss_is_not_finite_fails_alone(sweep):
     rates = ["--param", "model.init_args.learning_rate=[1e30,0.003]", "--sampler", "grid"]
     summary = sweep("trainer.max_epochs=1", *rates, "--minimize", "val_loss")

@@ -5,8 +5,10 @@ from settings import NUM_STEPS
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+BATCH_SIZE = 32  # with 8, calling the operators takes longer than their work on a fast processor
+
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(8 * NUM_STEPS, 3, 24, 24), torch.randint(0, 10, (8 * NUM_STEPS,)))
+data = TensorDataset(torch.randn(BATCH_SIZE * NUM_STEPS, 3, 24, 24), torch.randint(0, 10, (BATCH_SIZE * NUM_STEPS,)))
 model = nn.Sequential(
     nn.Conv2d(3, 32, 3, padding=1),
     nn.ReLU(),
@@ -17,7 +19,7 @@ model = nn.Sequential(
     nn.Linear(32, 10),
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for inputs, targets in DataLoader(data, batch_size=8, shuffle=True, num_workers=1):
+for inputs, targets in DataLoader(data, batch_size=BATCH_SIZE, shuffle=True, num_workers=1):
     loss = nn.functional.cross_entropy(model(inputs), targets)
     optimizer.zero_grad()
     loss.backward()
