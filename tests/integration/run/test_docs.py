@@ -17,7 +17,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from infra.services.home import free_port
-from tests.support.documents import ROOT
+from tests.support.documents import ROOT, commands, fences
 from tests.support.patience import listens
 from tests.support.pictures import make_pictures
 from tests.support.treatments import LEARNS, NO_PROBE, SMALL, of_story
@@ -140,6 +140,29 @@ def trained(clone):
     clone.places |= {"RUN_ID": summary["run_id"], "SET": prepared.relative_to(clone.directory)}
     assert summary["registered"]["alias"] == "champion"
     return clone
+
+
+@pytest.mark.slow
+def test_the_tutorial_of_own_code(clone):
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+    tutorial = ROOT / "infra/docs/tutorials/own-lightning-code.md"
+    blocks = [commands(fence) for fence in fences(tutorial) if fence.language == "bash"]
+    (copied, entered), (script,), (run,), (devices,), (own,) = blocks
+    small = ("data.init_args.num_bytes=40000", "model.init_args.width=16")
+    runs = [run, devices, own.replace("CONFIG.yaml", "config.yaml").replace("DIR", ".")]
+    clone.shell(
+        [copied, entered, f"{script} {' '.join(f'--{setting}' for setting in small)}"]
+        + [f"{one} {' '.join(small)} --json > ../own-{number}.json" for number, one in enumerate(runs)]
+    )
+    logged = (clone.directory / "text/lightning_logs/version_0/metrics.csv").read_text().splitlines()
+    column = logged[0].split(",").index("val_loss")
+    losses = [float(value) for line in logged[1:] if (value := line.split(",")[column])]
+    first, two, again = (json.loads((clone.directory / f"own-{number}.json").read_text()) for number in range(3))
+    assert first["metrics"]["val_loss"] == again["metrics"]["val_loss"] == losses[-1]
+    assert first["workload"] == again["workload"], "data in the directory of the code are no code"
+    assert two["train"]["world_size"] == 2
+    assert two["speedup"]["efficiency"] > 0
+    assert two["speedup"]["shares"].keys() >= {"input", "communication", "update"}
 
 
 def test_settings_of_the_shell(clone):
