@@ -1,4 +1,4 @@
-"""Goal 17: own Lightning code in Paceline against `python main.py fit`: batches per second, and time to the first one.
+"""Goal 17: own Lightning code in Paceline against `python main.py fit`: batches per second, start and end.
 
 infra/bench 17          about 6 minutes on two quiet cores
 
@@ -28,7 +28,7 @@ SETTINGS = ["trainer.max_epochs=4", "trainer.limit_val_batches=0", "trainer.log_
 
 
 def timed(side, code, directory):
-    """Batches per second after the warm-up, and seconds from the start of the process to the end of the first batch."""
+    """Batches per second after the warm-up; seconds to the end of the first batch, and from the last one to the exit."""
     directory.mkdir()
     times = directory / "times.json"
     callback = ["trainer.callbacks+=batch_times.BatchTimes", f"trainer.callbacks.path={times}"]
@@ -41,9 +41,10 @@ def timed(side, code, directory):
         command = [PROGRAM, "run", "config.yaml", "--code", ".", "--json", "speedup.baseline=none", *settings]
     started = time.time()
     done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True, check=False)
+    ended = time.time()
     assert done.returncode == 0, done.stderr
     ends = json.loads(times.read_text())
-    return (len(ends) - WARM_UP) / (ends[-1] - ends[WARM_UP - 1]), ends[0] - started
+    return (len(ends) - WARM_UP) / (ends[-1] - ends[WARM_UP - 1]), ends[0] - started, ended - ends[-1]
 
 
 def test_goal_17_own_code_against_lightning(tmp_path):
@@ -55,8 +56,8 @@ def test_goal_17_own_code_against_lightning(tmp_path):
     for block in range(NUM_BLOCKS):
         for number, side in enumerate(("script", "paceline", "paceline", "script")):
             found[side].append(timed(side, code, tmp_path / f"{block}-{number}"))
-    (rates, starts) = (
-        np.array([[one[part] for one in found[side]] for side in ("paceline", "script")]) for part in (0, 1)
+    rates, starts, exits = (
+        np.array([[one[part] for one in found[side]] for side in ("paceline", "script")]) for part in range(3)
     )
     ratio = estimate_ratio(np.log(rates[0] / rates[1]), FIXED_CONFIDENCE)
     tell(
@@ -71,4 +72,11 @@ def test_goal_17_own_code_against_lightning(tmp_path):
         f"{more:.2f} ({np.median(starts[0]):.1f} against {np.median(starts[1]):.1f})",
         f"{low:.2f} to {high:.2f}",
         at_most(low, high, 3.0),
+    )
+    more, low, high = location_interval(exits[0] - exits[1], FIXED_CONFIDENCE)
+    tell(
+        "goal 17: seconds from the last step to the recorded run, more than the script to its exit",
+        f"{more:.2f} ({np.median(exits[0]):.1f} against {np.median(exits[1]):.1f})",
+        f"{low:.2f} to {high:.2f}",
+        "measured",
     )
