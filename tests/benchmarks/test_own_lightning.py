@@ -28,7 +28,7 @@ SETTINGS = ["trainer.max_epochs=4", "trainer.limit_val_batches=0", "trainer.log_
 
 
 def timed(side, code, directory):
-    """Batches per second after the warm-up; seconds to the end of the first batch, and from the last one to the exit."""
+    """Batches per second after the warm-up; seconds to the end of the first batch, and from the last one to the end."""
     directory.mkdir()
     times = directory / "times.json"
     callback = ["trainer.callbacks+=batch_times.BatchTimes", f"trainer.callbacks.path={times}"]
