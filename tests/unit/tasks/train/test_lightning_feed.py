@@ -114,6 +114,19 @@ class Module(pl.LightningModule):
         return DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
 
 
+class Plateau(Module):
+    """Lowers the learning rate by a metric, each time that it is asked."""
+
+    def __init__(self, loader, monitor, interval):
+        super().__init__(loader)
+        self.plateau = {"monitor": monitor, "interval": interval, "strict": False}
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        lower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=10.0)
+        return {"optimizer": optimizer, "lr_scheduler": self.plateau | {"scheduler": lower}}
+
+
 class Curve(pl.loggers.Logger):
     """What a module logs, by step."""
 
@@ -162,7 +175,7 @@ LOADERS = {
 }
 
 
-def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(), progress=None):
+def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(), progress=None, kind=Module):
     """Weights and metrics of a training, by Lightning alone without a directory."""
     pl.seed_everything(3)
     curve = Curve()
@@ -172,7 +185,7 @@ def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(
         "enable_model_summary": False,
         "limit_train_batches": NUM_BATCHES,
     } | options
-    module = Module(LOADERS[loader])
+    module = kind(LOADERS[loader])
     if directory is None:
         pl.Trainer(**settings, enable_checkpointing=False).fit(module)
         return module.state_dict(), curve.metrics
@@ -281,3 +294,39 @@ def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, 
     exact = {key: value for key, value in rest.items() if every is None or not key[0].endswith("_epoch")}
     assert {name for name, _ in exact} >= {"loss_step"}
     assert {key: curve.get(key) for key in exact} == exact
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize(
+    ("monitor", "interval", "options", "every", "stop_at"),
+    [
+        ("loss_epoch", "epoch", {}, None, 13),
+        ("val_loss", "epoch", {}, None, 13),
+        ("val_loss", "epoch", {}, 3, 5),
+        ("val_loss", "epoch", {"max_steps": 24}, None, 13),
+        ("val_loss", "epoch", {"max_epochs": 4, "check_val_every_n_epoch": 2}, None, 25),
+        ("loss_step", "step", {}, 3, 13),
+        ("loss_step", "step", {"accumulate_grad_batches": 2}, 3, 13),
+        ("loss_step", "step", {}, None, 13),
+    ],
+)
+def test_a_resumed_training_lowers_the_learning_rate_as_without_interruption(
+    tmp_path, monitor, interval, options, every, stop_at
+):
+    kind = partial(Plateau, monitor=monitor, interval=interval)
+    rates = []
+    for directory, batch in ((None, None), (tmp_path, stop_at), (tmp_path, None)):
+        curve, monitored = Curve(), pl.callbacks.LearningRateMonitor()
+        more = options | {"logger": curve, "num_sanity_val_steps": 0}
+        if directory is None:
+            weights, _ = train("shuffled", more | {"callbacks": [monitored]}, kind=kind)
+        elif batch:
+            with pytest.raises(ConnectionError):
+                train("shuffled", more, directory, every, batch, [monitored], kind=kind)
+        else:
+            resumed, _ = train("shuffled", more, directory, every, callbacks=[monitored], kind=kind)
+        rates.append({key: value for key, value in curve.metrics.items() if key[0] == "lr-Adam"})
+    whole, _, rest = rates
+    assert len(set(whole.values())) > 1
+    assert rest == {key: whole[key] for key in rest}
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
