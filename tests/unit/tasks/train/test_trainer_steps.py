@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.tasks.errors import InputError
+from paceline.tasks.train.lightning import pausing
 from paceline.tasks.train.lightning.feed import FedDevice
 from paceline.tasks.train.lightning.step_parts import count_units
 from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, halve, without_workers
@@ -252,6 +253,17 @@ if sys.argv[1] == "continued":
 print(worker.pid, flush=True)
 time.sleep(600)
 """
+
+
+def test_a_worker_that_has_ended_is_not_continued():
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+    worker.start()
+    assert pausing.pause([worker])
+    worker.kill()
+    os.waitpid(worker.pid, 0)  # its object does not notice
+    assert worker in multiprocessing.active_children()
+    pausing.resume([worker])
+    multiprocessing.process._children.discard(worker)  # else its number gets a signal at the end of Python
 
 
 @pytest.mark.parametrize("state", ["paused", "continued"])
