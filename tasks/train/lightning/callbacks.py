@@ -345,6 +345,7 @@ class SaveCheckpoint(Checkpoint):
             writer.hold()
             self._num_held = num_trained
             trainer.save_checkpoint(path)
+            self._saved = {}  # checkpoints of the user's code are at other places
         self._is_due, self.last = False, path
         if self._interval is not None and not is_last:
             now = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from functools import partial
 from importlib.util import find_spec
@@ -175,8 +176,10 @@ LOADERS = {
 }
 
 
-def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(), progress=None, kind=Module):
-    """Weights and metrics of a training, by Lightning alone without a directory."""
+def train(
+    loader, options, directory=None, every=None, stop_at=None, *, callbacks=(), progress=None, kind=Module, start=None
+):
+    """Weights and metrics of a training, by Lightning alone without a directory, from a checkpoint or from `start`."""
     pl.seed_everything(3)
     curve = Curve()
     settings = {"accelerator": "cpu", "devices": 1, "max_epochs": NUM_EPOCHS, "log_every_n_steps": 1, "logger": curve}
@@ -187,7 +190,7 @@ def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(
     } | options
     module = kind(LOADERS[loader])
     if directory is None:
-        pl.Trainer(**settings, enable_checkpointing=False).fit(module)
+        pl.Trainer(**settings, enable_checkpointing=False).fit(module, ckpt_path=start)
         return module.state_dict(), curve.metrics
     stopwatch = Stopwatch("setup")
     state = FeedState(stopwatch)
@@ -195,10 +198,10 @@ def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(
     callbacks = [*callbacks, account, SaveCheckpoint(account, state, directory, every, 0, FailureHistory)]
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
     plugins = {
-        "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
+        "plugins": [AtomicCheckpointIO(directory / "attempt-0", directory)],
         "strategy": FedDevice(partial(feed, state), device=torch.device("cpu")),
     }
-    newest = newest_valid_checkpoint(directory) if directory.exists() else None
+    newest = newest_valid_checkpoint(directory) if directory.exists() else start
     trainer = pl.Trainer(**settings, **plugins)
     trainer.fit(module, ckpt_path=str(newest) if newest else None, weights_only=True)
     return module.state_dict(), curve.metrics
@@ -224,6 +227,31 @@ def test_a_checkpoint_is_not_there_before_the_metrics_of_its_steps(tmp_path, eve
     train("shuffled", {"logger": curve, "max_epochs": 2}, tmp_path, every)
     assert curve.early == [], "a resume does not log them again"
     assert newest_valid_checkpoint(tmp_path) is not None
+
+
+class Saving(Module):
+    """Saves a checkpoint of its own after each batch, and copies it."""
+
+    def __init__(self, loader, directory):
+        super().__init__(loader)
+        self.directory = directory
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        path = checkpoint_path(self.directory, self.trainer.fit_loop.total_batch_idx + 1)
+        self.trainer.save_checkpoint(path)
+        shutil.copy(path, path.with_suffix(".copy"))
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_checkpoints_of_the_users_code_are_those_of_lightning(tmp_path):
+    curve, kind = Slow(tmp_path / "checkpoints"), partial(Saving, directory=tmp_path)
+    train("shuffled", {"logger": curve, "max_epochs": 1}, tmp_path / "checkpoints", 3, kind=kind)
+    assert curve.early == [], "theirs let none of the run be written"
+    assert len(list(tmp_path.glob("step-*.ckpt"))) == NUM_BATCHES, "none is removed"
+    start = checkpoint_path(tmp_path, 5)
+    weights, _ = train("shuffled", {}, start=start)
+    resumed, _ = train("shuffled", {}, tmp_path / "again", start=start)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
 
 
 class Keeper(pl.Callback):
@@ -322,7 +350,7 @@ def test_a_resumed_training_lowers_the_learning_rate_as_without_interruption(
             weights, _ = train("shuffled", more | {"callbacks": [monitored]}, kind=kind)
         elif batch:
             with pytest.raises(ConnectionError):
-                train("shuffled", more, directory, every, batch, [monitored], kind=kind)
+                train("shuffled", more, directory, every, batch, callbacks=[monitored], kind=kind)
         else:
             resumed, _ = train("shuffled", more, directory, every, callbacks=[monitored], kind=kind)
         rates.append({key: value for key, value in curve.metrics.items() if key[0] == "lr-Adam"})
