@@ -48,6 +48,7 @@ UNREADABLE = (
 )
 RENAMED = "MLflow does not accept the metric name {}: the metric is {} there"
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
+RELOADS = "the training resumed with a new loader: with reload_dataloaders_every_n_epochs above 1, batches may differ"
 WORKERS = "the training resumed with new persistent_workers: augmentations in them differ from those without a stop"
 
 
@@ -247,6 +248,8 @@ class SaveCheckpoint(Checkpoint):
         if resume is None:
             return
         loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_progress
+        if _settings(trainer).reload_dataloaders_every_n_epochs > 1:
+            self._account.note(RELOADS)
         loop._restarting = False  # of the epochs alone
         trainer.callback_metrics.update(self._metrics)
         if not resume.num_trained:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.tasks.train.checkpoint_interval import FailureHistory
-from paceline.tasks.train.lightning.callbacks import WORKERS, SaveCheckpoint, StepAccount
+from paceline.tasks.train.lightning.callbacks import RELOADS, WORKERS, SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.feed import FedDevice, FeedState, feed
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
@@ -252,6 +253,17 @@ def test_checkpoints_of_the_users_code_are_those_of_lightning(tmp_path):
     weights, _ = train("shuffled", {}, start=start)
     resumed, _ = train("shuffled", {}, tmp_path / "again", start=start)
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_a_resume_with_a_new_loader_where_lightning_keeps_the_old_one_is_noted(tmp_path):
+    noted = []
+    for stop_at in (13, None):
+        options = {"reload_dataloaders_every_n_epochs": 2}
+        with suppress(ConnectionError):
+            train("shuffled", options, tmp_path / "checkpoints", 3, stop_at, progress=tmp_path / "progress.json")
+        noted.append(RELOADS in json.loads((tmp_path / "progress.json").read_text())["notes"])
+    assert noted == [False, True]
 
 
 class Keeper(pl.Callback):
