@@ -147,7 +147,7 @@ class StepAccount(StepParts):
         self.windows.append((first, len(losses), seconds))
         samples = self._num_samples * trainer.world_size  # Lightning's samplers give all ranks as many
         self.window_samples.append(int(samples) if math.isfinite(samples) else 0)
-        counts = {unit: number * trainer.world_size for unit, number in self._window_units.items()}
+        counts = {unit: float(number) * trainer.world_size for unit, number in self._window_units.items()}
         self.num_units.update(counts)
         if self._log is not None and seconds > 0:
             rates = {Metric.train_rate(unit): number / seconds for unit, number in counts.items()}

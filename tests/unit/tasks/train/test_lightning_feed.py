@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from typing import ClassVar
 
 import lightning.pytorch as pl
 import pytest
@@ -264,6 +265,22 @@ def test_a_resume_with_a_new_loader_where_lightning_keeps_the_old_one_is_noted(t
             train("shuffled", options, tmp_path / "checkpoints", 3, stop_at, progress=tmp_path / "progress.json")
         noted.append(RELOADS in json.loads((tmp_path / "progress.json").read_text())["notes"])
     assert noted == [False, True]
+
+
+class Counted(Module):
+    paceline: ClassVar = {"units": {"words": lambda batch: torch.tensor(255, dtype=torch.bfloat16)}}
+
+
+class Accounts(pl.Callback):
+    def on_train_end(self, trainer, module):
+        (self.account,) = [each for each in trainer.callbacks if isinstance(each, StepAccount)]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_units_in_tensors_are_added_exactly(tmp_path):
+    accounts = Accounts()
+    train("shuffled", {"log_every_n_steps": 5}, tmp_path, callbacks=[accounts], kind=Counted)
+    assert accounts.account.num_units == {"words": 255 * NUM_EPOCHS * NUM_BATCHES}
 
 
 class Keeper(pl.Callback):

@@ -222,7 +222,21 @@ def test_units_are_those_of_the_module_or_of_the_batch(own, batch, expected):
     assert count_units(module, batch) == expected
 
 
-@pytest.mark.parametrize("units", [{"tokens": "ids"}, {"to kens": 1}, {"tokens": lambda batch: batch.nothing}])
+def test_a_unit_in_a_tensor_is_not_read_in_the_step():
+    module = Module(samples)
+    module.paceline = {"units": {"words": lambda batch: batch["num_words"].sum()}}
+    count_units(module, {"num_words": torch.ones(3, device="meta")})  # which has no values
+
+
+NOT_COUNTED = [
+    {"tokens": "ids"},
+    {"to kens": 1},
+    {"tokens": lambda batch: batch.nothing},
+    {"tokens": lambda batch: torch.ones(2)},
+]
+
+
+@pytest.mark.parametrize("units", NOT_COUNTED)
 def test_a_unit_that_cannot_be_counted_is_refused(units):
     module = Module(samples)
     module.paceline = {"units": units}
