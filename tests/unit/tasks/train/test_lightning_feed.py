@@ -1,6 +1,7 @@
 """A user's training with feeds has the losses of Lightning alone, also when it is interrupted and resumed."""
 
 import json
+import random
 import re
 import shutil
 import time
@@ -10,10 +11,11 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from paceline.tasks.train.checkpoint_interval import FailureHistory
 from paceline.tasks.train.lightning.callbacks import RELOADS, WORKERS, SaveCheckpoint, StepAccount
@@ -35,6 +37,35 @@ class Noise(IterableDataset):
     def __iter__(self):
         for _ in range(8 * NUM_BATCHES):
             yield torch.randn(4)
+
+
+class Augmented(Dataset):
+    """Samples with noise of generators of its own."""
+
+    def __init__(self):
+        self.dice, self.legacy = random.Random(1), np.random.RandomState(2)
+        self.noise = [np.random.Generator(kind(3)) for kind in (np.random.PCG64, np.random.MT19937, np.random.SFC64)]
+        self.first, self.second, self.third = self.noise
+
+    def __len__(self):
+        return 8 * NUM_BATCHES
+
+    def __getitem__(self, index):
+        drawn = sum(each.normal() for each in self.noise) + self.legacy.normal() + self.dice.gauss(0, 1)
+        return torch.full((4,), drawn)
+
+
+class Sampler(torch.utils.data.Sampler):
+    """A random order by a generator of its own."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(5)
+
+    def __iter__(self):
+        yield from self.generator.permutation(8 * NUM_BATCHES).tolist()
+
+    def __len__(self):
+        return 8 * NUM_BATCHES
 
 
 class Stateful(DataLoader):
@@ -165,6 +196,9 @@ persistent = partial(shuffled, num_workers=1, persistent_workers=True)
 LOADERS = {
     "shuffled": lambda: shuffled(NUM_BATCHES),
     "own generator": lambda: shuffled(NUM_BATCHES, torch.ones, generator=torch.Generator()),
+    "own generators of the dataset": lambda: DataLoader(
+        Subset(Augmented(), range(8 * NUM_BATCHES)), batch_size=8, sampler=Sampler()
+    ),
     "with state": lambda: Stateful(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8),
     "of torchdata": torchdata_loader,
     "of torchdata, persistent": partial(torchdata_loader, num_workers=1, persistent_workers=True),
@@ -311,6 +345,8 @@ def test_checkpoints_that_no_restart_can_read_are_noted(tmp_path, kept, note):
         ("shuffled", {"accumulate_grad_batches": 2}, 3, 13),
         ("shuffled", {"max_steps": 20}, None, 18),
         ("own generator", {"check_val_every_n_epoch": 2}, 5, 19),
+        ("own generators of the dataset", {}, None, 13),
+        ("own generators of the dataset", {}, 3, 13),
         ("with state", {}, None, 13),
         ("with state", {}, 3, 13),
         pytest.param("of torchdata", {}, 3, 13, marks=NEEDS_TORCHDATA),
