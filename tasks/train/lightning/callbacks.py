@@ -48,6 +48,7 @@ UNREADABLE = (
 )
 RENAMED = "MLflow does not accept the metric name {}: the metric is {} there"
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
+RELOADS = "the training resumed with a new loader: with reload_dataloaders_every_n_epochs above 1, batches may differ"
 WORKERS = "the training resumed with new persistent_workers: augmentations in them differ from those without a stop"
 
 
@@ -146,7 +147,7 @@ class StepAccount(StepParts):
         self.windows.append((first, len(losses), seconds))
         samples = self._num_samples * trainer.world_size  # Lightning's samplers give all ranks as many
         self.window_samples.append(int(samples) if math.isfinite(samples) else 0)
-        counts = {unit: number * trainer.world_size for unit, number in self._window_units.items()}
+        counts = {unit: float(number) * trainer.world_size for unit, number in self._window_units.items()}
         self.num_units.update(counts)
         if self._log is not None and seconds > 0:
             rates = {Metric.train_rate(unit): number / seconds for unit, number in counts.items()}
@@ -209,7 +210,8 @@ class SaveCheckpoint(Checkpoint):
         self._read_failures = read_failures
         self.last: Path | None = None
         self._saved: dict[str, Any] = {}
-        self._ends_epoch = False
+        self._resume: Position | None = None
+        self._metrics: dict[str, Any] = {}
         self._interval: CheckpointInterval | None = None
         self._next_step = 0  # next batch after which a checkpoint may be due; the same on all ranks
         self._is_due = self._saves_ends_only = False
@@ -226,14 +228,15 @@ class SaveCheckpoint(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         positions = state_dict.get("positions", [])
         if self._rank < len(positions):
-            self._state.resume = position = Position(**positions[self._rank])
-            self._ends_epoch = not position.num_trained
+            self._state.resume = self._resume = Position(**positions[self._rank])
+            self._metrics = state_dict.get("metrics", {})
         self._account.losses = list(state_dict.get("losses", []))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the interval, and the next epoch after a checkpoint at the end of one, also with `max_steps`.
+        """Start the interval, and after a resume do what Lightning 2.6 does not.
 
-        There Lightning 2.6 would train one more batch of the epoch before.
+        It would train one more batch of an epoch that has ended, with `max_steps`. And it would leave out
+        ReduceLROnPlateau, whose step follows the checkpoint, and which it does not step at the end of a resumed epoch.
         """
         if self._every == "auto":
             clock, end = (_log_steps(trainer), _position(trainer), time.monotonic()), partial(_epoch_end, trainer)
@@ -241,15 +244,25 @@ class SaveCheckpoint(Checkpoint):
             self._next_step = _position(trainer) + 1
         if self._state.has_new_workers:
             self._account.note(WORKERS)
-        if not self._ends_epoch:
+        resume, self._resume = self._resume, None
+        if resume is None:
             return
-        loop = trainer.fit_loop
+        loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_progress
+        if _settings(trainer).reload_dataloaders_every_n_epochs > 1:
+            self._account.note(RELOADS)
+        loop._restarting = False  # of the epochs alone
+        trainer.callback_metrics.update(self._metrics)
+        if not resume.num_trained:
+            progress.current.completed = progress.current.ready - 1  # as at the checkpoint
+        if self._metrics:
+            interval = "step" if resume.num_trained else "epoch"
+            loop.epoch_loop.update_lr_schedulers(interval, update_plateau_schedulers=True)
+        if resume.num_trained:
+            return
         loop.epoch_loop.restarting = False
         loop.reset_restart_stage()
         loop.epoch_loop.reset_restart_stage()
-        progress = loop.epoch_progress
         progress.current.completed, progress.total.completed = progress.current.ready, progress.total.ready
-        self._ends_epoch = False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         writer_of(trainer).release()  # Lightning has logged the metrics of the epoch before
@@ -330,10 +343,12 @@ class SaveCheckpoint(Checkpoint):
                 gathered: list[Any] = [None] * trainer.world_size
                 distributed.all_gather_object(gathered, positions[0])
                 positions = gathered
-            self._saved = {"positions": positions, "losses": self._account.losses}
+            metrics = dict(trainer.callback_metrics)
+            self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
             writer.hold()
             self._num_held = num_trained
             trainer.save_checkpoint(path)
+            self._saved = {}  # checkpoints of the user's code are at other places
         self._is_due, self.last = False, path
         if self._interval is not None and not is_last:
             now = time.monotonic()

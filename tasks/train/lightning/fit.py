@@ -90,7 +90,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         options: dict[str, Any] = {
             **shared,
             **placed,
-            "plugins": [AtomicCheckpointIO(directory.parent), *placed["plugins"]],
+            "plugins": [AtomicCheckpointIO(directory.parent, Path(spec.checkpoint_directory)), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
             "callbacks": [*compile_callbacks(plan.compile), space, account, checkpoints],
             "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note),

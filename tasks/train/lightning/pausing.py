@@ -34,5 +34,6 @@ def resume(workers: Iterable[BaseProcess] | None = None) -> None:
         _paused.discard(worker)
         if worker in alive:
             assert worker.pid is not None
-            os.kill(worker.pid, signal.SIGCONT)
-            os.setpgid(worker.pid, os.getpgrp())  # whose end it shares while it runs
+            with suppress(OSError):  # it has ended
+                os.kill(worker.pid, signal.SIGCONT)
+                os.setpgid(worker.pid, os.getpgrp())  # whose end it shares while it runs

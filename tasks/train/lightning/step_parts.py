@@ -58,8 +58,8 @@ def num_samples(batch: Any) -> float:
         return math.nan
 
 
-def count_units(module: LightningModule, batch: Any) -> dict[str, float]:
-    """The other units of a batch, such as tokens.
+def count_units(module: LightningModule, batch: Any) -> dict[str, float | torch.Tensor]:
+    """The other units of a batch, such as tokens. A number in a tensor stays there: reading it waits for a GPU.
 
     `paceline.units` of the module is a mapping from a unit to a function of the batch, or to a key of the batch whose
     elements count. Without it, a batch may have the key `paceline.units`, with numbers by unit.
@@ -70,14 +70,16 @@ def count_units(module: LightningModule, batch: Any) -> dict[str, float]:
     rules = (declared.get("units") if isinstance(declared, Mapping) else getattr(declared, "units", None)) or {}
     if not rules and isinstance(batch, Mapping):
         rules = batch.get(UNITS) or {}
-    counts = {}
+    counts: dict[str, float | torch.Tensor] = {}
     for unit, rule in rules.items():
         try:
             if not str(unit).isidentifier():
                 raise ValueError("a unit is a word")  # and a part of the names of metrics
             value = rule(batch) if callable(rule) else batch[rule] if isinstance(rule, str) else rule
-            is_elements = isinstance(rule, str) and isinstance(value, torch.Tensor)
-            counts[unit] = float(value.numel() if is_elements else value)
+            if isinstance(value, torch.Tensor) and not isinstance(rule, str):
+                counts[unit] = value.detach().to(torch.float64, copy=True).reshape(())
+            else:
+                counts[unit] = float(value.numel() if isinstance(value, torch.Tensor) else value)
         except Exception as error:
             fault = f"{unit} of a batch cannot be counted: {type(error).__name__}: {error}"
             raise InputError(fault, hint=f"give a key of the batch, or a function, as {UNITS} of the module") from error

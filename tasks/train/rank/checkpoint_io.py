@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from lightning.fabric.plugins.io import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -80,11 +80,14 @@ def load_rest(path: Path) -> dict[str, Any]:
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory."""
+    """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory.
+
+    Where `checkpoints` is given, only those in this directory are written so, and others at once, as by Lightning.
+    """
 
     # Lightning's `AsyncCheckpointIO` (2.6) copies on the GPU, queues checkpoints, reports errors a checkpoint later.
-    def __init__(self, attempt: Path) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: Path, checkpoints: Path | None = None) -> None:
+        self._attempt, self._checkpoints = attempt, checkpoints
         self._executor = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
         self._may_write, self._is_dropped = threading.Event(), False
@@ -93,6 +96,9 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
+        if self._checkpoints not in (None, Path(path).parent):  # of the user's code
+            TorchCheckpointIO().save_checkpoint(checkpoint, path, storage_options)
+            return
         if self._written is not None:  # else `hold` has waited, which `wait` would undo
             self.wait()
         self.submit(write_and_prune, Path(path), split_off_rows(checkpoint, (), {}))

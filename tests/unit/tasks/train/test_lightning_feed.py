@@ -1,19 +1,24 @@
 """A user's training with feeds has the losses of Lightning alone, also when it is interrupted and resumed."""
 
 import json
+import random
 import re
+import shutil
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
+from typing import ClassVar
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from paceline.tasks.train.checkpoint_interval import FailureHistory
-from paceline.tasks.train.lightning.callbacks import WORKERS, SaveCheckpoint, StepAccount
+from paceline.tasks.train.lightning.callbacks import RELOADS, WORKERS, SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.feed import FedDevice, FeedState, feed
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
@@ -32,6 +37,35 @@ class Noise(IterableDataset):
     def __iter__(self):
         for _ in range(8 * NUM_BATCHES):
             yield torch.randn(4)
+
+
+class Augmented(Dataset):
+    """Samples with noise of generators of its own."""
+
+    def __init__(self):
+        self.dice, self.legacy = random.Random(1), np.random.RandomState(2)
+        self.noise = [np.random.Generator(kind(3)) for kind in (np.random.PCG64, np.random.MT19937, np.random.SFC64)]
+        self.first, self.second, self.third = self.noise
+
+    def __len__(self):
+        return 8 * NUM_BATCHES
+
+    def __getitem__(self, index):
+        drawn = sum(each.normal() for each in self.noise) + self.legacy.normal() + self.dice.gauss(0, 1)
+        return torch.full((4,), drawn)
+
+
+class Sampler(torch.utils.data.Sampler):
+    """A random order by a generator of its own."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(5)
+
+    def __iter__(self):
+        yield from self.generator.permutation(8 * NUM_BATCHES).tolist()
+
+    def __len__(self):
+        return 8 * NUM_BATCHES
 
 
 class Stateful(DataLoader):
@@ -114,6 +148,19 @@ class Module(pl.LightningModule):
         return DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
 
 
+class Plateau(Module):
+    """Lowers the learning rate by a metric, each time that it is asked."""
+
+    def __init__(self, loader, monitor, interval):
+        super().__init__(loader)
+        self.plateau = {"monitor": monitor, "interval": interval, "strict": False}
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        lower = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=10.0)
+        return {"optimizer": optimizer, "lr_scheduler": self.plateau | {"scheduler": lower}}
+
+
 class Curve(pl.loggers.Logger):
     """What a module logs, by step."""
 
@@ -149,6 +196,9 @@ persistent = partial(shuffled, num_workers=1, persistent_workers=True)
 LOADERS = {
     "shuffled": lambda: shuffled(NUM_BATCHES),
     "own generator": lambda: shuffled(NUM_BATCHES, torch.ones, generator=torch.Generator()),
+    "own generators of the dataset": lambda: DataLoader(
+        Subset(Augmented(), range(8 * NUM_BATCHES)), batch_size=8, sampler=Sampler()
+    ),
     "with state": lambda: Stateful(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8),
     "of torchdata": torchdata_loader,
     "of torchdata, persistent": partial(torchdata_loader, num_workers=1, persistent_workers=True),
@@ -162,8 +212,10 @@ LOADERS = {
 }
 
 
-def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(), progress=None):
-    """Weights and metrics of a training, by Lightning alone without a directory."""
+def train(
+    loader, options, directory=None, every=None, stop_at=None, *, callbacks=(), progress=None, kind=Module, start=None
+):
+    """Weights and metrics of a training, by Lightning alone without a directory, from a checkpoint or from `start`."""
     pl.seed_everything(3)
     curve = Curve()
     settings = {"accelerator": "cpu", "devices": 1, "max_epochs": NUM_EPOCHS, "log_every_n_steps": 1, "logger": curve}
@@ -172,9 +224,9 @@ def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(
         "enable_model_summary": False,
         "limit_train_batches": NUM_BATCHES,
     } | options
-    module = Module(LOADERS[loader])
+    module = kind(LOADERS[loader])
     if directory is None:
-        pl.Trainer(**settings, enable_checkpointing=False).fit(module)
+        pl.Trainer(**settings, enable_checkpointing=False).fit(module, ckpt_path=start)
         return module.state_dict(), curve.metrics
     stopwatch = Stopwatch("setup")
     state = FeedState(stopwatch)
@@ -182,10 +234,10 @@ def train(loader, options, directory=None, every=None, stop_at=None, callbacks=(
     callbacks = [*callbacks, account, SaveCheckpoint(account, state, directory, every, 0, FailureHistory)]
     settings |= {"callbacks": callbacks if stop_at is None else [Interrupt(stop_at), *callbacks]}
     plugins = {
-        "plugins": [AtomicCheckpointIO(directory / "attempt-0")],
+        "plugins": [AtomicCheckpointIO(directory / "attempt-0", directory)],
         "strategy": FedDevice(partial(feed, state), device=torch.device("cpu")),
     }
-    newest = newest_valid_checkpoint(directory) if directory.exists() else None
+    newest = newest_valid_checkpoint(directory) if directory.exists() else start
     trainer = pl.Trainer(**settings, **plugins)
     trainer.fit(module, ckpt_path=str(newest) if newest else None, weights_only=True)
     return module.state_dict(), curve.metrics
@@ -211,6 +263,58 @@ def test_a_checkpoint_is_not_there_before_the_metrics_of_its_steps(tmp_path, eve
     train("shuffled", {"logger": curve, "max_epochs": 2}, tmp_path, every)
     assert curve.early == [], "a resume does not log them again"
     assert newest_valid_checkpoint(tmp_path) is not None
+
+
+class Saving(Module):
+    """Saves a checkpoint of its own after each batch, and copies it."""
+
+    def __init__(self, loader, directory):
+        super().__init__(loader)
+        self.directory = directory
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        path = checkpoint_path(self.directory, self.trainer.fit_loop.total_batch_idx + 1)
+        self.trainer.save_checkpoint(path)
+        shutil.copy(path, path.with_suffix(".copy"))
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_checkpoints_of_the_users_code_are_those_of_lightning(tmp_path):
+    curve, kind = Slow(tmp_path / "checkpoints"), partial(Saving, directory=tmp_path)
+    train("shuffled", {"logger": curve, "max_epochs": 1}, tmp_path / "checkpoints", 3, kind=kind)
+    assert curve.early == [], "theirs let none of the run be written"
+    assert len(list(tmp_path.glob("step-*.ckpt"))) == NUM_BATCHES, "none is removed"
+    start = checkpoint_path(tmp_path, 5)
+    weights, _ = train("shuffled", {}, start=start)
+    resumed, _ = train("shuffled", {}, tmp_path / "again", start=start)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_a_resume_with_a_new_loader_where_lightning_keeps_the_old_one_is_noted(tmp_path):
+    noted = []
+    for stop_at in (13, None):
+        options = {"reload_dataloaders_every_n_epochs": 2}
+        with suppress(ConnectionError):
+            train("shuffled", options, tmp_path / "checkpoints", 3, stop_at, progress=tmp_path / "progress.json")
+        noted.append(RELOADS in json.loads((tmp_path / "progress.json").read_text())["notes"])
+    assert noted == [False, True]
+
+
+class Counted(Module):
+    paceline: ClassVar = {"units": {"words": lambda batch: torch.tensor(255, dtype=torch.bfloat16)}}
+
+
+class Accounts(pl.Callback):
+    def on_train_end(self, trainer, module):
+        (self.account,) = [each for each in trainer.callbacks if isinstance(each, StepAccount)]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_units_in_tensors_are_added_exactly(tmp_path):
+    accounts = Accounts()
+    train("shuffled", {"log_every_n_steps": 5}, tmp_path, callbacks=[accounts], kind=Counted)
+    assert accounts.account.num_units == {"words": 255 * NUM_EPOCHS * NUM_BATCHES}
 
 
 class Keeper(pl.Callback):
@@ -241,6 +345,8 @@ def test_checkpoints_that_no_restart_can_read_are_noted(tmp_path, kept, note):
         ("shuffled", {"accumulate_grad_batches": 2}, 3, 13),
         ("shuffled", {"max_steps": 20}, None, 18),
         ("own generator", {"check_val_every_n_epoch": 2}, 5, 19),
+        ("own generators of the dataset", {}, None, 13),
+        ("own generators of the dataset", {}, 3, 13),
         ("with state", {}, None, 13),
         ("with state", {}, 3, 13),
         pytest.param("of torchdata", {}, 3, 13, marks=NEEDS_TORCHDATA),
@@ -281,3 +387,39 @@ def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, 
     exact = {key: value for key, value in rest.items() if every is None or not key[0].endswith("_epoch")}
     assert {name for name, _ in exact} >= {"loss_step"}
     assert {key: curve.get(key) for key in exact} == exact
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize(
+    ("monitor", "interval", "options", "every", "stop_at"),
+    [
+        ("loss_epoch", "epoch", {}, None, 13),
+        ("val_loss", "epoch", {}, None, 13),
+        ("val_loss", "epoch", {}, 3, 5),
+        ("val_loss", "epoch", {"max_steps": 24}, None, 13),
+        ("val_loss", "epoch", {"max_epochs": 4, "check_val_every_n_epoch": 2}, None, 25),
+        ("loss_step", "step", {}, 3, 13),
+        ("loss_step", "step", {"accumulate_grad_batches": 2}, 3, 13),
+        ("loss_step", "step", {}, None, 13),
+    ],
+)
+def test_a_resumed_training_lowers_the_learning_rate_as_without_interruption(
+    tmp_path, monitor, interval, options, every, stop_at
+):
+    kind = partial(Plateau, monitor=monitor, interval=interval)
+    rates = []
+    for directory, batch in ((None, None), (tmp_path, stop_at), (tmp_path, None)):
+        curve, monitored = Curve(), pl.callbacks.LearningRateMonitor()
+        more = options | {"logger": curve, "num_sanity_val_steps": 0}
+        if directory is None:
+            weights, _ = train("shuffled", more | {"callbacks": [monitored]}, kind=kind)
+        elif batch:
+            with pytest.raises(ConnectionError):
+                train("shuffled", more, directory, every, batch, callbacks=[monitored], kind=kind)
+        else:
+            resumed, _ = train("shuffled", more, directory, every, callbacks=[monitored], kind=kind)
+        rates.append({key: value for key, value in curve.metrics.items() if key[0] == "lr-Adam"})
+    whole, _, rest = rates
+    assert len(set(whole.values())) > 1
+    assert rest == {key: whole[key] for key in rest}
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)

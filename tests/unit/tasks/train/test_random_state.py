@@ -1,12 +1,13 @@
 """Random numbers that were drawn show in the states of the generators."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.tasks.train.lightning.random_state import differ, random_state
+from paceline.tasks.train.lightning.random_state import differ, random_state, set_random_state
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)])
@@ -15,6 +16,18 @@ def test_a_draw_in_this_process_is_found(draw):
     assert not differ(before, random_state(None))
     draw()
     assert differ(before, random_state(None))
+
+
+@pytest.mark.parametrize("generator", [random.Random(1), np.random.RandomState(1), np.random.default_rng(1)])
+def test_a_draw_of_a_generator_of_the_dataset_is_found_and_restored(generator):
+    loader = SimpleNamespace(dataset=SimpleNamespace(noise=generator))
+    loader.dataset.dataset = loader.dataset  # no reason to continue for ever
+    before = random_state(loader)
+    drawn = [generator.random(), generator.random()]
+    assert differ(before, random_state(loader))
+    set_random_state(before, loader)
+    assert not differ(before, random_state(loader))
+    assert [generator.random(), generator.random()] == drawn
 
 
 def test_a_draw_on_a_gpu_is_found():

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from paceline.tasks.errors import InputError
+from paceline.tasks.train.lightning import pausing
 from paceline.tasks.train.lightning.feed import FedDevice
 from paceline.tasks.train.lightning.step_parts import count_units
 from paceline.tasks.train.lightning.trainer_steps import TrainerSteps, halve, without_workers
@@ -221,7 +222,21 @@ def test_units_are_those_of_the_module_or_of_the_batch(own, batch, expected):
     assert count_units(module, batch) == expected
 
 
-@pytest.mark.parametrize("units", [{"tokens": "ids"}, {"to kens": 1}, {"tokens": lambda batch: batch.nothing}])
+def test_a_unit_in_a_tensor_is_not_read_in_the_step():
+    module = Module(samples)
+    module.paceline = {"units": {"words": lambda batch: batch["num_words"].sum()}}
+    count_units(module, {"num_words": torch.ones(3, device="meta")})  # which has no values
+
+
+NOT_COUNTED = [
+    {"tokens": "ids"},
+    {"to kens": 1},
+    {"tokens": lambda batch: batch.nothing},
+    {"tokens": lambda batch: torch.ones(2)},
+]
+
+
+@pytest.mark.parametrize("units", NOT_COUNTED)
 def test_a_unit_that_cannot_be_counted_is_refused(units):
     module = Module(samples)
     module.paceline = {"units": units}
@@ -252,6 +267,17 @@ if sys.argv[1] == "continued":
 print(worker.pid, flush=True)
 time.sleep(600)
 """
+
+
+def test_a_worker_that_has_ended_is_not_continued():
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+    worker.start()
+    assert pausing.pause([worker])
+    worker.kill()
+    os.waitpid(worker.pid, 0)  # its object does not notice
+    assert worker in multiprocessing.active_children()
+    pausing.resume([worker])
+    multiprocessing.process._children.discard(worker)  # else its number gets a signal at the end of Python
 
 
 @pytest.mark.parametrize("state", ["paused", "continued"])
