@@ -225,6 +225,12 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
                 hint=f"give the number: execution.{name}=2",
                 setting=f"trainer.{key}",
             )
+        if isinstance(value, list) and value != [*range(len(value))]:
+            raise InputError(
+                f"trainer.{key}={value} chooses devices of the host, and Paceline takes the first that it sees",
+                hint=f"use execution.{name}={len(value)} and set CUDA_VISIBLE_DEVICES={','.join(map(str, value))}",
+                setting=f"trainer.{key}",
+            )
         value = len(value) if isinstance(value, list) else WORDS.get(key, {}).get(str(value), value)
         if given.get(name, value) not in (value, str(value)):
             raise InputError(
