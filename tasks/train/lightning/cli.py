@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from typing import Any, Self
 
 import yaml
+from jsonargparse import Namespace
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, StochasticWeightAveraging, WeightAveraging
@@ -123,11 +124,7 @@ class ModuleCLI(LightningCLI):
         """
         for place, callback in self._callbacks(Checkpoint):
             where = place if place == "trainer.callbacks" else f"{place} in the code of your LightningCLI"
-            raise InputError(
-                f"{place}={callback.__name__} cannot be used with Paceline",
-                hint=f"remove it from {where}; Paceline saves checkpoints: see execution.checkpoint_steps",
-                setting=place,
-            )
+            raise checkpoint_refusal(place, callback, where)
         if not self._only_parse:
             super().instantiate_classes()
         if self._partitions is not None:
@@ -145,6 +142,17 @@ class ModuleCLI(LightningCLI):
         options = {name: value for name, value in self._options.items() if name != "callbacks"}
         alone = {"plugins": [LightningEnvironment()]}  # else Lightning starts MPI: see `lightning_environment`
         return super().instantiate_trainer(**alone | numbers | options)
+
+    def run_hook(self, name: str) -> None:
+        """Call a hook of the user's subclass, if it defines it, with the attributes that `main.py fit` gives it."""
+        if (hook := getattr(self, name, None)) is None:
+            return
+        if self.subcommand is None:
+            self.subcommand = "fit"
+            self.config, self.config_init = (
+                Namespace(subcommand="fit", fit=each) for each in (self.config, self.config_init)
+            )
+        hook()
 
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""
@@ -200,7 +208,30 @@ def _load_cli(path: str) -> type:
         ) from error
     if not (isinstance(found, type) and issubclass(found, LightningCLI)):
         raise InputError(f"cli={path} is not a LightningCLI", hint="name a subclass of LightningCLI", setting="cli")
+    if hasattr(found, "fit"):
+        fault = f"cli={path} defines fit, which cannot be used with Paceline: Lightning's Trainer.fit trains"
+        raise InputError(fault, hint="move the rest of fit into before_fit and after_fit", setting="cli")
     return found
+
+
+def checkpoint_refusal(place: str, callback: type, where: str) -> InputError:
+    """The error about a callback that saves checkpoints."""
+    return InputError(
+        f"{place}={callback.__name__} cannot be used with Paceline",
+        hint=f"remove it from {where}; Paceline saves checkpoints: see execution.checkpoint_steps",
+        setting=place,
+    )
+
+
+def refuse_checkpoints(trainer: Trainer, own: Checkpoint | None = None) -> None:
+    """Raise InputError: a trainer has another callback that saves checkpoints, of the user's code.
+
+    To be called in `setup`, after Lightning has added those of `configure_callbacks`.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if callback is not own:
+            where = f"configure_callbacks of {type(trainer.lightning_module).__name__}, or from before_fit"
+            raise checkpoint_refusal("trainer.callbacks", type(callback), where)
 
 
 def with_classes(tree: Settings, overrides: Sequence[str]) -> Settings:

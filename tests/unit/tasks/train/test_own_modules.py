@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -342,6 +343,62 @@ def test_checkpoints_of_a_command_line_of_its_own_are_refused(own_packages, monk
         monkeypatch.setattr(optimizers, "LinkedCLI", script)
         with refused(place, "ModelCheckpoint"):
             ModuleCLI(["--model=optimizers.Regression"], own=path, only_parse=True)
+
+
+def test_hooks_of_a_command_line_of_its_own_are_called_as_in_its_script(make_spec, monkeypatch):
+    import optimizers
+
+    calls = []
+
+    class Hooked(LightningCLI):
+        def before_fit(self):
+            torch.nn.init.constant_(self.model.layers[0].weight, 0.5)
+            seed = self.config[self.subcommand].seed_everything
+            calls.append((seed, type(self.datamodule).__name__, self.config_init.fit.model, self.trainer.global_step))
+
+        def after_fit(self):
+            calls.append(self.trainer.global_step)
+            raise ValueError("no best checkpoint")
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    monkeypatch.setattr(optimizers, "LinkedCLI", Hooked)
+    settings = noise({"class_path": "optimizers.Regression"}, limit_val_batches=0) | SECTIONS
+    trainer = settings["trainer"] | QUIET
+    with pytest.raises(ValueError, match="no best checkpoint"):
+        Hooked(args={"subcommand": "fit", "fit": settings | {"trainer": trainer}}, save_config_callback=None)
+    (seed, data, model, first), last = plain = calls.copy()
+    calls.clear()
+    result = train(make_spec(settings=settings | {"cli": {"class_path": "optimizers.LinkedCLI"}}, max_seconds=1))
+    assert result.probe is not None
+    assert [call if isinstance(call, int) else (*call[:2], call[3]) for call in calls] == [(seed, data, first), last]
+    assert len(plain) == 2
+    trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert all(torch.equal(trained[name], weights) for name, weights in model.state_dict().items())
+    assert [note for note in result.notes if "after_fit" in note and "no best checkpoint" in note]
+
+
+def test_a_command_line_of_its_own_that_replaces_the_fit_is_refused(monkeypatch):
+    import optimizers
+
+    monkeypatch.setattr(optimizers.LinkedCLI, "fit", lambda self, model, **options: None, raising=False)
+    settings = noise({"class_path": "optimizers.Optimized"})
+    with refused("cli", "cli=optimizers.LinkedCLI") as refusal:
+        _do(Request(task="parse", settings=settings, cli="optimizers.LinkedCLI", variants=((),)))
+    assert "before_fit" in refusal.value.hint
+
+
+@pytest.mark.parametrize("baseline", ["probe", "none"])
+def test_checkpoints_of_the_module_are_refused_before_the_first_step(pictures, make_spec, monkeypatch, baseline):
+    from more_shapes import Perceptron
+
+    steps = []
+    monkeypatch.setattr(Perceptron, "configure_callbacks", lambda self: ModelCheckpoint(), raising=False)
+    monkeypatch.setattr(Perceptron, "training_step", lambda self, batch, batch_idx: steps.append(batch_idx))
+    with refused("trainer.callbacks", "trainer.callbacks=ModelCheckpoint", "Perceptron") as refusal:
+        train(make_spec(settings=pictures, baseline=baseline))
+    assert "execution.checkpoint_steps" in refusal.value.hint
+    assert not steps
 
 
 def test_classes_in_the_code_of_a_script_are_named_and_linked():
