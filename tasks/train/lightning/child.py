@@ -20,7 +20,6 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from paceline.conf.hints import fault_and_hint
@@ -145,6 +144,8 @@ def close_waiting() -> None:
 
 
 def _do(request: Request) -> dict[str, Any]:
+    from jsonargparse import get_loader
+
     from paceline.tasks.train.lightning import code
     from paceline.tasks.train.lightning.cli import (
         ModuleCLI,
@@ -172,7 +173,7 @@ def _do(request: Request) -> dict[str, Any]:
         return {}
     tree = request.settings
     if request.file is not None:
-        tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
+        tree = get_loader("yaml")(Path(request.file).read_text(encoding="utf-8"))
         tree = tree.get("fit", tree)
     checkpoint = tree.get("ckpt_path") if request.ckpt_path is None else request.ckpt_path
     checkpoint = None if checkpoint in ("", "null") else checkpoint
@@ -184,8 +185,8 @@ def _do(request: Request) -> dict[str, Any]:
     variants = []
     for overrides in request.variants:
         named = with_classes(tree, overrides)
-        options = [*(["--config", yaml.safe_dump(named)] if named else []), *(f"--{each}" for each in overrides)]
-        cli = ModuleCLI(options, own=own, only_parse=True)
+        options = [*(["--config", "{}"] if named else []), *(f"--{each}" for each in overrides)]
+        cli = ModuleCLI(options, own=own, only_parse=True, content=named, file=request.file)
         settings = cli.settings()
         if request.task == "predict":
             check_prediction(settings)

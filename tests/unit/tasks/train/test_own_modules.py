@@ -415,6 +415,44 @@ def test_classes_in_the_code_of_a_script_are_named_and_linked():
         _do(Request(task="parse", settings=settings, variants=(names[:1],)))
 
 
+def test_a_file_is_read_as_lightning_reads_it(tmp_path, monkeypatch):
+    import optimizers
+    from jsonargparse.typing import Path_fr
+
+    class Named(optimizers.Optimized):
+        def __init__(self, name: str, rate: float, number: int, table: Path_fr, more: dict | None = None):
+            super().__init__()
+
+    monkeypatch.setattr(optimizers, "Optimized", Named)
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    (tmp_path / "near").mkdir()
+    file, model = tmp_path / "near" / "config.yaml", tmp_path / "near" / "model.yaml"
+    (tmp_path / "near" / "table.txt").touch()
+    arguments = (
+        "{name: '1e5', rate: 1e-3, number: 3, table: table.txt, more: {a: '1e5', b: 1e5, c: 'on', d: 2026-01-02}}"
+    )
+    model.write_text(f"{{class_path: optimizers.Optimized, init_args: {arguments}}}")
+    file.write_text("{model: model.yaml, trainer: {max_epochs: 3}}")
+    monkeypatch.chdir(tmp_path)
+    for content in (file.read_text(), f"model: {model.read_text()}"):
+        file.write_text(content)
+        plain = LightningCLI(args=["--config", "near/config.yaml"], run=False, save_config_callback=None).config
+        for given in (["model.init_args.number=4"], []):
+            settings, named = read(file, given)
+            expected = plain.model.init_args.as_dict() | {"table": str(tmp_path / "near" / "table.txt")}
+            if given:
+                expected["number"] = 4
+            assert settings["model"]["init_args"] == named["model"]["init_args"] == expected
+            (again,) = _do(Request(task="parse", settings=settings, variants=((),)))["variants"]
+            assert again["settings"] == settings
+
+
+def read(file, overrides):
+    """All settings, and the named ones, of a file."""
+    (one,) = _do(Request(task="parse", file=str(file), variants=(tuple(overrides),)))["variants"]
+    return one["settings"], one["given"]
+
+
 @pytest.mark.parametrize("path", ["optimizers.NoCLI", "absent.CLI", "optimizers.Logged", "CLI"])
 def test_a_command_line_that_is_none_is_refused(path):
     with refused("cli", f"cli={path}"):
