@@ -46,6 +46,7 @@ class Request(Record):
     cli: str | None = None  # class path of the user's subclass of LightningCLI, in place of the settings'
     settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, to predict with, or to parse without a file
     variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
+    data: tuple[str, ...] | None = None  # paths of data in the directory of code; None for those of each variant
     host_index: int = 0
     partition: str = ""  # key of the one to prepare, into a directory
     directory: str = ""
@@ -192,7 +193,8 @@ def _do(request: Request) -> dict[str, Any]:
             check_prediction(settings)
         facts: dict[str, Any] = {"prepares_data": request.task == "parse" and check_module(settings)}
         facts |= {"has_partitions": has_partitions(settings), "averages": cli.averages()}
-        parsed = {"settings": settings, "given": cli.given(options), "packages": code.identities(settings, directory)}
+        packages = code.identities(settings, directory, request.data)
+        parsed = {"settings": settings, "given": cli.given(options), "packages": packages}
         variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
 
