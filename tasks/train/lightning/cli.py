@@ -55,7 +55,7 @@ class _Parser(LightningArgumentParser):
 
     def parse_string(self, text: str, *, _fail_no_subcommand: bool = False, **options: Any) -> Any:
         """The settings of `content`, whatever the text; paths in them start from the folder of `file`, as in a file."""
-        from jsonargparse import Path as FoundPath
+        from jsonargparse import Path as FoundPath  # type: ignore[attr-defined]  # it is documented
 
         with FoundPath(self._file, mode="fr").relative_path_context() if self._file else nullcontext():
             parsed = self.parse_object(copy.deepcopy(self._content), **options)
