@@ -21,7 +21,7 @@ from paceline.flows.checks.prestart import close_ahead, start_fork_server
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.train.lightning import child
-from paceline.tasks.train.lightning.code import FOLDER, check_size, package_names, require_named
+from paceline.tasks.train.lightning.code import FOLDER, check_directory, data_paths, package_names, require_named
 
 CHECKPOINT = "ckpt_path"
 """Of LightningCLI too, for the subcommand `fit` as a whole."""
@@ -74,7 +74,7 @@ def load_lightning(
     tree = apply({}, *for_paceline)
     code = None if directory is None else str(Path(directory).expanduser().absolute())
     if code is not None:
-        check_size(Path(code))
+        check_directory(Path(code))
     request = child.Request(task="parse", code=code, file=file, variants=(of_cli,), **given)
     if meanwhile is None:
         answer = child.ask(request)
@@ -126,7 +126,8 @@ def configure(config: Config, variants: Sequence[Sequence[str]], run: Path | Non
     if distinct:
         own = config.lightning
         directory = str(run / FOLDER) if own.code and run else own.code
-        request = child.Request(task="parse", code=directory, settings=own.settings, variants=distinct)
+        paths = data_paths(own.settings)
+        request = child.Request(task="parse", code=directory, settings=own.settings, variants=distinct, data=paths)
         parsed = dict(zip(distinct, child.ask(request)["variants"], strict=True))
     configs = []
     for for_paceline, of_cli in split:
@@ -164,7 +165,7 @@ def read_again(config: Config, run: Path | None, environment: Environment) -> Co
         own = own.model_copy(update={"code": str(run / FOLDER)})
     check_code(own, environment)
     if own.code is not None:
-        check_size(Path(own.code))
+        check_directory(Path(own.code))
     (parsed,) = child.ask(child.Request(task="parse", code=own.code, settings=own.settings, variants=((),)))["variants"]
     tree = config.model_dump(mode="json")
     tree["lightning"] |= parsed | {"code": own.code, "given": copy.deepcopy(own.settings)}
@@ -223,6 +224,12 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
             raise InputError(
                 f"trainer.{key}={value} leaves the number to the host",
                 hint=f"give the number: execution.{name}=2",
+                setting=f"trainer.{key}",
+            )
+        if isinstance(value, list) and value != [*range(len(value))]:
+            raise InputError(
+                f"trainer.{key}={value} chooses devices of the host, and Paceline takes the first that it sees",
+                hint=f"use execution.{name}={len(value)} and set CUDA_VISIBLE_DEVICES={','.join(map(str, value))}",
                 setting=f"trainer.{key}",
             )
         value = len(value) if isinstance(value, list) else WORDS.get(key, {}).get(str(value), value)

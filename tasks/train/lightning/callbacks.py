@@ -26,6 +26,7 @@ from paceline.tasks.names import Metric, metric_name
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval, FailureHistory
+from paceline.tasks.train.lightning.cli import refuse_checkpoints
 from paceline.tasks.train.lightning.feed import FeedState, Position
 from paceline.tasks.train.lightning.step_parts import (
     StepParts,
@@ -231,6 +232,9 @@ class SaveCheckpoint(Checkpoint):
             self._state.resume = self._resume = Position(**positions[self._rank])
             self._metrics = state_dict.get("metrics", {})
         self._account.losses = list(state_dict.get("losses", []))
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        refuse_checkpoints(trainer, self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the interval, and after a resume do what Lightning 2.6 does not.

@@ -20,7 +20,6 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from paceline.conf.hints import fault_and_hint
@@ -47,6 +46,7 @@ class Request(Record):
     cli: str | None = None  # class path of the user's subclass of LightningCLI, in place of the settings'
     settings: dict[str, Any] = Field(default_factory=dict)  # to prepare, to predict with, or to parse without a file
     variants: tuple[tuple[str, ...], ...] = ()  # lists of overrides, each to parse with the file or the settings
+    data: tuple[str, ...] | None = None  # paths of data in the directory of code; None for those of each variant
     host_index: int = 0
     partition: str = ""  # key of the one to prepare, into a directory
     directory: str = ""
@@ -145,6 +145,8 @@ def close_waiting() -> None:
 
 
 def _do(request: Request) -> dict[str, Any]:
+    from jsonargparse import get_loader
+
     from paceline.tasks.train.lightning import code
     from paceline.tasks.train.lightning.cli import (
         ModuleCLI,
@@ -172,7 +174,7 @@ def _do(request: Request) -> dict[str, Any]:
         return {}
     tree = request.settings
     if request.file is not None:
-        tree = yaml.safe_load(Path(request.file).read_text(encoding="utf-8"))
+        tree = get_loader("yaml")(Path(request.file).read_text(encoding="utf-8"))
         tree = tree.get("fit", tree)
     checkpoint = tree.get("ckpt_path") if request.ckpt_path is None else request.ckpt_path
     checkpoint = None if checkpoint in ("", "null") else checkpoint
@@ -184,14 +186,15 @@ def _do(request: Request) -> dict[str, Any]:
     variants = []
     for overrides in request.variants:
         named = with_classes(tree, overrides)
-        options = [*(["--config", yaml.safe_dump(named)] if named else []), *(f"--{each}" for each in overrides)]
-        cli = ModuleCLI(options, own=own, only_parse=True)
+        options = [*(["--config", "{}"] if named else []), *(f"--{each}" for each in overrides)]
+        cli = ModuleCLI(options, own=own, only_parse=True, content=named, file=request.file)
         settings = cli.settings()
         if request.task == "predict":
             check_prediction(settings)
         facts: dict[str, Any] = {"prepares_data": request.task == "parse" and check_module(settings)}
         facts |= {"has_partitions": has_partitions(settings), "averages": cli.averages()}
-        parsed = {"settings": settings, "given": cli.given(options), "packages": code.identities(settings, directory)}
+        packages = code.identities(settings, directory, request.data)
+        parsed = {"settings": settings, "given": cli.given(options), "packages": packages}
         variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
 

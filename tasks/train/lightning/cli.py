@@ -1,13 +1,16 @@
 """The user's classes, as LightningCLI reads and instantiates them, and its refusals in Paceline's words."""
 
+import copy
 import inspect
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Self
 
-import yaml
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar, StochasticWeightAveraging, WeightAveraging
@@ -44,10 +47,22 @@ _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
 class _Parser(LightningArgumentParser):
     """Links arguments of `model` and `data` also as a LightningCLI does that has these classes in its code."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, content: Settings | None = None, file: str | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._content, self._file = content, file
         self.sections: list[tuple[str, Any]] = []
         """Keys and classes of the sections that have been added."""
+
+    def parse_string(self, text: str, *, _fail_no_subcommand: bool = False, **options: Any) -> Any:
+        """The settings of `content`, whatever the text; paths in them start from the folder of `file`, as in a file."""
+        from jsonargparse import Path as FoundPath  # type: ignore[attr-defined]  # it is documented
+
+        with FoundPath(self._file, mode="fr").relative_path_context() if self._file else nullcontext():
+            parsed = self.parse_object(copy.deepcopy(self._content), **options)
+        for name, value in [*parsed.items()]:
+            if isinstance(value, FoundPath) and value.absolute != str(Path(str(value)).absolute()):
+                parsed[name] = value.absolute
+        return parsed
 
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **options: Any) -> list[str]:
         """Add the arguments of a class."""
@@ -76,8 +91,9 @@ def _of_class(key: str) -> str:
 class ModuleCLI(LightningCLI):
     """LightningCLI for any module and data, without subcommands.
 
-    `arguments` are those of its command line, or a configuration. `own`, or `cli` of the configuration, is the path of
-    the user's subclass of LightningCLI, whose links and arguments it has too. Raises InputError: they are wrong.
+    `arguments` are those of its command line, or a configuration. `--config` with any text stands for `content`, that
+    of `file`. `own`, or `cli` of the configuration, is the path of the user's subclass of LightningCLI, whose links and
+    arguments it has too. Raises InputError: they are wrong.
     """
 
     parser: _Parser
@@ -98,6 +114,8 @@ class ModuleCLI(LightningCLI):
         *,
         own: str | None = None,
         only_parse: bool = False,
+        content: Settings | None = None,
+        file: str | None = None,
     ) -> None:
         self._options, self._partitions, self._only_parse = trainer or {}, partitions, only_parse
         self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
@@ -109,7 +127,7 @@ class ModuleCLI(LightningCLI):
                 run=False,
                 save_config_callback=None,
                 parser_class=_Parser,
-                parser_kwargs={"exit_on_error": False},
+                parser_kwargs={"exit_on_error": False, "content": content, "file": file},
             )
         except Exception as error:
             if type(error).__name__ != "ArgumentError":  # of jsonargparse; all others are the user's own
@@ -123,11 +141,7 @@ class ModuleCLI(LightningCLI):
         """
         for place, callback in self._callbacks(Checkpoint):
             where = place if place == "trainer.callbacks" else f"{place} in the code of your LightningCLI"
-            raise InputError(
-                f"{place}={callback.__name__} cannot be used with Paceline",
-                hint=f"remove it from {where}; Paceline saves checkpoints: see execution.checkpoint_steps",
-                setting=place,
-            )
+            raise checkpoint_refusal(place, callback, where)
         if not self._only_parse:
             super().instantiate_classes()
         if self._partitions is not None:
@@ -146,17 +160,28 @@ class ModuleCLI(LightningCLI):
         alone = {"plugins": [LightningEnvironment()]}  # else Lightning starts MPI: see `lightning_environment`
         return super().instantiate_trainer(**alone | numbers | options)
 
+    def run_hook(self, name: str) -> None:
+        """Call a hook of the user's subclass, if it defines it, with the attributes that `main.py fit` gives it."""
+        if (hook := getattr(self, name, None)) is None:
+            return
+        if self.subcommand is None:
+            self.subcommand = "fit"
+            make: Any = type(self.config)
+            self.config, self.config_init = (
+                make(subcommand="fit", fit=each) for each in (self.config, self.config_init)
+            )
+        hook()
+
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""
         named = self.parser.parse_args([*arguments], defaults=False, _skip_validation=True)  # defaults may be required
-        given: Settings = yaml.safe_load(self.parser.dump(named, skip_unset=False, skip_validation=True))
-        return given | self._own()
+        return self._dump(named, skip_validation=True) | self._own()
 
     def settings(self) -> Settings:
         """All settings but those of the trainer that have their defaults."""
-        tree: Settings = yaml.safe_load(self.parser.dump(self.config, skip_unset=False, skip_link_targets=False))
+        tree = self._dump(self.config, skip_link_targets=False)
         unset = self.parser.get_defaults(skip_validation=True)
-        defaults = yaml.safe_load(self.parser.dump(unset, skip_unset=False, skip_validation=True))["trainer"]
+        defaults = self._dump(unset, skip_validation=True)["trainer"]
         trainer = tree.pop("trainer", {})
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
         return {name: value for name, value in (tree | {"trainer": given} | self._own()).items() if value is not None}
@@ -164,6 +189,15 @@ class ModuleCLI(LightningCLI):
     def averages(self) -> str | None:
         """Name of the class of a callback that averages weights; None without one."""
         return next((callback.__name__ for _, callback in self._callbacks(*AVERAGES)), None)
+
+    def _dump(self, config: Any, **options: Any) -> Settings:
+        """Settings as plain values. As YAML, jsonargparse (4.53) would make the text 1e5 of a class a number."""
+        mode, self.parser.parser_mode = self.parser.parser_mode, "json"
+        try:
+            dumped: Settings = json.loads(self.parser.dump(config, skip_unset=False, **options))
+        finally:
+            self.parser.parser_mode = mode
+        return dumped
 
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
@@ -200,7 +234,30 @@ def _load_cli(path: str) -> type:
         ) from error
     if not (isinstance(found, type) and issubclass(found, LightningCLI)):
         raise InputError(f"cli={path} is not a LightningCLI", hint="name a subclass of LightningCLI", setting="cli")
+    if hasattr(found, "fit"):
+        fault = f"cli={path} defines fit, which cannot be used with Paceline: Lightning's Trainer.fit trains"
+        raise InputError(fault, hint="move the rest of fit into before_fit and after_fit", setting="cli")
     return found
+
+
+def checkpoint_refusal(place: str, callback: type, where: str) -> InputError:
+    """The error about a callback that saves checkpoints."""
+    return InputError(
+        f"{place}={callback.__name__} cannot be used with Paceline",
+        hint=f"remove it from {where}; Paceline saves checkpoints: see execution.checkpoint_steps",
+        setting=place,
+    )
+
+
+def refuse_checkpoints(trainer: Trainer, own: Checkpoint | None = None) -> None:
+    """Raise InputError: a trainer has another callback that saves checkpoints, of the user's code.
+
+    To be called in `setup`, after Lightning has added those of `configure_callbacks`.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        if callback is not own:
+            where = f"configure_callbacks of {type(trainer.lightning_module).__name__}, or from before_fit"
+            raise checkpoint_refusal("trainer.callbacks", type(callback), where)
 
 
 def with_classes(tree: Settings, overrides: Sequence[str]) -> Settings:

@@ -1,11 +1,12 @@
 """Identity of the user's code: of the installed packages, and of the directory given by `--code`."""
 
 import hashlib
+import os
 import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,15 @@ FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
 START_CHECKPOINT = "start.ckpt"
 """Copy of the checkpoint that a run starts from, in its directory."""
-OUTPUTS = ("lightning_logs", "mlruns", "mlflow.db", "mlflow.db-journal", "mlflow.db-shm", "mlflow.db-wal")
+OUTPUTS = (
+    "lightning_logs",
+    "mlruns",
+    "mlartifacts",
+    "mlflow.db",
+    "mlflow.db-journal",
+    "mlflow.db-shm",
+    "mlflow.db-wal",
+)
 """Files and folders that Lightning and MLflow write next to a script by default. Each training changes them."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
@@ -86,9 +95,16 @@ def identify(names: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def identities(settings: dict[str, Any], directory: Path | None) -> tuple[str, ...]:
-    """The directory by its digest, and the packages of a configuration's classes."""
-    local = (f"directory (code {_digest(directory)})",) if directory else ()
+def data_paths(settings: dict[str, Any]) -> tuple[str, ...]:
+    """Texts of a configuration that may be directories of data, or of what a training writes."""
+    data, trainer = settings.get("data") or {}, settings.get("trainer") or {}
+    return tuple(_texts([data.get("init_args"), trainer.get("default_root_dir")]))
+
+
+def identities(settings: dict[str, Any], directory: Path | None, data: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The directory by its digest without data, by default of the settings, and the packages of the classes."""
+    data = data_paths(settings) if data is None else data
+    local = (f"directory (code {_digest(directory, data)})",) if directory else ()
     return local + identify(package_names(settings, directory))
 
 
@@ -136,22 +152,30 @@ def copy_own(own: Lightning, directory: Path, parent: Path | None = None) -> Non
     Raises InputError: the user's checkpoint has changed since it was read.
     """
     if own.code is not None:
-        copy(parent / FOLDER if parent else Path(own.code), directory)
+        copy(parent / FOLDER if parent else Path(own.code), directory, data_paths(own.settings))
     if own.ckpt_path is not None:
         source, sha256 = (parent / START_CHECKPOINT, None) if parent else (Path(own.ckpt_path), own.ckpt_sha256)
         copy_checkpoint(source, directory, sha256)
 
 
-def copy(source: Path, directory: Path) -> None:
-    """Copy the user's directory into that of a run, unless it is there: a resumed run keeps its code."""
+def copy(source: Path, directory: Path, data: Sequence[str] = ()) -> None:
+    """Copy the user's directory into that of a run, unless it is there: a resumed run keeps its code.
+
+    The copy links to directories of data.
+    """
     target = directory / FOLDER
     if target.is_dir():
         return
     temporary = target.with_name(f".{FOLDER}")
-    for name in _files(source):
+    shutil.rmtree(temporary, ignore_errors=True)
+    files, links = _contents(source, data)
+    for name in (*files, *links):
         place = temporary / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(place, (source / name).read_bytes())
+        if name in links:
+            place.symlink_to((source / name).resolve())
+        else:
+            write_durably(place, (source / name).read_bytes())
     temporary.rename(target)
 
 
@@ -170,37 +194,59 @@ def copy_checkpoint(source: Path, directory: Path, sha256: str | None = None) ->
         temporary.replace(target)
 
 
-def check_size(directory: Path) -> None:
-    """Raise InputError: the directory does not exist, holds no Python file, or too much for a copy in each run."""
+def check_directory(directory: Path) -> None:
+    """Raise InputError: the directory does not exist, or holds no Python file."""
     if not directory.is_dir():
         raise InputError(f"--code {directory} is no directory", hint="give the directory of your code")
-    files = list(_files(directory))
-    if not any(name.suffix == ".py" for name in files):
+    if not any(directory.rglob("*.py")):
         raise InputError(f"--code {directory} holds no Python file", hint="give the directory of your code")
+
+
+def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Files of a directory by their relative paths, and directories of data, both without what is hidden or compiled.
+
+    Nor what trainings have written into the user's directory; a copy in a run holds what was copied. Of data is a
+    directory that `data` names from the current one, or to which a link leads, if neither it nor a directory in it
+    holds a Python file.
+    """
+    directory, home = directory.resolve(), Environment().root.resolve()
+    is_copy = home in directory.parents
+    named = [Path(text).resolve() for text in data if os.path.isdir(text)]  # noqa: PTH112  which takes any text
+    files: list[Path] = []
+    links: list[Path] = []
+
+    def collect(folder: Path, above: frozenset[Path]) -> None:
+        for path in folder.iterdir():
+            name = path.relative_to(directory)
+            is_output = name.parts[0] in OUTPUTS and not is_copy
+            if path.name.startswith(".") or path.name == "__pycache__" or is_output:
+                continue
+            if path.is_file():
+                files.append(name)
+            elif path.is_dir() and (place := path.resolve()) not in above:
+                may_be_data = path.is_symlink() or place in named
+                if may_be_data and (is_copy or not _holds_code(path)):
+                    links.append(name)
+                else:
+                    collect(path, above | {place})
+
+    collect(directory, frozenset({directory, home}))
+    return sorted(files), sorted(links)
+
+
+def _holds_code(folder: Path) -> bool:
+    return any(any(folder.glob(pattern)) for pattern in ("*.py", "*/*.py"))
+
+
+def _digest(directory: Path, data: Sequence[str]) -> str:
+    files, _ = _contents(directory, data)
     size = sum((directory / name).stat().st_size for name in files)
     if size > MAX_BYTES:
         fault = f"--code {directory} holds {size / 2**20:,.0f} MiB, and each run copies at most {MAX_BYTES / 2**20:.0f}"
-        raise InputError(fault, hint="move data and checkpoints out of the directory of your code")
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    """All files of a directory by their relative paths, except hidden ones and compiled code.
-
-    Nor what trainings have written into the user's directory; a copy in a run holds what was copied.
-    """
-    directory, home = directory.resolve(), Environment().root.resolve()
-    has_home, is_copy = directory in home.parents, home in directory.parents
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory)
-        is_output = name.parts[0] in OUTPUTS or (has_home and path.is_relative_to(home))
-        is_left_out = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
-        if path.is_file() and not is_left_out and (is_copy or not is_output):
-            yield name
-
-
-def _digest(directory: Path) -> str:
+        hint = "move data and checkpoints out of the directory of your code, or name their directory in data.init_args"
+        raise InputError(fault, hint=hint)
     digest = hashlib.sha256()
-    for name in _files(directory):
+    for name in files:
         content = (directory / name).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode())
         digest.update(content)

@@ -4,6 +4,7 @@ import math
 import pickle
 import resource
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch, compile_callbacks
 from paceline.tasks.train.step.precision import lightning_precision
+
+AFTER_FIT = "after_fit of your LightningCLI raised {} ({}); the training is complete"
 
 
 def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> ModuleResult:
@@ -108,7 +111,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         validity = watch.stop() if watch else None
         # Written before the test, whose `setup` may build the network again.
         facts["weights"] = _save_weights(spec, trainer.strategy.lightning_module_state_dict())
-        facts |= _test(cli, stopwatch)
+        facts |= _test(cli, stopwatch, account.note)
     if facts.get("cost"):
         with stopwatch.during("limit"):
             facts |= known_limit(spec, device, lambda: ValidityWatch(own_processes(spec), gpu_uuids=spec.devices))
@@ -176,9 +179,16 @@ def _autotune(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> tuple
     return spec.model_copy(update={"plan": plan}), search
 
 
-def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
-    """The training's metrics and those that only the test logged; else `not_tested`, why the test's do not count."""
+def _test(cli: ModuleCLI, stopwatch: Stopwatch, note: Callable[[str], None]) -> dict[str, Any]:
+    """The training's metrics and those that only the test logged; else `not_tested`, why the test's do not count.
+
+    The test follows `after_fit`, which may test or validate too.
+    """
     logged, model, data = metrics_of(cli.trainer), cli.model, cli.datamodule
+    try:
+        cli.run_hook("after_fit")
+    except Exception as error:  # noqa: BLE001  whatever it raises: the training is done
+        note(AFTER_FIT.format(type(error).__name__, one_line(error)))
     has_loader = is_overridden("test_dataloader", model, LightningModule)
     has_loader |= data is not None and is_overridden("test_dataloader", data, LightningDataModule)
     is_left_out = cli.trainer.limit_test_batches == 0  # Lightning would still call `setup`
@@ -188,7 +198,7 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
         group.broadcast(0.0)  # rank 0 has written the weights
     reason, logger = "", cli.trainer.logger
     assert isinstance(logger, FileLogger)
-    logger.trained = frozenset(cli.trainer.callback_metrics)
+    logger.trained = frozenset((*logged["metrics"], *logged["not_finite"]))
     with stopwatch.during("test"):
         try:
             _leave_out_preparation(cli)
@@ -212,8 +222,9 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch) -> dict[str, Any]:
 
 
 def _instantiate(spec: RankSpec, options: dict[str, Any]) -> ModuleCLI:
-    """The module, its data and its trainer, without `prepare_data` where that has run."""
+    """The module, its data and its trainer after `before_fit`, without `prepare_data` where that has run."""
     cli = ModuleCLI(spec.config.lightning.settings, options, spec.partitions)
+    cli.run_hook("before_fit")
     if spec.is_prepared:
         _leave_out_preparation(cli)
     return cli

@@ -27,6 +27,7 @@ from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.model.flops import StepCount
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.train.lightning import pausing
+from paceline.tasks.train.lightning.cli import refuse_checkpoints
 from paceline.tasks.train.lightning.feed import LoaderProxy
 from paceline.tasks.train.lightning.step_parts import loss_value, num_samples, require_loss
 from paceline.tasks.train.step.benchmark_step import exchange
@@ -111,6 +112,9 @@ class TrainerSteps(Callback):
             self.length = endless.length
         self._loaders.append(endless)
         return endless
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        refuse_checkpoints(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

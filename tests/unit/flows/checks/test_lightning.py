@@ -82,6 +82,14 @@ def test_all_devices_of_a_host_need_a_number(number):
     assert "execution.num_devices=2" in refusal.value.hint
 
 
+@pytest.mark.parametrize("devices", [[1, 3], [1], [1, 0]])
+def test_chosen_devices_of_a_host_are_refused(devices):
+    with refused("trainer.devices") as refusal:
+        lightning.execution_of({"devices": devices}, {})
+    visible = ",".join(map(str, devices))
+    assert refusal.value.hint == f"use execution.num_devices={len(devices)} and set CUDA_VISIBLE_DEVICES={visible}"
+
+
 @pytest.mark.parametrize(
     "trainer",
     [

@@ -5,14 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.conf.lightning import Lightning
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
+from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.child import Request, _do
 from paceline.tasks.train.lightning.code import (
     FOLDER,
     START_CHECKPOINT,
     copy,
     copy_checkpoint,
+    copy_own,
     identities,
     require_named,
     source_digest,
@@ -86,6 +89,54 @@ def test_what_trainings_write_beside_the_code_does_not_change_it(tmp_path, monke
     assert identities({}, copied) != before, "a copy holds what its digest was made of"
     (directory / "tagger" / "net.py").write_text("WIDTH = 16\n")
     assert identities({}, directory) != before
+
+
+@pytest.mark.parametrize("section", ["data", "trainer"])
+def test_data_in_the_directory_of_the_code_are_linked_and_not_counted(tmp_path, monkeypatch, section):
+    directory, run = tmp_path / "code", tmp_path / "home" / "runs" / "1"
+    directory.mkdir()
+    (directory / "net.py").touch()
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(code, "MAX_BYTES", 8)
+    settings = {"data": {"init_args": {"places": ["pictures", ".", "net"]}}}
+    settings = settings if section == "data" else {"trainer": {"default_root_dir": str(directory / "pictures")}}
+    before = identities(settings, directory)
+    (directory / "pictures" / "train").mkdir(parents=True)
+    (directory / "pictures" / "train" / "0.png").write_bytes(bytes(9))
+    assert identities(settings, directory) == before
+    with refused("--code", str(directory)):
+        identities({}, directory)
+    copy_own(Lightning(settings=settings, code=str(directory)), run)
+    copy_own(Lightning(settings=settings, code=str(directory)), run.with_name("2"), run)
+    for copied in (run / FOLDER, run.with_name("2") / FOLDER):
+        assert identities({}, copied) == identities(settings, copied) == before
+        assert (copied / "pictures").resolve() == directory / "pictures"
+    (directory / "pictures" / "train" / "label.py").touch()
+    with refused("--code", str(directory)):
+        identities(settings, directory)
+
+
+def test_linked_code_is_copied_and_linked_data_are_linked(tmp_path, monkeypatch):
+    directory, run = tmp_path / "code", tmp_path / "home" / "runs" / "1"
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    for folder in (directory, tmp_path / "common", tmp_path / "pictures"):
+        folder.mkdir()
+    (directory / "net.py").touch()
+    (tmp_path / "common" / "layers.py").touch()
+    (tmp_path / "common" / "back").symlink_to(directory)
+    (tmp_path / "pictures" / "0.png").touch()
+    for name, target in (("common", "common"), ("again", "common"), ("pictures", "pictures")):
+        (directory / name).symlink_to(tmp_path / target)
+    before = identities({}, directory)
+    copy(directory, run)
+    copied = run / FOLDER
+    files = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
+    assert files == {"net.py", "common/layers.py", "again/layers.py"}
+    assert (copied / "pictures").resolve() == tmp_path / "pictures"
+    assert identities({}, copied) == before
+    (tmp_path / "common" / "layers.py").write_text("WIDTH = 8")
+    assert identities({}, directory) != before == identities({}, copied)
 
 
 def test_the_command_line_can_unset_the_checkpoint_of_a_file(tmp_path):

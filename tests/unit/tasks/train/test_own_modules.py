@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -369,6 +370,62 @@ def test_checkpoints_of_a_command_line_of_its_own_are_refused(own_packages, monk
             ModuleCLI(["--model=optimizers.Regression"], own=path, only_parse=True)
 
 
+def test_hooks_of_a_command_line_of_its_own_are_called_as_in_its_script(make_spec, monkeypatch):
+    import optimizers
+
+    calls = []
+
+    class Hooked(LightningCLI):
+        def before_fit(self):
+            torch.nn.init.constant_(self.model.layers[0].weight, 0.5)
+            seed = self.config[self.subcommand].seed_everything
+            calls.append((seed, type(self.datamodule).__name__, self.config_init.fit.model, self.trainer.global_step))
+
+        def after_fit(self):
+            calls.append(self.trainer.global_step)
+            raise ValueError("no best checkpoint")
+
+    torch.set_num_threads(1)
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    monkeypatch.setattr(optimizers, "LinkedCLI", Hooked)
+    settings = noise({"class_path": "optimizers.Regression"}, limit_val_batches=0) | SECTIONS
+    trainer = settings["trainer"] | QUIET
+    with pytest.raises(ValueError, match="no best checkpoint"):
+        Hooked(args={"subcommand": "fit", "fit": settings | {"trainer": trainer}}, save_config_callback=None)
+    (seed, data, model, first), last = plain = calls.copy()
+    calls.clear()
+    result = train(make_spec(settings=settings | {"cli": {"class_path": "optimizers.LinkedCLI"}}, max_seconds=1))
+    assert result.probe is not None
+    assert [call if isinstance(call, int) else (*call[:2], call[3]) for call in calls] == [(seed, data, first), last]
+    assert len(plain) == 2
+    trained = torch.load(result.checkpoint, weights_only=True)["state_dict"]
+    assert all(torch.equal(trained[name], weights) for name, weights in model.state_dict().items())
+    assert [note for note in result.notes if "after_fit" in note and "no best checkpoint" in note]
+
+
+def test_a_command_line_of_its_own_that_replaces_the_fit_is_refused(monkeypatch):
+    import optimizers
+
+    monkeypatch.setattr(optimizers.LinkedCLI, "fit", lambda self, model, **options: None, raising=False)
+    settings = noise({"class_path": "optimizers.Optimized"})
+    with refused("cli", "cli=optimizers.LinkedCLI") as refusal:
+        _do(Request(task="parse", settings=settings, cli="optimizers.LinkedCLI", variants=((),)))
+    assert "before_fit" in refusal.value.hint
+
+
+@pytest.mark.parametrize("baseline", ["probe", "none"])
+def test_checkpoints_of_the_module_are_refused_before_the_first_step(pictures, make_spec, monkeypatch, baseline):
+    from more_shapes import Perceptron
+
+    steps = []
+    monkeypatch.setattr(Perceptron, "configure_callbacks", lambda self: ModelCheckpoint(), raising=False)
+    monkeypatch.setattr(Perceptron, "training_step", lambda self, batch, batch_idx: steps.append(batch_idx))
+    with refused("trainer.callbacks", "trainer.callbacks=ModelCheckpoint", "Perceptron") as refusal:
+        train(make_spec(settings=pictures, baseline=baseline))
+    assert "execution.checkpoint_steps" in refusal.value.hint
+    assert not steps
+
+
 def test_classes_in_the_code_of_a_script_are_named_and_linked():
     settings = {"data": {"width": 6}, "trainer": {"max_epochs": 1}}
     names = ("model.class_path=optimizers.Optimized", "data.class_path=optimizers.Halves")
@@ -381,6 +438,44 @@ def test_classes_in_the_code_of_a_script_are_named_and_linked():
     assert other["data"]["init_args"]["width"] == 5
     with refused("data.class_path", "data.class_path"):
         _do(Request(task="parse", settings=settings, variants=(names[:1],)))
+
+
+def test_a_file_is_read_as_lightning_reads_it(tmp_path, monkeypatch):
+    import optimizers
+    from jsonargparse.typing import Path_fr
+
+    class Named(optimizers.Optimized):
+        def __init__(self, name: str, rate: float, number: int, table: Path_fr, more: dict | None = None):
+            super().__init__()
+
+    monkeypatch.setattr(optimizers, "Optimized", Named)
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    (tmp_path / "near").mkdir()
+    file, model = tmp_path / "near" / "config.yaml", tmp_path / "near" / "model.yaml"
+    (tmp_path / "near" / "table.txt").touch()
+    arguments = (
+        "{name: '1e5', rate: 1e-3, number: 3, table: table.txt, more: {a: '1e5', b: 1e5, c: 'on', d: 2026-01-02}}"
+    )
+    model.write_text(f"{{class_path: optimizers.Optimized, init_args: {arguments}}}")
+    file.write_text("{model: model.yaml, trainer: {max_epochs: 3}}")
+    monkeypatch.chdir(tmp_path)
+    for content in (file.read_text(), f"model: {model.read_text()}"):
+        file.write_text(content)
+        plain = LightningCLI(args=["--config", "near/config.yaml"], run=False, save_config_callback=None).config
+        for given in (["model.init_args.number=4"], []):
+            settings, named = read(file, given)
+            expected = plain.model.init_args.as_dict() | {"table": str(tmp_path / "near" / "table.txt")}
+            if given:
+                expected["number"] = 4
+            assert settings["model"]["init_args"] == named["model"]["init_args"] == expected
+            (again,) = _do(Request(task="parse", settings=settings, variants=((),)))["variants"]
+            assert again["settings"] == settings
+
+
+def read(file, overrides):
+    """All settings, and the named ones, of a file."""
+    (one,) = _do(Request(task="parse", file=str(file), variants=(tuple(overrides),)))["variants"]
+    return one["settings"], one["given"]
 
 
 @pytest.mark.parametrize("path", ["optimizers.NoCLI", "absent.CLI", "optimizers.Logged", "CLI"])
