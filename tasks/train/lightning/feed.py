@@ -153,9 +153,13 @@ class Feed(LoaderProxy):
         Only the first iterator of such a loader draws a random number, for them.
         """
         is_persistent = bool(getattr(self._loader, "persistent_workers", False))
-        if is_persistent:
+        if is_persistent and not self._takes_state():
             iter(self._loader)
         return is_persistent
+
+    def _takes_state(self) -> bool:
+        """Whether the loader's next iterator takes a state of its own."""
+        return False
 
     def note_drawn(self) -> None:
         """Note the random numbers after the iterators were made."""
@@ -231,10 +235,8 @@ class StatefulFeed(Feed):
             self._loader.load_state_dict(state_dict)
             self._before = state_dict
 
-    def start_workers(self) -> bool:
-        if self._before is not None:  # the first iterator is the one that takes the state
-            return False
-        return super().start_workers()
+    def _takes_state(self) -> bool:
+        return self._before is not None
 
     def _num_to_skip(self, resume: Position) -> int:
         return 0
