@@ -1,4 +1,7 @@
-"""Networks of timm, installed for these tests: the unit tests that skip themselves without it, and a whole run."""
+"""Loaders of torchdata and networks of timm, installed for these tests: unit tests that skip themselves without them.
+
+A module with a network of timm is also trained in a whole run.
+"""
 
 import json
 import os
@@ -27,30 +30,42 @@ as it is imported. timm uses none of them."""
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    """PYTHONPATH with timm and the torchvision of this torch, in a directory of their own."""
-    site = tmp_path_factory.mktemp("timm")
-    minor = int(torch.__version__.split(".")[1]) + 15  # torchvision 0.28 is for torch 2.13
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-    done = subprocess.run(
-        [*command, "timm>=1.0.15,<2", f"torchvision==0.{minor}.*"], capture_output=True, text=True, check=False
-    )
+def install(site, *requirements):
+    """PYTHONPATH with packages in a directory of their own."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), *requirements]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "torchvision" not in done.stderr:
-        pytest.skip(f"pip does not install timm and torchvision: {done.stderr[-300:]}")
+        pytest.skip(f"pip does not install {' and '.join(requirements)}: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr
-    if torch.version.cuda is None:
-        start = site / "torchvision" / "__init__.py"
-        start.write_text(OPERATORS + start.read_text())
     return os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def test_the_unit_tests_that_need_timm(path):
-    files = [UNIT / "model" / "networks" / "test_timm.py", UNIT / "train" / "test_own_modules.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-k", "timm", *map(str, files)]
+def unit_tests(path, word, *files):
+    """Run the unit tests that have a word in their name, and assert that none skips itself for want of a package."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-k", word, *(str(UNIT / file) for file in files)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "is not installed" not in done.stdout
+
+
+def test_loaders_of_torchdata(tmp_path):
+    unit_tests(install(tmp_path, "torchdata>=0.11,<1"), "torchdata", "train/test_lightning_feed.py")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """PYTHONPATH with timm and the torchvision of this torch."""
+    site = tmp_path_factory.mktemp("timm")
+    minor = int(torch.__version__.split(".")[1]) + 15  # torchvision 0.28 is for torch 2.13
+    found = install(site, "timm>=1.0.15,<2", f"torchvision==0.{minor}.*")
+    if torch.version.cuda is None:
+        start = site / "torchvision" / "__init__.py"
+        start.write_text(OPERATORS + start.read_text())
+    return found
+
+
+def test_networks_of_timm(path):
+    unit_tests(path, "timm", "model/networks/test_timm.py", "train/test_own_modules.py")
 
 
 def test_an_unchanged_module_with_a_network_of_timm_trains_on_two_ranks(program, path, tmp_path):
