@@ -163,7 +163,8 @@ class StepAccount(StepParts):
             self.notes.append(text)
 
     def write_progress(self, trainer: Trainer) -> None:
-        """Replace the progress file, which the flow shows."""
+        """Replace the progress file, which the flow shows; on all ranks, as the mean of an epoch is that of all."""
+        metrics = metrics_of(trainer)["metrics"]
         if self._progress is None:
             return
         num_batches = trainer.num_training_batches
@@ -173,7 +174,7 @@ class StepAccount(StepParts):
             "epoch": trainer.current_epoch,
             "num_epochs": trainer.max_epochs,
             "epochs_kept": self.num_saved_epochs,
-            "metrics": metrics_of(trainer)["metrics"],
+            "metrics": metrics,
             "notes": self.notes,
             "reports": list(self._reports),
             "choices": {name: choice.model_dump(mode="json") for name, choice in self.choices.items()},
@@ -206,8 +207,10 @@ class SaveCheckpoint(Checkpoint):
         every: int | Literal["auto"] | None,
         rank: int,
         read_failures: Callable[[], FailureHistory],
+        world_size: int = 1,
     ) -> None:
         self._account, self._state, self._directory, self._every, self._rank = account, state, directory, every, rank
+        self._world_size = world_size
         self._read_failures = read_failures
         self.last: Path | None = None
         self._saved: dict[str, Any] = {}
@@ -228,7 +231,7 @@ class SaveCheckpoint(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         positions = state_dict.get("positions", [])
-        if self._rank < len(positions):
+        if len(positions) == self._world_size:  # else a run of other ranks has saved it: it resumes as in Lightning
             self._state.resume = self._resume = Position(**positions[self._rank])
             self._metrics = state_dict.get("metrics", {})
         self._account.losses = list(state_dict.get("losses", []))
@@ -258,7 +261,8 @@ class SaveCheckpoint(Checkpoint):
         trainer.callback_metrics.update(self._metrics)
         if not resume.num_trained:
             progress.current.completed = progress.current.ready - 1  # as at the checkpoint
-        if self._metrics:
+        monitors = {each.monitor for each in trainer.lr_scheduler_configs if each.reduce_on_plateau}
+        if monitors <= self._metrics.keys():
             interval = "step" if resume.num_trained else "epoch"
             loop.epoch_loop.update_lr_schedulers(interval, update_plateau_schedulers=True)
         if resume.num_trained:
@@ -347,7 +351,7 @@ class SaveCheckpoint(Checkpoint):
                 gathered: list[Any] = [None] * trainer.world_size
                 distributed.all_gather_object(gathered, positions[0])
                 positions = gathered
-            metrics = dict(trainer.callback_metrics)
+            metrics = {name: value.as_subclass(torch.Tensor) for name, value in trainer.callback_metrics.items()}
             self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
             writer.hold()
             self._num_held = num_trained

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from paceline.tasks.errors import RunError, one_line
+from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.system_metrics import log_system_metrics
@@ -88,6 +89,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             spec.config.execution.checkpoint_steps,
             spec.rank,
             failures,
+            spec.world_size,
         )
         placed = strategy_of(partial(feed, state), plan.strategy)
         options: dict[str, Any] = {
@@ -101,6 +103,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         }
         cli = _instantiate(spec, options)
         trainer = cli.trainer
+        if spec.resume_from is not None:
+            _leave_out_finders(trainer)
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
         if device.type == "cuda":
@@ -228,6 +232,19 @@ def _instantiate(spec: RankSpec, options: dict[str, Any]) -> ModuleCLI:
     if spec.is_prepared:
         _leave_out_preparation(cli)
     return cli
+
+
+def _leave_out_finders(trainer: Trainer) -> None:
+    """Leave out the search of a learning rate, which a checkpoint has, and in which Lightning 2.6 would lose it.
+
+    Raises InputError: the batch size was searched, which a checkpoint does not have.
+    """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it elsewhere
+    if any(isinstance(each, BatchSizeFinder) for each in callbacks):
+        fault = "a training with BatchSizeFinder cannot resume: its checkpoints do not have the batch size"
+        hint = "give the batch size that it has found, and remove it from trainer.callbacks"
+        raise InputError(fault, hint=hint, setting="trainer.callbacks")
+    trainer.callbacks = [each for each in callbacks if not isinstance(each, LearningRateFinder)]
 
 
 def _leave_out_preparation(cli: ModuleCLI) -> None:

@@ -49,15 +49,14 @@ def set_random_state(state: RandomState, loader: Any) -> None:
 
 
 def _owned(loader: Any, *kinds: type) -> list[Any]:
-    """Generators that are attributes of a loader, its samplers or its dataset, or of the dataset of a subset."""
+    """Generators that are attributes of a loader, its samplers or its dataset, or of what is inside of these."""
     owners = [loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
     values = [getattr(loader, "generator", None)]  # which may be a property
     for owner in owners:
         attributes = getattr(owner, "__dict__", {})
         values += attributes.values()
-        inner = attributes.get("dataset")
-        if all(inner is not one for one in owners):
-            owners.append(inner)
+        inner = (attributes.get(name) for name in ("dataset", "sampler", "_sampler"))  # of a subset, or a wrapper
+        owners += [each for each in inner if all(each is not one for one in owners)]
     return list({id(value): value for value in values if type(value) in kinds}.values())
 
 

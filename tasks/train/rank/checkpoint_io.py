@@ -96,7 +96,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
-        if self._checkpoints not in (None, Path(path).parent):  # of the user's code
+        if self._is_foreign(path):
             TorchCheckpointIO().save_checkpoint(checkpoint, path, storage_options)
             return
         if self._written is not None:  # else `hold` has waited, which `wait` would undo
@@ -145,7 +145,13 @@ class AtomicCheckpointIO(CheckpointIO):
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a checkpoint; the caller has verified it."""
+        if self._is_foreign(path) and not weights_only:
+            return TorchCheckpointIO().load_checkpoint(path, map_location, weights_only)
         return load_full(Path(path))
+
+    def _is_foreign(self, path: str | Path) -> bool:
+        """Whether the user's code saves or reads this checkpoint."""
+        return self._checkpoints not in (None, Path(path).parent)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the file or the directory."""

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
 from paceline.tasks.train.checkpoint_interval import FailureHistory
 from paceline.tasks.train.lightning.callbacks import RELOADS, WORKERS, SaveCheckpoint, StepAccount
@@ -191,6 +199,7 @@ def shuffled(num_batches, values=torch.randn, **options):
 
 
 persistent = partial(shuffled, num_workers=1, persistent_workers=True)
+SAMPLES = TensorDataset(torch.ones(8 * NUM_BATCHES, 4).cumsum(0) / 50)
 
 
 LOADERS = {
@@ -198,6 +207,9 @@ LOADERS = {
     "own generator": lambda: shuffled(NUM_BATCHES, torch.ones, generator=torch.Generator()),
     "own generators of the dataset": lambda: DataLoader(
         Subset(Augmented(), range(8 * NUM_BATCHES)), batch_size=8, sampler=Sampler()
+    ),
+    "own generator inside a batch sampler": lambda: DataLoader(
+        SAMPLES, batch_sampler=BatchSampler(RandomSampler(SAMPLES, generator=torch.Generator()), 8, drop_last=False)
     ),
     "with state": lambda: Stateful(TensorDataset(torch.randn(8 * NUM_BATCHES, 4)), batch_size=8),
     "of torchdata": torchdata_loader,
@@ -301,6 +313,36 @@ def test_a_resume_with_a_new_loader_where_lightning_keeps_the_old_one_is_noted(t
     assert noted == [False, True]
 
 
+class Marked(torch.Tensor):
+    """A subclass, as of images with notes on them."""
+
+
+class LogsMarked(Module):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("marked", torch.ones(()).as_subclass(Marked))
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_a_checkpoint_has_metrics_of_subclasses_as_plain_tensors(tmp_path):
+    train("shuffled", {}, tmp_path, 3, kind=LogsMarked)
+    newest = torch.load(newest_valid_checkpoint(tmp_path), weights_only=True)
+    assert type(newest["callbacks"]["paceline"]["metrics"]["marked"]) is torch.Tensor
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_a_checkpoint_of_other_ranks_is_one_of_lightning(tmp_path):
+    with pytest.raises(ConnectionError):
+        train("shuffled", {}, tmp_path, 3, 13)
+    path = newest_valid_checkpoint(tmp_path)
+    content = torch.load(path, weights_only=True)
+    content["callbacks"]["paceline"]["positions"] *= 2
+    start = tmp_path / "of-two.ckpt"
+    torch.save(content, start)
+    weights, _ = train("shuffled", {}, start=start)
+    resumed, _ = train("shuffled", {}, tmp_path / "again", start=start)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+
+
 class Counted(Module):
     paceline: ClassVar = {"units": {"words": lambda batch: torch.tensor(255, dtype=torch.bfloat16)}}
 
@@ -347,6 +389,8 @@ def test_checkpoints_that_no_restart_can_read_are_noted(tmp_path, kept, note):
         ("own generator", {"check_val_every_n_epoch": 2}, 5, 19),
         ("own generators of the dataset", {}, None, 13),
         ("own generators of the dataset", {}, 3, 13),
+        ("own generator inside a batch sampler", {}, None, 13),
+        ("own generator inside a batch sampler", {}, 3, 13),
         ("with state", {}, None, 13),
         ("with state", {}, 3, 13),
         pytest.param("of torchdata", {}, 3, 13, marks=NEEDS_TORCHDATA),

@@ -185,7 +185,8 @@ def train_in_two_processes(make_spec, **options):
     """Result of the first of two ranks, as the training group starts them."""
     port = free_port()
     specs = [make_spec(ranks=(rank, 2, port), **options) for rank in range(2)]
-    paths = os.pathsep.join([str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = [str(PACKAGE.with_name(name)) for name in ("text", "shapes")]
+    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     processes = []
     for spec in specs:
         path = Path(spec.directory) / "spec.json"
@@ -198,6 +199,19 @@ def train_in_two_processes(make_spec, **options):
         for process in processes:
             process.kill()
     return ModuleResult.model_validate_json((Path(specs[0].directory) / "result.json").read_text())
+
+
+def test_means_of_an_epoch_over_two_ranks_end(make_spec):
+    settings = {
+        "seed_everything": 5,
+        "model": {"class_path": "shapes.Autoencoder"},
+        "data": {"class_path": "shapes.Noise"},
+        "trainer": {"max_epochs": 2},  # an epoch ends between two of the 50th steps, at which Lightning logs
+    }
+    result = train_in_two_processes(make_spec, settings=settings, baseline="none")
+    assert result.num_epochs == 2
+    assert 0 < result.num_batches % 50 < 50
+    assert "train_loss_epoch" in result.metrics
 
 
 @pytest.mark.slow

@@ -275,6 +275,29 @@ def test_a_resume_calls_the_module_with_what_it_has_saved(pictures, make_spec, m
     assert resumed.num_epochs == 2
 
 
+def test_a_resume_keeps_the_learning_rate_that_was_found(pictures, make_spec):
+    finder = {"num_training_steps": 5, "min_lr": 1e-4, "max_lr": 0.1}
+    callback = "lightning.pytorch.callbacks.LearningRateFinder"
+    pictures["trainer"] |= {"callbacks": [{"class_path": callback, "init_args": finder}], "max_epochs": 2}
+    whole = train(make_spec(settings=pictures, baseline="none"))
+    pictures["trainer"]["max_epochs"] = 1
+    first = train(make_spec(settings=pictures, baseline="none", attempt=1))
+    pictures["trainer"]["max_epochs"] = 2
+    spec = make_spec(settings=pictures, baseline="none", attempt=2)
+    resumed = train(spec.model_copy(update={"resume_from": first.checkpoint}))
+    assert resumed.num_batches == whole.num_batches == 2 * first.num_batches
+    assert resumed.losses == whole.losses
+
+
+def test_a_resume_with_a_batch_size_that_was_found_is_refused(pictures, make_spec):
+    finder = {"class_path": "lightning.pytorch.callbacks.BatchSizeFinder", "init_args": {"max_trials": 1}}
+    first = train(make_spec(settings=pictures, baseline="none"))
+    pictures["trainer"]["callbacks"] = [finder]
+    spec = make_spec(settings=pictures, baseline="none", attempt=1)
+    with refused("trainer.callbacks", "BatchSizeFinder"):
+        train(spec.model_copy(update={"resume_from": first.checkpoint}))
+
+
 OTHER_KEYS = (
     {"overfit_batches": 2, "detect_anomaly": True, "profiler": "simple", "deterministic": True, "min_epochs": 4},
     {"limit_train_batches": 0.5, "limit_val_batches": 2, "check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
