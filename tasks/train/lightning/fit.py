@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -103,8 +103,6 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         }
         cli = _instantiate(spec, options)
         trainer = cli.trainer
-        if spec.resume_from is not None:
-            _leave_out_finders(trainer)
         heartbeat.count_steps = lambda: trainer.fit_loop.total_batch_idx + 1
         watch = ValidityWatch(own_processes(spec), gpu_uuids=spec.devices) if spec.rank == 0 else None
         if device.type == "cuda":
@@ -229,22 +227,23 @@ def _instantiate(spec: RankSpec, options: dict[str, Any]) -> ModuleCLI:
     """The module, its data and its trainer after `before_fit`, without `prepare_data` where that has run."""
     cli = ModuleCLI(spec.config.lightning.settings, options, spec.partitions)
     cli.run_hook("before_fit")
+    if spec.resume_from is not None:
+        _leave_out_finders(cli.trainer)
     if spec.is_prepared:
         _leave_out_preparation(cli)
     return cli
 
 
-def _leave_out_finders(trainer: Trainer) -> None:
+def _leave_out_finders(trainer: Any) -> None:
     """Leave out the search of a learning rate, which a checkpoint has, and in which Lightning 2.6 would lose it.
 
     Raises InputError: the batch size was searched, which a checkpoint does not have.
     """
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # Lightning sets it elsewhere
-    if any(isinstance(each, BatchSizeFinder) for each in callbacks):
+    if any(isinstance(each, BatchSizeFinder) for each in trainer.callbacks):
         fault = "a training with BatchSizeFinder cannot resume: its checkpoints do not have the batch size"
         hint = "give the batch size that it has found, and remove it from trainer.callbacks"
         raise InputError(fault, hint=hint, setting="trainer.callbacks")
-    trainer.callbacks = [each for each in callbacks if not isinstance(each, LearningRateFinder)]
+    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, LearningRateFinder)]
 
 
 def _leave_out_preparation(cli: ModuleCLI) -> None:
