@@ -198,7 +198,7 @@ def check_directory(directory: Path) -> None:
     """Raise InputError: the directory does not exist, or holds no Python file."""
     if not directory.is_dir():
         raise InputError(f"--code {directory} is no directory", hint="give the directory of your code")
-    if not any(directory.rglob("*.py")):
+    if not any(name.suffix == ".py" for name, is_data in _walk(directory, ()) if not is_data):
         raise InputError(f"--code {directory} holds no Python file", hint="give the directory of your code")
 
 

@@ -16,6 +16,7 @@ from paceline.tasks.train.lightning.child import Request, _do
 from paceline.tasks.train.lightning.code import (
     FOLDER,
     START_CHECKPOINT,
+    check_directory,
     copy,
     copy_checkpoint,
     copy_own,
@@ -140,6 +141,17 @@ def test_linked_code_is_copied_and_linked_data_are_linked(tmp_path, monkeypatch)
     assert identities({}, copied) == before
     (tmp_path / "common" / "layers.py").write_text("WIDTH = 8")
     assert identities({}, directory) != before == identities({}, copied)
+
+
+def test_a_directory_of_code_may_have_it_in_a_linked_folder_alone(tmp_path):
+    directory, common = tmp_path / "code", tmp_path / "common"
+    for folder in (directory, common):
+        folder.mkdir()
+    (directory / "common").symlink_to(common)
+    with refused("--code", str(directory)):
+        check_directory(directory)
+    (common / "net.py").touch()
+    check_directory(directory)
 
 
 def test_a_linked_directory_of_data_may_hold_a_script(tmp_path, monkeypatch):
