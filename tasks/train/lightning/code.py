@@ -217,7 +217,7 @@ def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
     directory in it holds a Python file, or if it is both.
     """
     directory, home = directory.resolve(), Environment().root.resolve()
-    is_copy = home in directory.parents
+    is_copy = directory.name == FOLDER and directory.parent.parent == (home / "runs").resolve()
     named = [Path(text).resolve() for text in data if os.path.isdir(text)]  # noqa: PTH112  which takes any text
 
     def walk(folder: Path, above: frozenset[Path]) -> Iterator[tuple[Path, bool]]:

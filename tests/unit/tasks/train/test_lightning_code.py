@@ -95,6 +95,16 @@ def test_what_trainings_write_beside_the_code_does_not_change_it(tmp_path, monke
     assert identities({}, directory) != before
 
 
+def test_code_below_the_home_is_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    directory = tmp_path / "project" / FOLDER
+    (directory / "lightning_logs").mkdir(parents=True)
+    (directory / "net.py").touch()
+    before = identities({}, directory)
+    (directory / "lightning_logs" / "metrics.csv").touch()
+    assert identities({}, directory) == before
+
+
 @pytest.mark.parametrize("section", ["data", "trainer"])
 def test_data_in_the_directory_of_the_code_are_linked_and_not_counted(tmp_path, monkeypatch, section):
     directory, run = tmp_path / "code", tmp_path / "home" / "runs" / "1"
