@@ -168,14 +168,20 @@ class ModuleCLI(LightningCLI):
         return super().instantiate_trainer(**alone | numbers | options)
 
     def run_hook(self, name: str) -> None:
-        """Call a hook of the user's subclass, if it defines it, with the attributes that `main.py fit` gives it."""
+        """Call a hook of the user's subclass, if it defines it, with the attributes that `main.py fit` gives it.
+
+        Arguments of `fit` itself, as `ckpt_path`, have their defaults.
+        """
         if (hook := getattr(self, name, None)) is None:
             return
         if self.subcommand is None:
             self.subcommand = "fit"
             make: Any = type(self.config)
+            arguments = inspect.signature(self.trainer_class.fit).parameters
+            names = arguments.keys() - self.subcommands()["fit"] - {"self"}
+            of_fit = {each: arguments[each].default for each in names}
             self.config, self.config_init = (
-                make(subcommand="fit", fit=each) for each in (self.config, self.config_init)
+                make(subcommand="fit", fit=make(**of_fit | vars(each))) for each in (self.config, self.config_init)
             )
         hook()
 

@@ -379,7 +379,8 @@ def test_hooks_of_a_command_line_of_its_own_are_called_as_in_its_script(make_spe
         def before_fit(self):
             torch.nn.init.constant_(self.model.layers[0].weight, 0.5)
             seed = self.config[self.subcommand].seed_everything
-            calls.append((seed, type(self.datamodule).__name__, self.config_init.fit.model, self.trainer.global_step))
+            names = (type(self.datamodule).__name__, {*vars(self.config.fit)} - {"config"}, self.config.fit.ckpt_path)
+            calls.append((seed, names, self.config_init.fit.model, self.trainer.global_step))
 
         def after_fit(self):
             calls.append(self.trainer.global_step)
