@@ -177,7 +177,7 @@ class ModuleCLI(LightningCLI):
         if self.subcommand is None:
             self.subcommand = "fit"
             make: Any = type(self.config)
-            arguments = inspect.signature(self.trainer_class.fit).parameters
+            arguments = inspect.signature(type(self.trainer).fit).parameters
             names = arguments.keys() - self.subcommands()["fit"] - {"self"}
             of_fit = {each: arguments[each].default for each in names}
             self.config, self.config_init = (
