@@ -226,7 +226,7 @@ def execution_of(trainer: dict[str, Any], given: dict[str, Any]) -> dict[str, An
                 hint=f"give the number: execution.{name}=2",
                 setting=f"trainer.{key}",
             )
-        if isinstance(value, list) and value != [*range(len(value))]:
+        if isinstance(value, list) and value != [*range(len(value))] and str(given.get(name)) != str(len(value)):
             raise InputError(
                 f"trainer.{key}={value} chooses devices of the host, and Paceline takes the first that it sees",
                 hint=f"use execution.{name}={len(value)} and set CUDA_VISIBLE_DEVICES={','.join(map(str, value))}",

@@ -55,14 +55,21 @@ class _Parser(LightningArgumentParser):
 
     def parse_string(self, text: str, *, _fail_no_subcommand: bool = False, **options: Any) -> Any:
         """The settings of `content`, whatever the text; paths in them start from the folder of `file`, as in a file."""
+        from jsonargparse import Namespace
         from jsonargparse import Path as FoundPath  # type: ignore[attr-defined]  # it is documented
 
         with FoundPath(self._file, mode="fr").relative_path_context() if self._file else nullcontext():
             parsed = self.parse_object(copy.deepcopy(self._content), **options)
-        for name, value in [*parsed.items()]:
+
+        def make_absolute(value: Any) -> Any:
             if isinstance(value, FoundPath) and value.absolute != str(Path(str(value)).absolute()):
-                parsed[name] = value.absolute
-        return parsed
+                return type(value)(value.absolute)
+            if isinstance(value, dict | Namespace):
+                items = vars(value) if isinstance(value, Namespace) else value
+                items.update({name: make_absolute(each) for name, each in items.items()})
+            return type(value)(map(make_absolute, value)) if type(value) in (list, tuple, set) else value
+
+        return make_absolute(parsed)
 
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **options: Any) -> list[str]:
         """Add the arguments of a class."""
@@ -161,14 +168,20 @@ class ModuleCLI(LightningCLI):
         return super().instantiate_trainer(**alone | numbers | options)
 
     def run_hook(self, name: str) -> None:
-        """Call a hook of the user's subclass, if it defines it, with the attributes that `main.py fit` gives it."""
+        """Call a hook of the user's subclass, if it defines it, with the attributes that `main.py fit` gives it.
+
+        Arguments of `fit` itself, as `ckpt_path`, have their defaults.
+        """
         if (hook := getattr(self, name, None)) is None:
             return
         if self.subcommand is None:
             self.subcommand = "fit"
             make: Any = type(self.config)
+            arguments = inspect.signature(type(self.trainer).fit).parameters
+            names = arguments.keys() - self.subcommands()["fit"] - {"self"}
+            of_fit = {each: arguments[each].default for each in names}
             self.config, self.config_init = (
-                make(subcommand="fit", fit=each) for each in (self.config, self.config_init)
+                make(subcommand="fit", fit=make(**of_fit | vars(each))) for each in (self.config, self.config_init)
             )
         hook()
 

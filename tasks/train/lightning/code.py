@@ -6,7 +6,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -198,40 +198,52 @@ def check_directory(directory: Path) -> None:
     """Raise InputError: the directory does not exist, or holds no Python file."""
     if not directory.is_dir():
         raise InputError(f"--code {directory} is no directory", hint="give the directory of your code")
-    if not any(directory.rglob("*.py")):
+    if not any(name.suffix == ".py" for name, is_data in _walk(directory, ()) if not is_data):
         raise InputError(f"--code {directory} holds no Python file", hint="give the directory of your code")
 
 
 def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Files of a directory by their relative paths, and directories of data, both without what is hidden or compiled.
+    """Files of a directory and directories of data in it, as `_walk` finds them."""
+    found = sorted(_walk(directory, data))
+    return [name for name, is_data in found if not is_data], [name for name, is_data in found if is_data]
 
-    Nor what trainings have written into the user's directory; a copy in a run holds what was copied. Of data is a
-    directory that `data` names from the current one, or to which a link leads, if neither it nor a directory in it
-    holds a Python file.
+
+def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
+    """Files of a directory by their relative paths, and directories of data (True), which are not entered.
+
+    Without what is hidden or compiled, what trainings have written into the user's directory, virtual environments,
+    directories that this user may not read, and links to what holds the code; a copy in a run holds what was copied.
+    Of data is a directory that `data` names from the current one, or to which a link leads, if neither it nor a
+    directory in it holds a Python file, or if it is both.
     """
     directory, home = directory.resolve(), Environment().root.resolve()
-    is_copy = home in directory.parents
+    is_copy = directory.name == FOLDER and directory.parent.parent == (home / "runs").resolve()
     named = [Path(text).resolve() for text in data if os.path.isdir(text)]  # noqa: PTH112  which takes any text
-    files: list[Path] = []
-    links: list[Path] = []
 
-    def collect(folder: Path, above: frozenset[Path]) -> None:
+    def walk(folder: Path, above: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
+        if not os.access(folder, os.R_OK | os.X_OK):
+            return
         for path in folder.iterdir():
             name = path.relative_to(directory)
             is_output = name.parts[0] in OUTPUTS and not is_copy
             if path.name.startswith(".") or path.name == "__pycache__" or is_output:
                 continue
             if path.is_file():
-                files.append(name)
-            elif path.is_dir() and (place := path.resolve()) not in above:
-                may_be_data = path.is_symlink() or place in named
-                if may_be_data and (is_copy or not _holds_code(path)):
-                    links.append(name)
+                yield name, False
+            elif path.is_dir():
+                place, is_link = path.resolve(), path.is_symlink()
+                is_above = place == home or any(each.is_relative_to(place) for each in above)
+                is_environment = os.access(path / "pyvenv.cfg", os.F_OK)
+                if not is_copy and (is_above or is_environment):
+                    continue
+                is_named = place in named
+                is_data = (is_link or is_named) and not _holds_code(path)
+                if is_data or (is_link and (is_named or is_copy)):
+                    yield name, True
                 else:
-                    collect(path, above | {place})
+                    yield from walk(path, above | {place})
 
-    collect(directory, frozenset({directory, home}))
-    return sorted(files), sorted(links)
+    return walk(directory, frozenset({directory}))
 
 
 def _holds_code(folder: Path) -> bool:

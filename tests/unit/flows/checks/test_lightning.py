@@ -53,6 +53,7 @@ def test_the_word_is_one_and_presets_are_none():
         ({"devices": 2}, {"num_devices": 2}, {"num_devices": 2}),
         ({"precision": 32}, {}, {"precision": "32-true"}),
         ({"devices": -1}, {"num_devices": 2}, {"num_devices": 2}),
+        ({"devices": [1, 3]}, {"num_devices": 2}, {"num_devices": 2}),
     ],
 )
 def test_keys_of_the_trainer_become_the_execution(trainer, given, expected):
@@ -82,10 +83,10 @@ def test_all_devices_of_a_host_need_a_number(number):
     assert "execution.num_devices=2" in refusal.value.hint
 
 
-@pytest.mark.parametrize("devices", [[1, 3], [1], [1, 0]])
-def test_chosen_devices_of_a_host_are_refused(devices):
+@pytest.mark.parametrize(("devices", "given"), [([1, 3], {}), ([1], {}), ([1, 0], {}), ([1, 3], {"num_devices": 1})])
+def test_chosen_devices_of_a_host_are_refused_without_their_number(devices, given):
     with refused("trainer.devices") as refusal:
-        lightning.execution_of({"devices": devices}, {})
+        lightning.execution_of({"devices": devices}, given)
     visible = ",".join(map(str, devices))
     assert refusal.value.hint == f"use execution.num_devices={len(devices)} and set CUDA_VISIBLE_DEVICES={visible}"
 
@@ -336,6 +337,7 @@ def test_a_command_line_in_the_file_may_have_sections_of_its_own(asked, tmp_path
         ("trainer: {devices: 2, max_epochs: 1}", ["cluster.num_workers=3"], 2),
         ("fit: {trainer: {devices: 2}}", ["execution.num_devices=2", "trainer.callbacks+=acme.Stop"], 2),
         ("fit:", ["trainer.devices=[0, 1]", "execution.precision=bf16-mixed"], 2),
+        ("trainer: {devices: [1, 3]}", ["execution.num_devices=2"], 2),
         ("trainer:", [], 1),
         ("trainer: {devices: 2}", ["execution.num_devices=1"], None),
         ("trainer: [devices, 2]", [], None),

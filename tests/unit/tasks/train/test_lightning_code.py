@@ -1,6 +1,9 @@
 """What a stored configuration of own Lightning code may import, and the checkpoint that a run starts from."""
 
+import os
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,7 @@ from paceline.tasks.train.lightning.child import Request, _do
 from paceline.tasks.train.lightning.code import (
     FOLDER,
     START_CHECKPOINT,
+    check_directory,
     copy,
     copy_checkpoint,
     copy_own,
@@ -91,6 +95,16 @@ def test_what_trainings_write_beside_the_code_does_not_change_it(tmp_path, monke
     assert identities({}, directory) != before
 
 
+def test_code_below_the_home_is_no_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    directory = tmp_path / "project" / FOLDER
+    (directory / "lightning_logs").mkdir(parents=True)
+    (directory / "net.py").touch()
+    before = identities({}, directory)
+    (directory / "lightning_logs" / "metrics.csv").touch()
+    assert identities({}, directory) == before
+
+
 @pytest.mark.parametrize("section", ["data", "trainer"])
 def test_data_in_the_directory_of_the_code_are_linked_and_not_counted(tmp_path, monkeypatch, section):
     directory, run = tmp_path / "code", tmp_path / "home" / "runs" / "1"
@@ -137,6 +151,74 @@ def test_linked_code_is_copied_and_linked_data_are_linked(tmp_path, monkeypatch)
     assert identities({}, copied) == before
     (tmp_path / "common" / "layers.py").write_text("WIDTH = 8")
     assert identities({}, directory) != before == identities({}, copied)
+
+
+def test_a_directory_of_code_may_have_it_in_a_linked_folder_alone(tmp_path):
+    directory, common = tmp_path / "code", tmp_path / "common"
+    for folder in (directory, common):
+        folder.mkdir()
+    (directory / "common").symlink_to(common)
+    with refused("--code", str(directory)):
+        check_directory(directory)
+    (common / "net.py").touch()
+    check_directory(directory)
+
+
+def test_a_linked_directory_of_data_may_hold_a_script(tmp_path, monkeypatch):
+    directory, run = tmp_path / "code", tmp_path / "home" / "runs" / "1"
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(code, "MAX_BYTES", 8)
+    for folder in (directory, tmp_path / "disk"):
+        folder.mkdir()
+    (directory / "net.py").touch()
+    (tmp_path / "disk" / "prepare.py").touch()
+    (tmp_path / "disk" / "0.png").write_bytes(bytes(9))
+    (directory / "pictures").symlink_to(tmp_path / "disk")
+    with refused("--code", str(directory)):
+        identities({}, directory)
+    settings = {"data": {"init_args": {"root": "code/pictures"}}}
+    before = identities(settings, directory)
+    copy_own(Lightning(settings=settings, code=str(directory)), run)
+    assert (run / FOLDER / "pictures").resolve() == tmp_path / "disk"
+    assert identities({}, run / FOLDER) == before
+
+
+def test_links_to_what_holds_the_code_and_virtual_environments_are_left_out(tmp_path, monkeypatch):
+    directory, run = tmp_path / "code", tmp_path / "home" / "runs" / "1"
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    for folder in (directory / "env", tmp_path / "env"):
+        folder.mkdir(parents=True)
+        (folder / "pyvenv.cfg").touch()
+        (folder / "module.py").touch()
+    (directory / "net.py").touch()
+    (tmp_path / "other.py").touch()
+    (directory / "up").symlink_to("..")
+    (directory / "linked").symlink_to(tmp_path / "env")
+    copy(directory, run)
+    assert [path.name for path in (run / FOLDER).iterdir()] == ["net.py"]
+
+
+def test_what_this_user_may_not_read_is_left_out(monkeypatch):
+    is_root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        monkeypatch.setenv("PACELINE_HOME", str(directory / "home"))
+        (directory / "net.py").touch()
+        before = identities({}, directory)
+        (directory / "private").mkdir()
+        (directory / "private" / "net.py").touch()
+        assert identities({}, directory) != before
+        (directory / "private").chmod(0)
+        directory.chmod(0o755)
+        if is_root:
+            os.setresuid(65534, 65534, 0)
+        try:
+            assert identities({}, directory) == before
+        finally:
+            if is_root:
+                os.setresuid(0, 0, 0)
+            (directory / "private").chmod(0o700)
 
 
 def test_the_command_line_can_unset_the_checkpoint_of_a_file(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar, RichProgressBar, Timer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar, Timer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -402,7 +402,8 @@ def test_hooks_of_a_command_line_of_its_own_are_called_as_in_its_script(make_spe
         def before_fit(self):
             torch.nn.init.constant_(self.model.layers[0].weight, 0.5)
             seed = self.config[self.subcommand].seed_everything
-            calls.append((seed, type(self.datamodule).__name__, self.config_init.fit.model, self.trainer.global_step))
+            names = (type(self.datamodule).__name__, {*vars(self.config.fit)} - {"config"}, self.config.fit.ckpt_path)
+            calls.append((seed, names, self.config_init.fit.model, self.trainer.global_step))
 
         def after_fit(self):
             calls.append(self.trainer.global_step)
@@ -493,6 +494,38 @@ def test_a_file_is_read_as_lightning_reads_it(tmp_path, monkeypatch):
             assert settings["model"]["init_args"] == named["model"]["init_args"] == expected
             (again,) = _do(Request(task="parse", settings=settings, variants=((),)))["variants"]
             assert again["settings"] == settings
+
+
+def test_paths_at_any_depth_start_from_the_folder_of_the_file(tmp_path, monkeypatch):
+    import optimizers
+    from jsonargparse.typing import Path_fr
+
+    class Named(optimizers.Optimized):
+        def __init__(self, files: list[Path_fr], named: dict[str, Path_fr], nested: dict[str, list[Path_fr]]):
+            super().__init__()
+
+    class Reader(Callback):
+        def __init__(self, table: Path_fr, tables: tuple[Path_fr, ...] = ()):
+            super().__init__()
+
+    monkeypatch.setattr(optimizers, "Optimized", Named)
+    monkeypatch.setattr(optimizers, "Reader", Reader, raising=False)
+    file, table = tmp_path / "near" / "config.yaml", tmp_path / "near" / "t.txt"
+    file.parent.mkdir()
+    table.touch()
+    (tmp_path / "here.txt").touch()
+    arguments = f"{{files: [t.txt, {tmp_path}/here.txt], named: {{a: t.txt}}, nested: {{a: [t.txt]}}}}"
+    reader = "{class_path: optimizers.Reader, init_args: {table: t.txt, tables: [t.txt]}}"
+    file.write_text(
+        f"{{model: {{class_path: optimizers.Optimized, init_args: {arguments}}}, trainer: {{callbacks: [{reader}]}}}}"
+    )
+    monkeypatch.chdir(tmp_path)
+    for settings in read(file, []):
+        at = str(table)
+        expected = {"files": [at, str(tmp_path / "here.txt")], "named": {"a": at}, "nested": {"a": [at]}}
+        assert settings["model"]["init_args"] == expected
+        assert settings["trainer"]["callbacks"][0]["init_args"] == {"table": at, "tables": [at]}
+        _do(Request(task="parse", settings=settings, variants=((),)))
 
 
 def read(file, overrides):
