@@ -233,7 +233,7 @@ class SaveCheckpoint(Checkpoint):
         positions = state_dict.get("positions", [])
         if len(positions) == self._world_size:  # else a run of other ranks has saved it: it resumes as in Lightning
             self._state.resume = self._resume = Position(**positions[self._rank])
-            self._metrics = state_dict.get("metrics", {})
+            self._metrics = (state_dict.get("metrics") or [{}] * self._world_size)[self._rank]
         self._account.losses = list(state_dict.get("losses", []))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -346,12 +346,13 @@ class SaveCheckpoint(Checkpoint):
         self._account.close_window(trainer)
         started, path = time.monotonic(), checkpoint_path(self._directory, position)
         with self._account.stopwatch.during("checkpoint"):
-            positions: list[Any] = [asdict(self._state.position(num_trained))]
+            values = {name: value.cpu().as_subclass(torch.Tensor) for name, value in trainer.callback_metrics.items()}
+            ranks: list[Any] = [(asdict(self._state.position(num_trained)), values)]
             if distributed.is_initialized():
                 gathered: list[Any] = [None] * trainer.world_size
-                distributed.all_gather_object(gathered, positions[0])
-                positions = gathered
-            metrics = {name: value.as_subclass(torch.Tensor) for name, value in trainer.callback_metrics.items()}
+                distributed.all_gather_object(gathered, ranks[0])
+                ranks = gathered
+            positions, metrics = map(list, zip(*ranks, strict=True))
             self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
             writer.hold()
             self._num_held = num_trained

@@ -78,8 +78,8 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
                 probe, no_probe = bench.measure()
                 facts["cost"], facts["uncounted"] = bench.cost
         bench.remove_logs()
-        state = FeedState(stopwatch)
-        progress = directory / "progress.json" if spec.rank == 0 else None
+        stack.enter_context(group.wait_for_rank_0())
+        state, progress = FeedState(stopwatch), directory / "progress.json" if spec.rank == 0 else None
         account = StepAccount(stopwatch, state, log, progress, dict(plan.reasons), space.reports)
         failures = partial(read_failures, Path(spec.home)) if spec.rank == 0 else FailureHistory
         checkpoints = SaveCheckpoint(
@@ -196,8 +196,10 @@ def _test(cli: ModuleCLI, stopwatch: Stopwatch, note: Callable[[str], None]) -> 
     is_left_out = cli.trainer.limit_test_batches == 0  # Lightning would still call `setup`
     if is_left_out or not (has_loader and is_overridden("test_step", model, LightningModule)):
         return logged
-    with group.wait_for_rank_0():
+    try:
         group.broadcast(0.0)  # rank 0 has written the weights
+    except RuntimeError as error:  # `after_fit` failed on another rank
+        return logged | {"not_tested": one_line(error)}
     reason, logger = "", cli.trainer.logger
     assert isinstance(logger, FileLogger)
     logger.trained = frozenset((*logged["metrics"], *logged["not_finite"]))

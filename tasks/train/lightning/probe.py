@@ -10,7 +10,7 @@ import gc
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 
 from paceline.conf.lightning import ends_by_time
-from paceline.tasks.errors import InputError, MeasureMemoryError, one_line
+from paceline.tasks.errors import InputError, MeasureMemoryError, RunError, one_line
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
 from paceline.tasks.measure.step_times import StepTimes
@@ -195,13 +195,14 @@ class ModuleProbe:
         """An arm after its first step. Raises ArmLostError, on all ranks: the module cannot run it."""
         if (reason := self._spec.left_out.get(arm.label)) is not None:
             raise ArmLostError(reason)
-        steps = stack.enter_context(closing(self._steps(arm)))
+        steps = self._steps(arm)
+        stack.callback(_close, arm, steps)
         if arm.loading == "foreground" and not is_candidate:
             steps.change_loader = without_workers
         run = partial(self._run, arm, steps)
-        steps.counts = counts and self._spec.rank == 0
+        steps.counts = counts  # on all ranks: counting may fail
         run(1)
-        steps.counts, self.cost = False, steps.cost if counts else self.cost
+        steps.counts, self.cost = False, steps.cost if counts and self._spec.rank == 0 else self.cost
         if arm.num_devices > 1 or self._spec.rank == 0:  # others have read nothing
             self._length, self.num_trained = steps.length, steps.num_trained
             if steps.length is None:
@@ -220,16 +221,21 @@ class ModuleProbe:
         return ArmRunner(arm, run, samples, has_diverged, gather=gather, joules=self._joules, period=period)
 
     def _run(self, arm: Arm, steps: TrainerSteps, num_steps: int) -> Sequence[float]:
-        """Take steps of one or several batches each; collective, since an arm that one rank cannot run is lost."""
+        """Take steps of one or several batches each; collective, since an arm that one rank cannot run is lost.
+
+        Raises RunError: the others wait in the arm for this rank, which cannot run it.
+        """
         number, lost, times = self._num_batches, "", list[float]()
         try:
             if arm.num_devices > 1 or self._spec.rank == 0:
-                with name_oom(arm.label):
+                with name_oom(arm.label), _group_of(arm):
                     times = steps.run(num_steps * number)
         except (InputError, MeasureMemoryError):
             raise
         except Exception as error:  # noqa: BLE001  whatever the module raises
             lost = f"{type(error).__name__}: {one_line(error)}"
+        if not group.arrive(waits=bool(lost)):
+            raise RunError(f"rank {self._spec.rank} alone cannot run {arm.label}: {lost}")
         if max(group.all_gather(float(bool(lost)))):
             raise ArmLostError(lost or "another rank could not run it")
         return [sum(times[first : first + number]) for first in range(0, len(times), number)]
@@ -283,6 +289,16 @@ class ModuleProbe:
         shared = copy.copy(self._data)
         shared.setup = do_nothing
         return shared
+
+
+def _group_of(arm: Arm) -> AbstractContextManager[None]:
+    """The process group of an arm: that of the training, or this rank alone."""
+    return nullcontext() if arm.num_devices > 1 and arm.variant != "no_sync" else group.alone()
+
+
+def _close(arm: Arm, steps: TrainerSteps) -> None:
+    with _group_of(arm):
+        steps.close()
 
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:

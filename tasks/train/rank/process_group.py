@@ -1,5 +1,6 @@
 """The process group from inside a rank: joining, agreement, and small collectives; on one rank they do nothing."""
 
+import itertools
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,12 @@ from paceline.tasks.train.rank_spec import RankSpec
 
 # The default of 30 minutes would hide a lost rank for as long; no step of a healthy group takes 2 minutes.
 GROUP_SECONDS = 120
-# Before training, ranks wait while rank 0 compiles and runs an arm alone. A rank that ends is noticed at once anyway.
+# Before training, ranks wait while rank 0 compiles and runs an arm alone, and in a user's training for what it does on
+# one rank. It is the default of torch and of Lightning. A rank that ends is noticed at once anyway.
 ALONE_SECONDS = 1800
+_stores: list[Any] = []
+_alone: dict[str, Any] = {}  # the group of this rank alone, and the whole one for which it was made
+_arrivals = itertools.count()
 
 
 class RankEnvironment(LightningEnvironment):
@@ -83,6 +88,7 @@ def meet(rank: int, world_size: int, address: str, port: int, device: torch.devi
         wait_for_workers=False,
         master_listen_fd=_listen(address, port) if rank == 0 else None,
     )
+    _stores.append(store)
     backend = "gloo" if device.type == "cpu" else "nccl"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
@@ -100,6 +106,41 @@ def wait_for_rank_0() -> Iterator[None]:
         yield
     finally:
         set_timeout(timedelta(seconds=GROUP_SECONDS))
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this rank be the whole default group, in the body, so that collectives of a user's code wait for nobody."""
+    if not distributed.is_initialized():
+        yield
+        return
+    whole = distributed.group.WORLD
+    if _alone.get("whole") is not whole:
+        own = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
+        _alone.update(whole=whole, own=own)
+    distributed.group.WORLD = _alone["own"]
+    try:
+        yield
+    finally:
+        distributed.group.WORLD = whole
+
+
+def arrive(*, waits: bool) -> bool:
+    """Tell the other ranks that this one is here. If it waits, return whether all are, within `GROUP_SECONDS`.
+
+    To be called on all ranks. It is no collective, for which a rank could wait that is in another one.
+    """
+    if not distributed.is_initialized():
+        return True
+    number, store = next(_arrivals), _stores[-1]
+    store.set(f"arrival-{number}-{distributed.get_rank()}", "")
+    if waits:
+        keys = [f"arrival-{number}-{rank}" for rank in range(distributed.get_world_size())]
+        try:
+            store.wait(keys, timedelta(seconds=GROUP_SECONDS))
+        except RuntimeError:  # of the store, after that time
+            return False
+    return True
 
 
 def _listen(address: str, port: int) -> int:

@@ -2,7 +2,7 @@
 
 import lightning.pytorch as pl
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
@@ -74,6 +74,29 @@ class Autoencoder(pl.LightningModule):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, self.trainer.estimated_stepping_batches)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Gathered(Autoencoder):
+    """Compares its samples with those of all ranks, which it gathers itself."""
+
+    def training_step(self, batch, batch_idx):
+        codes = self.encode(batch[0])
+        everyone = [torch.empty_like(codes) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(everyone, codes.detach())
+        apart = functional.cross_entropy(codes @ torch.cat(everyone).T, torch.arange(len(codes)))
+        return apart + functional.mse_loss(self.decode(codes), batch[0])
+
+    def teardown(self, stage):
+        distributed.barrier()
+
+
+class Halfway(Autoencoder):
+    """Raises on the second rank alone."""
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == 1 and batch_idx == 2:
+            raise FileNotFoundError("sample 7 of this rank is not there")
+        return super().training_step(batch, batch_idx)
 
 
 class Configured(Autoencoder):

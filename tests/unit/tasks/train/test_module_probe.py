@@ -181,18 +181,16 @@ def wait_if(condition):
     time.sleep(0.2 if condition else 0)  # longer than a step in emulated bf16
 
 
-def train_in_two_processes(make_spec, **options):
+SHORT_PATIENCE = f"""import runpy
+from paceline.tasks.train.rank import process_group
+process_group.GROUP_SECONDS = 5
+runpy.run_module("{RANK_MODULE}", run_name="__main__", alter_sys=True)
+"""
+
+
+def train_in_two_processes(make_spec, start=("-m", RANK_MODULE), **options):
     """Result of the first of two ranks, as the training group starts them."""
-    port = free_port()
-    specs = [make_spec(ranks=(rank, 2, port), **options) for rank in range(2)]
-    own = [str(PACKAGE.with_name(name)) for name in ("text", "shapes")]
-    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
-    processes = []
-    for spec in specs:
-        path = Path(spec.directory) / "spec.json"
-        path.write_text(spec.model_dump_json())
-        command = [sys.executable, "-m", RANK_MODULE, str(path)]
-        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}))
+    specs, processes = start_two(make_spec, start, **options)
     try:
         assert [process.wait(150) for process in processes] == [0, 0]
     finally:
@@ -201,17 +199,59 @@ def train_in_two_processes(make_spec, **options):
     return ModuleResult.model_validate_json((Path(specs[0].directory) / "result.json").read_text())
 
 
+def start_two(make_spec, start, **options):
+    """The specifications of two ranks, and their processes."""
+    port = free_port()
+    specs = [make_spec(ranks=(rank, 2, port), **options) for rank in range(2)]
+    own = [str(PACKAGE.with_name(name)) for name in ("text", "shapes")]
+    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    processes = []
+    for spec in specs:
+        path = Path(spec.directory) / "spec.json"
+        path.write_text(spec.model_dump_json())
+        said = (Path(spec.directory) / "said.txt").open("w")
+        command = [sys.executable, *start, str(path)]
+        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stderr=said))
+    return specs, processes
+
+
 def test_means_of_an_epoch_over_two_ranks_end(make_spec):
-    settings = {
-        "seed_everything": 5,
-        "model": {"class_path": "shapes.Autoencoder"},
-        "data": {"class_path": "shapes.Noise"},
-        "trainer": {"max_epochs": 2},  # an epoch ends between two of the 50th steps, at which Lightning logs
-    }
-    result = train_in_two_processes(make_spec, settings=settings, baseline="none")
+    result = train_in_two_processes(make_spec, settings=of_shapes("Autoencoder"), baseline="none")
     assert result.num_epochs == 2
     assert 0 < result.num_batches % 50 < 50
     assert "train_loss_epoch" in result.metrics
+
+
+def of_shapes(name):
+    return {
+        "seed_everything": 5,
+        "model": {"class_path": f"shapes.{name}"},
+        "data": {"class_path": "shapes.Noise"},
+        "trainer": {"max_epochs": 2},  # an epoch ends between two of the 50th steps, at which Lightning logs
+    }
+
+
+@pytest.mark.slow
+def test_collectives_of_the_module_itself_wait_for_nobody_in_an_arm_of_one_device(make_spec):
+    plain = train_in_two_processes(make_spec, settings=of_shapes("Gathered"), baseline="none")
+    result = train_in_two_processes(make_spec, attempt=1, settings=of_shapes("Gathered"), diagnose=True)
+    assert result.no_probe is None
+    assert (result.probe.baseline.num_devices, result.probe.candidate.num_devices) == (1, 2)
+    assert "no_sync" in result.probe.others
+    assert result.losses == plain.losses
+
+
+def test_what_one_rank_alone_cannot_run_is_named(make_spec):
+    specs, processes = start_two(make_spec, ("-c", SHORT_PATIENCE), settings=of_shapes("Halfway"))
+    try:
+        assert processes[1].wait(100) == 1
+        said = (Path(specs[1].directory) / "said.txt").read_text()
+        assert "RunError: rank 1 alone cannot run 2 devices" in said
+        assert "FileNotFoundError: sample 7 of this rank is not there" in said
+        assert processes[0].wait(20) != 0, "its peer has ended"
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @pytest.mark.slow
