@@ -210,8 +210,7 @@ class SaveCheckpoint(Checkpoint):
         world_size: int = 1,
     ) -> None:
         self._account, self._state, self._directory, self._every, self._rank = account, state, directory, every, rank
-        self._world_size = world_size
-        self._read_failures = read_failures
+        self._read_failures, self._world_size = read_failures, world_size
         self.last: Path | None = None
         self._saved: dict[str, Any] = {}
         self._resume: Position | None = None
