@@ -9,6 +9,7 @@ import ctypes
 import gc
 import math
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from torch import distributed
 
 from paceline.conf.lightning import ends_by_time
 from paceline.tasks.errors import InputError, MeasureMemoryError, RunError, one_line
@@ -234,7 +236,9 @@ class ModuleProbe:
             raise
         except Exception as error:  # noqa: BLE001  whatever the module raises
             lost = f"{type(error).__name__}: {one_line(error)}"
-        if not group.arrive(waits=bool(lost)):
+        # Without exchange, the others wait for nobody, and may take as long as rank 0 alone.
+        patience = group.ALONE_SECONDS if arm.variant == "no_sync" else group.GROUP_SECONDS
+        if not group.arrive(patience if lost else None):
             raise RunError(f"rank {self._spec.rank} alone cannot run {arm.label}: {lost}")
         if max(group.all_gather(float(bool(lost)))):
             raise ArmLostError(lost or "another rank could not run it")
@@ -331,3 +335,5 @@ def leave_no_trace() -> Iterator[None]:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         set_random_state(state, None)
+        if distributed.is_initialized() and "torch._dynamo" in sys.modules:
+            torch._dynamo.reset_code_caches()  # compiled by the user, they may have the number of ranks of an arm

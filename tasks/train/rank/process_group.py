@@ -19,8 +19,9 @@ GROUP_SECONDS = 120
 # Before training, ranks wait while rank 0 compiles and runs an arm alone, and in a user's training for what it does on
 # one rank. It is the default of torch and of Lightning. A rank that ends is noticed at once anyway.
 ALONE_SECONDS = 1800
-_stores: list[Any] = []
-_alone: dict[str, Any] = {}  # the group of this rank alone, and the whole one for which it was made
+_joined: dict[str, Any] = {"number": 1_000_000}
+"""Of the group that was joined: its `store`, the group of this rank alone (`own`), and the number of the next group of
+a user's code in it."""
 _arrivals = itertools.count()
 
 
@@ -88,9 +89,9 @@ def meet(rank: int, world_size: int, address: str, port: int, device: torch.devi
         wait_for_workers=False,
         master_listen_fd=_listen(address, port) if rank == 0 else None,
     )
-    _stores.append(store)
     backend = "gloo" if device.type == "cpu" else "nccl"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    _joined.update(store=store, own=distributed.new_group([rank], use_local_synchronization=True))
 
 
 @contextmanager
@@ -105,7 +106,8 @@ def wait_for_rank_0() -> Iterator[None]:
     try:
         yield
     finally:
-        set_timeout(timedelta(seconds=GROUP_SECONDS))
+        if distributed.is_initialized():  # a user's hook may have ended it
+            set_timeout(timedelta(seconds=GROUP_SECONDS))
 
 
 @contextmanager
@@ -114,32 +116,34 @@ def alone() -> Iterator[None]:
     if not distributed.is_initialized():
         yield
         return
-    whole = distributed.group.WORLD
-    if _alone.get("whole") is not whole:
-        own = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
-        _alone.update(whole=whole, own=own)
-    distributed.group.WORLD = _alone["own"]
+    world, whole = distributed.distributed_c10d._world, distributed.group.WORLD
+    # Names of groups have numbers, which must stay the same on all ranks.
+    number, world.group_count = world.group_count, _joined["number"]
+    distributed.group.WORLD = _joined["own"]
     try:
         yield
     finally:
         distributed.group.WORLD = whole
+        _joined["number"], world.group_count = world.group_count, number
 
 
-def arrive(*, waits: bool) -> bool:
-    """Tell the other ranks that this one is here. If it waits, return whether all are, within `GROUP_SECONDS`.
+def arrive(seconds: float | None = None) -> bool:
+    """Tell the other ranks that this one is here. With a time to wait, return whether all came within it.
 
     To be called on all ranks. It is no collective, for which a rank could wait that is in another one.
     """
     if not distributed.is_initialized():
         return True
-    number, store = next(_arrivals), _stores[-1]
-    store.set(f"arrival-{number}-{distributed.get_rank()}", "")
-    if waits:
-        keys = [f"arrival-{number}-{rank}" for rank in range(distributed.get_world_size())]
-        try:
-            store.wait(keys, timedelta(seconds=GROUP_SECONDS))
-        except RuntimeError:  # of the store, after that time
-            return False
+    point, store = f"arrival-{next(_arrivals)}", _joined["store"]
+    try:
+        store.set(f"{point}-{distributed.get_rank()}", "")
+        if seconds is not None:
+            keys = [f"{point}-{rank}" for rank in range(distributed.get_world_size())]
+            store.wait(keys, timedelta(seconds=seconds))
+    except distributed.DistStoreError:  # after that time
+        return False
+    except RuntimeError:  # the store is gone, which the next collective reports
+        return True
     return True
 
 

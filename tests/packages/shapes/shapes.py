@@ -77,12 +77,15 @@ class Autoencoder(pl.LightningModule):
 
 
 class Gathered(Autoencoder):
-    """Compares its samples with those of all ranks, which it gathers itself."""
+    """Compares its samples with those of all ranks, which it gathers itself, in a group of its own."""
+
+    def setup(self, stage):
+        self.ranks = distributed.new_group()
 
     def training_step(self, batch, batch_idx):
         codes = self.encode(batch[0])
         everyone = [torch.empty_like(codes) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(everyone, codes.detach())
+        distributed.all_gather(everyone, codes.detach(), group=self.ranks)
         apart = functional.cross_entropy(codes @ torch.cat(everyone).T, torch.arange(len(codes)))
         return apart + functional.mse_loss(self.decode(codes), batch[0])
 
