@@ -253,7 +253,7 @@ class ModuleProbe:
         return Path(self._spec.directory) / "probe"
 
     def _steps(self, arm: Arm) -> TrainerSteps:
-        is_group = arm.num_devices > 1 and arm.variant != "no_sync"
+        is_group = _is_of_group(arm)
         hooks = [TokenSync()] if is_group and arm.variant == "token_sync" else []
 
         def fit(steps: TrainerSteps) -> None:
@@ -295,9 +295,14 @@ class ModuleProbe:
         return shared
 
 
+def _is_of_group(arm: Arm) -> bool:
+    """Whether the ranks of an arm exchange gradients; else each trains alone."""
+    return arm.num_devices > 1 and arm.variant != "no_sync"
+
+
 def _group_of(arm: Arm) -> AbstractContextManager[None]:
     """The process group of an arm: that of the training, or this rank alone."""
-    return nullcontext() if arm.num_devices > 1 and arm.variant != "no_sync" else group.alone()
+    return nullcontext() if _is_of_group(arm) else group.alone()
 
 
 def _close(arm: Arm, steps: TrainerSteps) -> None:

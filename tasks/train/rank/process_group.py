@@ -130,7 +130,7 @@ def alone() -> Iterator[None]:
 def arrive(seconds: float | None = None) -> bool:
     """Tell the other ranks that this one is here. With a time to wait, return whether all came within it.
 
-    To be called on all ranks. It is no collective, for which a rank could wait that is in another one.
+    Call it on all ranks. It uses the store and no collective: another rank may still be in a collective of its own.
     """
     if not distributed.is_initialized():
         return True
