@@ -17,7 +17,8 @@ from tests.support.own_lightning import PACKAGE
 
 REPEATS = 10
 SETTINGS = ("trainer.max_epochs=1", "trainer.limit_val_batches=0", "speedup.max_seconds=16", "--diagnose")
-BALLAST = """        self.ballast = torch.nn.Parameter(torch.zeros(8_000_000))
+# Its exchange must take most of a step on any machine: of 8 million, it took 0.39 to 0.43 on two quick cores.
+BALLAST = """        self.ballast = torch.nn.Parameter(torch.zeros(24_000_000))
         self.save_hyperparameters()"""
 
 
@@ -45,10 +46,10 @@ CAUSES = {
             (
                 "gpt.py",
                 "        loss = self._loss(batch)\n",
-                "        import time; time.sleep(0.1)\n        loss = self._loss(batch)\n",
+                "        import time; time.sleep(0.2)\n        loss = self._loss(batch)\n",
             ),
         ),
-        ("execution.precision=bf16-mixed",),
+        ("data.init_args.num_workers=1",),  # not bf16, whose arithmetic is a cause of its own on many processors
     ),
     "big all-reduce": Cause(
         ("communication-bound",),
