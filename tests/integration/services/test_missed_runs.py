@@ -150,7 +150,7 @@ def start_night(client, deployment, states, body=night):
     return run
 
 
-@pytest.mark.parametrize("body", [night, around])
+@pytest.mark.parametrize("body", [night, pytest.param(around, marks=pytest.mark.slow)])
 def test_a_night_that_starts_hours_late_is_sent_once(body, idle_client, idle_url):
     """Prefect's server was away when it was due, so that it is `Late` for some seconds only."""
     deployment = idle_client.create_deployment(idle_client.create_flow(body), name="late", tags=["paceline"])

@@ -68,7 +68,7 @@ def test_progress_bars_and_the_logger_of_a_script_do_not_end_the_training(settin
 AUTO = {"precision": "auto"}
 
 
-@pytest.mark.parametrize("chosen", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("chosen", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 def test_auto_takes_the_precision_that_was_timed_as_faster(make_spec, monkeypatch, chosen):
     monkeypatch.setattr(search, "LAYER_SECONDS", 30.0)  # on a busy machine too
     change_step(monkeypatch, lambda batch: wait_if(torch.is_autocast_enabled("cpu") == (chosen == "32-true")))
