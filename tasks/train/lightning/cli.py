@@ -42,6 +42,7 @@ _LITERAL = re.compile(r"typing\.Literal\[(.*?)\]")
 _MEMBERS = re.compile(r"member of <enum '\w+'>: \{(.*)\}")
 _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
+_OBJECT = "Unable to serialize instance "  # text that jsonargparse (4.53) writes for an object
 
 
 class _Parser(LightningArgumentParser):
@@ -204,13 +205,14 @@ class ModuleCLI(LightningCLI):
         return next((callback.__name__ for _, callback in self._callbacks(*AVERAGES)), None)
 
     def _dump(self, config: Any, **options: Any) -> Settings:
-        """Settings as plain values. As YAML, jsonargparse (4.53) would make the text 1e5 of a class a number."""
+        """Settings as plain values, without objects. As YAML, jsonargparse (4.53) would make the text 1e5 a number."""
         mode, self.parser.parser_mode = self.parser.parser_mode, "json"
         try:
             dumped: Settings = json.loads(self.parser.dump(config, skip_unset=False, **options))
         finally:
             self.parser.parser_mode = mode
-        return dumped
+        plain: Settings = _without_objects(dumped, config)
+        return plain
 
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
@@ -223,6 +225,18 @@ class ModuleCLI(LightningCLI):
         for place, callback in (*given, *defaults, *self.parser.sections):
             if isinstance(callback, type) and issubclass(callback, kinds):
                 yield place, callback
+
+
+def _without_objects(dumped: Any, parsed: Any) -> Any:
+    """Settings without arguments that hold an object. It is a default of the code, which each rank takes there."""
+    from jsonargparse import Namespace
+
+    if isinstance(parsed, list) and isinstance(dumped, list):
+        return [_without_objects(*each) for each in zip(dumped, parsed, strict=True)]
+    if not (isinstance(parsed, Namespace) and isinstance(dumped, dict)):
+        return dumped
+    plain = {name: _without_objects(value, parsed.get(name)) for name, value in dumped.items()}
+    return {name: value for name, value in plain.items() if _OBJECT not in str(value)}
 
 
 def _several(callbacks: Any) -> list[Any]:

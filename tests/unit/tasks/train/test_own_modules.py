@@ -8,11 +8,19 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar, Timer
+from lightning.pytorch.callbacks import (
+    Callback,
+    ModelCheckpoint,
+    ProgressBar,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    Timer,
+)
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
@@ -296,6 +304,29 @@ def test_a_resume_with_a_batch_size_that_was_found_is_refused(pictures, make_spe
     spec = make_spec(settings=pictures, baseline="none", attempt=1)
     with refused("trainer.callbacks", "BatchSizeFinder"):
         train(spec.model_copy(update={"resume_from": first.checkpoint}))
+
+
+RECTIFY = torch.nn.ReLU()
+
+
+class Rectified(LightningModule):
+    """Has objects as defaults."""
+
+    def __init__(self, activation: torch.nn.Module = RECTIFY, layers: Any = (RECTIFY, 1), width: int = 8) -> None:
+        super().__init__()
+        self.activation, self.layers, self.width = activation, layers, width
+
+
+def test_objects_that_are_defaults_of_classes_are_those_of_the_ranks_too():
+    averages = ["--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"]
+    arguments = [f"--model={__name__}.Rectified", "--model.width=4", "--data=more_shapes.Pictures", *averages]
+    parsed = ModuleCLI(arguments, only_parse=True).settings()
+    assert parsed["model"]["init_args"] == {"width": 4}
+    cli = ModuleCLI(json.loads(json.dumps(parsed)), QUIET)
+    assert isinstance(cli.model.activation, torch.nn.ReLU)
+    assert (*cli.model.layers, cli.model.width) == (RECTIFY, 1, 4)
+    (average,) = (each for each in cli.trainer.callbacks if isinstance(each, StochasticWeightAveraging))
+    assert average._device == torch.device("cpu")
 
 
 OTHER_KEYS = (
