@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.tasks.errors import InputError
@@ -32,7 +33,18 @@ pytestmark = [pytest.mark.usefixtures("own_packages"), pytest.mark.filterwarning
 FULL = 32
 
 
-def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
+def test_the_probe_changes_nothing_of_the_training(settings, make_spec, monkeypatch):
+    from prose.corpus import Corpus
+    from prose.gpt import GPT
+
+    heard = []
+
+    class Hearing(Callback):
+        def on_exception(self, trainer, pl_module, exception):
+            heard.append(exception)
+
+    monkeypatch.setattr(Corpus, "on_exception", lambda self, error: heard.append(error))
+    monkeypatch.setattr(GPT, "configure_callbacks", lambda self: Hearing(), raising=False)
     cli = ModuleCLI(settings, QUIET)
     torch.set_num_threads(1)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
@@ -45,6 +57,7 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
     assert result.probe.baseline == result.probe.candidate
     assert result.time_budget["probe"] > 0
     assert speedup_result(result.probe, result).cause == "identical arms"
+    assert heard == [], "arms end by an error of their own"
 
 
 def test_progress_bars_and_the_logger_of_a_script_do_not_end_the_training(settings, make_spec):
