@@ -36,7 +36,9 @@ from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.callbacks import FileLogger, RequireSpace, SaveCheckpoint, StepAccount, metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
-from paceline.tasks.train.lightning.probe import ModuleProbe, do_nothing, leave_no_trace
+from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
+from paceline.tasks.train.lightning.step_parts import RequireOneScaler
+from paceline.tasks.train.lightning.trainer_steps import do_nothing
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
@@ -97,7 +99,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             **placed,
             "plugins": [AtomicCheckpointIO(directory.parent, Path(spec.checkpoint_directory)), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
-            "callbacks": [*compile_callbacks(plan.compile), space, account, checkpoints],
+            "callbacks": [*compile_callbacks(plan.compile), RequireOneScaler(), space, account, checkpoints],
             "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar, RichProgressBar, Timer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
+from paceline.tasks.errors import RunError
 from paceline.tasks.metrics_file import FILE
 from paceline.tasks.names import metric_name
 from paceline.tasks.records.measurement import Measurement
@@ -540,6 +542,26 @@ def test_a_command_line_that_is_none_is_refused(path):
         ModuleCLI([], own=path)
 
 
+
+
+def test_fp16_is_left_out_for_a_module_that_scales_its_loss_itself(pictures, make_spec, monkeypatch):
+    from paceline.tasks.train.lightning import fit
+
+    pictures["model"]["class_path"] = "faulty.Scaled"
+    plain = train(make_spec(settings=pictures, baseline="none"))
+    assert None not in plain.losses
+    # As an instance: Lightning would take bf16 where it is called "cpu". No step is made in fp16.
+    options = fit.options_of
+    monkeypatch.setattr(fit, "options_of", lambda spec: options(spec) | {"accelerator": CPUAccelerator()})
+    spec = make_spec("16-mixed", 1, settings=pictures, execution={"precision": "auto"}, baseline="none")
+    result = train(spec)
+    choice = result.plan.reasons["precision"]
+    assert result.plan.precision == choice.value == "32-true"
+    assert "does not run in 16-mixed: RunError: Scaled.scaler scales the loss" in choice.reason
+    assert result.losses == plain.losses
+    with pytest.raises(RunError, match=r"Scaled\.scaler scales the loss") as refusal:
+        train(spec.model_copy(update={"may_search": False}))
+    assert "execution.precision=32-true" in refusal.value.hint
 @pytest.mark.skipif(not HAS_TIMM, reason="timm is not installed, which needs a torchvision of this torch")
 def test_a_network_of_timm_trains_in_its_module_as_with_lightning(make_spec, tmp_path):
     settings = noise({"class_path": "of_timm.Classifier"}, limit_val_batches=0, max_epochs=1)
