@@ -129,23 +129,6 @@ def test_a_test_leaves_the_values_of_the_validation(pictures, make_spec, monkeyp
     assert [value for name, value in values if name == "val/accuracy"] == [result.metrics["val/accuracy"]]
 
 
-def test_a_group_that_breaks_in_the_test_leaves_a_training(pictures, make_spec, monkeypatch):
-    from more_shapes import Perceptron
-
-    from paceline.tasks.train.rank import process_group
-
-    def gather(value):
-        raise RuntimeError("Connection closed by peer")
-
-    def test_step(self, batch, batch_idx):
-        monkeypatch.setattr(process_group, "all_gather", gather)
-
-    monkeypatch.setattr(Perceptron, "test_step", test_step)
-    result = train(make_spec(settings=pictures, baseline="none"))
-    assert result.not_tested == "Connection closed by peer"
-    assert result.weights is not None
-
-
 def test_a_rank_that_was_lost_in_its_test_tests_again(pictures, make_spec):
     first = train(make_spec(settings=pictures, baseline="none"))
     again = make_spec(attempt=1, settings=pictures, baseline="none")
@@ -542,6 +525,23 @@ def test_a_command_line_that_is_none_is_refused(path):
         ModuleCLI([], own=path)
 
 
+@pytest.mark.skipif(not HAS_TIMM, reason="timm is not installed, which needs a torchvision of this torch")
+def test_a_network_of_timm_trains_in_its_module_as_with_lightning(make_spec, tmp_path):
+    settings = noise({"class_path": "of_timm.Classifier"}, limit_val_batches=0, max_epochs=1)
+    settings["data"] = {"class_path": "more_shapes.Pictures", "init_args": {"size": 32, "num_samples": 32}}
+    compare_with_lightning(make_spec, settings, tmp_path)
+
+
+@pytest.mark.slow
+def test_an_arm_whose_graph_depends_on_the_data_is_left_out_with_the_reason(make_spec):
+    settings = noise({"class_path": "optimizers.Branching"}, limit_val_batches=0)
+    spec = make_spec(settings=settings, max_seconds=1)
+    spec = spec.model_copy(update={"measurement": Measurement(arms={}, of_module="moves", can_leave_out=True)})
+    result = measure_module(spec, Stopwatch("startup"))
+    (left_out,) = result.probe.left_out.items()
+    assert left_out[0] == "execution.compile=step"
+    assert "Data-dependent branching" in left_out[1]
+    assert result.probe.candidate.precision == "bf16-mixed"
 
 
 def test_fp16_is_left_out_for_a_module_that_scales_its_loss_itself(pictures, make_spec, monkeypatch):
@@ -562,20 +562,3 @@ def test_fp16_is_left_out_for_a_module_that_scales_its_loss_itself(pictures, mak
     with pytest.raises(RunError, match=r"Scaled\.scaler scales the loss") as refusal:
         train(spec.model_copy(update={"may_search": False}))
     assert "execution.precision=32-true" in refusal.value.hint
-@pytest.mark.skipif(not HAS_TIMM, reason="timm is not installed, which needs a torchvision of this torch")
-def test_a_network_of_timm_trains_in_its_module_as_with_lightning(make_spec, tmp_path):
-    settings = noise({"class_path": "of_timm.Classifier"}, limit_val_batches=0, max_epochs=1)
-    settings["data"] = {"class_path": "more_shapes.Pictures", "init_args": {"size": 32, "num_samples": 32}}
-    compare_with_lightning(make_spec, settings, tmp_path)
-
-
-@pytest.mark.slow
-def test_an_arm_whose_graph_depends_on_the_data_is_left_out_with_the_reason(make_spec):
-    settings = noise({"class_path": "optimizers.Branching"}, limit_val_batches=0)
-    spec = make_spec(settings=settings, max_seconds=1)
-    spec = spec.model_copy(update={"measurement": Measurement(arms={}, of_module="moves", can_leave_out=True)})
-    result = measure_module(spec, Stopwatch("startup"))
-    (left_out,) = result.probe.left_out.items()
-    assert left_out[0] == "execution.compile=step"
-    assert "Data-dependent branching" in left_out[1]
-    assert result.probe.candidate.precision == "bf16-mixed"
