@@ -17,7 +17,7 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.prefect_api import wait_for_api
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
-from paceline.tasks.errors import InputError, StoppedError, SupersededError
+from paceline.tasks.errors import InputError, RankError, StoppedError, SupersededError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.log_lines import labels
 from paceline.tasks.names import Artifact, Status, Tag
@@ -36,6 +36,7 @@ FLOW_RUN_TAG = "prefect.flow_run_id"
 DEPLOYMENT_TAG = "prefect.deployment_id"
 DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
 MIN_AGE_SECONDS = 30.0  # younger runs may not have their lock yet
+TRACEBACK_CHARACTERS = 4000  # of the 5000 that a tag has
 
 
 @contextmanager
@@ -165,12 +166,18 @@ def ends_with_status(handle: RunHandle, resume_hint: str) -> Iterator[None]:
     except BaseException as error:
         stopped = isinstance(error, StoppedError)
         failed = isinstance(error, Exception) and not stopped and not is_interruption(error)
-        reason = str(error) if failed or stopped else f"interrupted{resume_hint}"  # or a cancelled flow
+        reason = _describe(error) if failed or stopped else f"interrupted{resume_hint}"  # or a cancelled flow
         _finish(handle, "FAILED" if failed else "KILLED", reason)
         raise
     upload_left(handle.tracking_uri, handle.run_id)
     with defer_signals():
         tracking.finish(handle, "FINISHED")
+
+
+def _describe(error: BaseException) -> str:
+    """The message, and the end of the traceback of the rank that has failed."""
+    found = error.rank_traceback.strip() if isinstance(error, RankError) else ""
+    return f"{error}\n\n{found[-TRACEBACK_CHARACTERS:]}" if found else str(error)
 
 
 def _finish(handle: RunHandle, status: Status, error: str) -> None:

@@ -4,7 +4,6 @@ import math
 import pickle
 import resource
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from paceline.tasks.errors import InputError, RunError, one_line
+from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.measure.paired_ratio import input_share
 from paceline.tasks.measure.system_metrics import log_system_metrics
@@ -33,10 +30,12 @@ from paceline.tasks.train.checkpoint_interval import FailureHistory, read_failur
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
-from paceline.tasks.train.lightning.callbacks import FileLogger, RequireSpace, SaveCheckpoint, StepAccount, metrics_of
+from paceline.tasks.train.lightning.after_fit import finish, leave_out_preparation
+from paceline.tasks.train.lightning.callbacks import FileLogger, RequireSpace, SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
-from paceline.tasks.train.lightning.probe import ModuleProbe, do_nothing, leave_no_trace
+from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
+from paceline.tasks.train.lightning.step_parts import RequireOneScaler
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
@@ -47,8 +46,6 @@ from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch, compile_callbacks
 from paceline.tasks.train.step.precision import lightning_precision
-
-AFTER_FIT = "after_fit of your LightningCLI raised {} ({}); the training is complete"
 
 
 def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> ModuleResult:
@@ -97,7 +94,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             **placed,
             "plugins": [AtomicCheckpointIO(directory.parent, Path(spec.checkpoint_directory)), *placed["plugins"]],
             "precision": lightning_precision(plan.precision),
-            "callbacks": [*compile_callbacks(plan.compile), space, account, checkpoints],
+            "callbacks": [*compile_callbacks(plan.compile), RequireOneScaler(), space, account, checkpoints],
             "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
@@ -113,7 +110,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         validity = watch.stop() if watch else None
         # Written before the test, whose `setup` may build the network again.
         facts["weights"] = _save_weights(spec, trainer.strategy.lightning_module_state_dict())
-        facts |= _test(cli, stopwatch, account.note)
+        facts |= finish(cli, stopwatch, account.note)
     if facts.get("cost"):
         with stopwatch.during("limit"):
             facts |= known_limit(spec, device, lambda: ValidityWatch(own_processes(spec), gpu_uuids=spec.devices))
@@ -181,50 +178,6 @@ def _autotune(spec: RankSpec, bench: ModuleProbe, stopwatch: Stopwatch) -> tuple
     return spec.model_copy(update={"plan": plan}), search
 
 
-def _test(cli: ModuleCLI, stopwatch: Stopwatch, note: Callable[[str], None]) -> dict[str, Any]:
-    """The training's metrics and those that only the test logged; else `not_tested`, why the test's do not count.
-
-    The test follows `after_fit`, which may test or validate too.
-    """
-    logged, model, data = metrics_of(cli.trainer), cli.model, cli.datamodule
-    try:
-        cli.run_hook("after_fit")
-    except Exception as error:  # noqa: BLE001  whatever it raises: the training is done
-        note(AFTER_FIT.format(type(error).__name__, one_line(error)))
-    has_loader = is_overridden("test_dataloader", model, LightningModule)
-    has_loader |= data is not None and is_overridden("test_dataloader", data, LightningDataModule)
-    is_left_out = cli.trainer.limit_test_batches == 0  # Lightning would still call `setup`
-    if is_left_out or not (has_loader and is_overridden("test_step", model, LightningModule)):
-        return logged
-    try:
-        group.broadcast(0.0)  # rank 0 has written the weights
-    except RuntimeError as error:  # `after_fit` failed on another rank
-        return logged | {"not_tested": one_line(error)}
-    reason, logger = "", cli.trainer.logger
-    assert isinstance(logger, FileLogger)
-    logger.trained = frozenset((*logged["metrics"], *logged["not_finite"]))
-    with stopwatch.during("test"):
-        try:
-            _leave_out_preparation(cli)
-            trained = _parameters(model)
-            cli.trainer.test(model, datamodule=data, verbose=False)
-            if [*map(id, _parameters(model))] != [*map(id, trained)]:
-                reason = "setup or configure_model built the network again: build a layer once, in __init__"
-        except Exception as error:  # noqa: BLE001  whatever the module raises: the training is done
-            reason = f"{type(error).__name__}: {one_line(error)}"
-        try:
-            if max(group.all_gather(float(bool(reason)))):
-                reason = reason or "another rank could not"
-        except RuntimeError as error:  # a rank that failed does not take part in the collectives of the others' loops
-            reason = reason or one_line(error)
-    if reason:
-        return logged | {"not_tested": reason}
-    tested = metrics_of(cli.trainer)
-    not_finite = (*logged["not_finite"], *(name for name in tested["not_finite"] if name not in logger.trained))
-    new = {name: value for name, value in tested["metrics"].items() if name not in logger.trained}
-    return {"metrics": logged["metrics"] | new, "not_finite": not_finite}
-
-
 def _instantiate(spec: RankSpec, options: dict[str, Any]) -> ModuleCLI:
     """The module, its data and its trainer after `before_fit`, without `prepare_data` where that has run."""
     cli = ModuleCLI(spec.config.lightning.settings, options, spec.partitions)
@@ -232,7 +185,7 @@ def _instantiate(spec: RankSpec, options: dict[str, Any]) -> ModuleCLI:
     if spec.resume_from is not None:
         _leave_out_finders(cli.trainer)
     if spec.is_prepared:
-        _leave_out_preparation(cli)
+        leave_out_preparation(cli)
     return cli
 
 
@@ -246,18 +199,6 @@ def _leave_out_finders(trainer: Any) -> None:
         hint = "give the batch size that it has found, and remove it from trainer.callbacks"
         raise InputError(fault, hint=hint, setting="trainer.callbacks")
     trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, LearningRateFinder)]
-
-
-def _leave_out_preparation(cli: ModuleCLI) -> None:
-    """Leave out `prepare_data`, which has run on this host. Lightning still has all ranks wait for each other."""
-    for owner, parent in ((cli.model, LightningModule), (cli.datamodule, LightningDataModule)):
-        if is_overridden("prepare_data", owner, parent):
-            owner.prepare_data = do_nothing
-
-
-def _parameters(model: LightningModule) -> list[Any]:
-    """The parameters; of a sharded module always the shards, as a state dict takes them."""
-    return [each for each in model.state_dict(keep_vars=True).values() if isinstance(each, torch.nn.Parameter)]
 
 
 def _save_weights(spec: RankSpec, weights: dict[str, Any]) -> str | None:

@@ -36,8 +36,8 @@ from paceline.tasks.train.lightning.callbacks import FileLogger
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import Wrap
 from paceline.tasks.train.lightning.random_state import random_state, set_random_state
-from paceline.tasks.train.lightning.step_parts import require_end
-from paceline.tasks.train.lightning.trainer_steps import TokenSync, TrainerSteps, without_workers
+from paceline.tasks.train.lightning.step_parts import RequireOneScaler, require_end
+from paceline.tasks.train.lightning.trainer_steps import TokenSync, TrainerSteps, do_nothing, without_workers
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
@@ -262,7 +262,7 @@ class ModuleProbe:
                 **self._strategy_of(steps.wrap, arm.strategy if is_group else "single"),
                 **({} if is_group else {"devices": 1, "num_nodes": 1}),
                 "precision": lightning_precision(arm.precision),
-                "callbacks": [*compile_callbacks(arm.compile), *hooks, *self._checks, steps],
+                "callbacks": [*compile_callbacks(arm.compile), *hooks, RequireOneScaler(), *self._checks, steps],
                 "max_steps": -1,
                 "limit_val_batches": 0,
                 "num_sanity_val_steps": 0,
@@ -308,10 +308,6 @@ def _group_of(arm: Arm) -> AbstractContextManager[None]:
 def _close(arm: Arm, steps: TrainerSteps) -> None:
     with _group_of(arm):
         steps.close()
-
-
-def do_nothing(*args: Any, **kwargs: Any) -> None:
-    """Stand in for a hook that has run."""
 
 
 def _leave_out_update(module: Any) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a training step in Lightning's loop, and what a batch holds."""
+"""The parts of a training step in Lightning's loop, what a batch holds, and what a module must not do."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 
-from paceline.tasks.errors import InputError
+from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
 UNITS = "paceline.units"
@@ -48,6 +48,22 @@ class StepParts(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.stopwatch.switch(self._before_validation)
+
+
+class RequireOneScaler(Callback):
+    """Refuses fp16 for a module with a gradient scaler of its own: Lightning's would scale the scaled loss again.
+
+    The gradients would overflow, and the first steps would leave the weights as they are. Raises RunError there.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.precision != "16-mixed":
+            return
+        for part in pl_module.modules():
+            for name, value in vars(part).items():
+                if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
+                    fault = f"{type(part).__name__}.{name} scales the loss, which 16-mixed does too"
+                    raise RunError(fault, hint="use execution.precision=32-true, or remove the scaler of the module")
 
 
 def num_samples(batch: Any) -> float:

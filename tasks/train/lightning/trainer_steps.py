@@ -115,6 +115,10 @@ class TrainerSteps(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse_checkpoints(trainer)
+        attributes: Any = trainer  # its connectors set them
+        for owner in (*attributes.callbacks, attributes.datamodule):
+            if owner is not None:
+                owner.on_exception = do_nothing  # `close` ends the trainer by an error, which is not the module's
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -241,6 +245,10 @@ def halve(batch: Any, part: int) -> Any:
         return batch
     parts = [halve(value, part) for value in batch]
     return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for a hook that has run, or must not run."""
 
 
 def without_workers(loader: Any) -> Any:

@@ -151,9 +151,9 @@ def main(spec_path: str) -> int:
     try:
         run_rank(spec, stopwatch, heartbeat)
     except BaseException as raised:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
-        error = capture_error(raised) or raised
+        error = capture_error(raised) or _interrupt(raised) or raised
         facts = {
-            "message": redact(f"{type(error).__name__}: {error}"),
+            "message": redact(f"{type(error).__name__}: {error}".removesuffix(": ")),
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),
             "causes": {
@@ -168,6 +168,12 @@ def main(spec_path: str) -> int:
         logging.getLogger("paceline.tasks.train.rank").error("%s", facts["traceback"])
         return 1
     return 0
+
+
+def _interrupt(raised: BaseException) -> BaseException | None:
+    """The KeyboardInterrupt of the user's code after which Lightning has left the program."""
+    cause = raised.__context__ if isinstance(raised, SystemExit) else None
+    return cause if isinstance(cause, KeyboardInterrupt) else None
 
 
 if __name__ == "__main__":

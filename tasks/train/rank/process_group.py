@@ -2,7 +2,8 @@
 
 import itertools
 import socket
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed, nn
 
-from paceline.tasks.errors import RunError
+from paceline.tasks.errors import RunError, one_line
 from paceline.tasks.train.rank_spec import RankSpec
 
 # The default of 30 minutes would hide a lost rank for as long; no step of a healthy group takes 2 minutes.
@@ -19,6 +20,7 @@ GROUP_SECONDS = 120
 # Before training, ranks wait while rank 0 compiles and runs an arm alone, and in a user's training for what it does on
 # one rank. It is the default of torch and of Lightning. A rank that ends is noticed at once anyway.
 ALONE_SECONDS = 1800
+LOOK_SECONDS = 1.0  # between two looks whether another rank has left
 _joined: dict[str, Any] = {"number": 1_000_000}
 """Of the group that was joined: its `store`, the group of this rank alone (`own`), and the number of the next group of
 a user's code in it."""
@@ -145,6 +147,65 @@ def arrive(seconds: float | None = None) -> bool:
     except RuntimeError:  # the store is gone, which the next collective reports
         return True
     return True
+
+
+def run_on_all(work: Callable[[], str], patience: float) -> tuple[str, bool]:
+    """Run the user's code on all ranks, where it may fail on one of them alone.
+
+    `work` returns why it failed, or nothing. A rank on which it failed waits for the others for `patience` seconds. If
+    they take longer, they may wait for this rank in a collective. So it leaves: its process is to end. Then collectives
+    of gloo fail on the other ranks at once. Those of NCCL do not, and each rank aborts its own.
+
+    Returns:
+        Why it failed on the first rank on which it did, and whether the group is complete.
+    """
+    if not distributed.is_initialized():
+        return work(), True
+    point, store, rank = f"work-{next(_arrivals)}", _joined["store"], distributed.get_rank()
+    ended = [f"{point}-{each}" for each in range(distributed.get_world_size())]
+    failed, left = f"{point}-failed", f"{point}-left"
+    with _abort_nccl(store, left):
+        failure = work()
+    try:
+        if failure:
+            store.compare_set(failed, "", f"rank {rank}: {failure}")
+        store.set(ended[rank], "")
+        try:
+            store.wait(ended, timedelta(seconds=patience if failure else ALONE_SECONDS))
+        except distributed.DistStoreError:  # after that time
+            store.compare_set(failed, "", f"rank {rank}: the other ranks take longer than {ALONE_SECONDS} s")
+            store.set(left, "")
+        first = store.get(failed).decode() if store.check([failed]) else ""
+        return first, not store.check([left])
+    except RuntimeError as error:  # rank 0 has left, and the store with it
+        return failure or one_line(error), False
+
+
+@contextmanager
+def _abort_nccl(store: Any, left: str) -> Iterator[None]:
+    """Abort NCCL's collectives of this rank, in the body, when a rank has left by a key of the store."""
+    if distributed.get_backend() != "nccl":
+        yield
+        return
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(LOOK_SECONDS):
+            try:
+                has_left = store.check([left])
+            except RuntimeError:  # rank 0 has
+                has_left = True
+            if has_left:
+                distributed.distributed_c10d._abort_process_group()
+                return
+
+    watcher = threading.Thread(target=watch, name="watch-ranks", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 def _listen(address: str, port: int) -> int:

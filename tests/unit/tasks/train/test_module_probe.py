@@ -2,11 +2,8 @@
 
 import copy
 import itertools
-import os
 import pickle
 import random
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -14,22 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.records.measurement import AutotuneResult
-from paceline.tasks.records.training import ModuleResult
 from paceline.tasks.speedup.limit_share import limit_share
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.autotune import search
 from paceline.tasks.train.autotune.choice import winning_roles
 from paceline.tasks.train.launch.layout import SEARCH_FILE
-from paceline.tasks.train.launch.supervisor import free_port
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.probe import DEFAULT_EPOCHS, ModuleProbe
 from paceline.tasks.train.step.compile import CompileParts
-from tests.conftest import RANK_MODULE
-from tests.support.own_lightning import PACKAGE, QUIET, train
+from tests.support.own_lightning import QUIET, train
+from tests.support.two_ranks import SHORT_PATIENCE, ended, said_by, start_two, train_in_two_processes
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 pytestmark = [pytest.mark.usefixtures("own_packages"), pytest.mark.filterwarnings("ignore")]  # Lightning's advice
@@ -37,7 +33,18 @@ pytestmark = [pytest.mark.usefixtures("own_packages"), pytest.mark.filterwarning
 FULL = 32
 
 
-def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
+def test_the_probe_changes_nothing_of_the_training(settings, make_spec, monkeypatch):
+    from prose.corpus import Corpus
+    from prose.gpt import GPT
+
+    heard = []
+
+    class Hearing(Callback):
+        def on_exception(self, trainer, pl_module, exception):
+            heard.append(exception)
+
+    monkeypatch.setattr(Corpus, "on_exception", lambda self, error: heard.append(error))
+    monkeypatch.setattr(GPT, "configure_callbacks", lambda self: Hearing(), raising=False)
     cli = ModuleCLI(settings, QUIET)
     torch.set_num_threads(1)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
@@ -50,6 +57,7 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec):
     assert result.probe.baseline == result.probe.candidate
     assert result.time_budget["probe"] > 0
     assert speedup_result(result.probe, result).cause == "identical arms"
+    assert heard == [], "arms end by an error of their own"
 
 
 def test_progress_bars_and_the_logger_of_a_script_do_not_end_the_training(settings, make_spec):
@@ -181,40 +189,6 @@ def wait_if(condition):
     time.sleep(0.2 if condition else 0)  # longer than a step in emulated bf16
 
 
-SHORT_PATIENCE = f"""import runpy
-from paceline.tasks.train.rank import process_group
-process_group.GROUP_SECONDS = 5
-runpy.run_module("{RANK_MODULE}", run_name="__main__", alter_sys=True)
-"""
-
-
-def train_in_two_processes(make_spec, start=("-m", RANK_MODULE), **options):
-    """Result of the first of two ranks, as the training group starts them."""
-    specs, processes = start_two(make_spec, start, **options)
-    try:
-        assert [process.wait(150) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-    return ModuleResult.model_validate_json((Path(specs[0].directory) / "result.json").read_text())
-
-
-def start_two(make_spec, start, **options):
-    """The specifications of two ranks, and their processes."""
-    port = free_port()
-    specs = [make_spec(ranks=(rank, 2, port), **options) for rank in range(2)]
-    own = [str(PACKAGE.with_name(name)) for name in ("text", "shapes")]
-    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
-    processes = []
-    for spec in specs:
-        path = Path(spec.directory) / "spec.json"
-        path.write_text(spec.model_dump_json())
-        said = (Path(spec.directory) / "said.txt").open("w")
-        command = [sys.executable, *start, str(path)]
-        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stderr=said))
-    return specs, processes
-
-
 def test_means_of_an_epoch_over_two_ranks_end(make_spec):
     result = train_in_two_processes(make_spec, settings=of_shapes("Autoencoder"), baseline="none")
     assert result.num_epochs == 2
@@ -242,16 +216,13 @@ def test_collectives_of_the_module_itself_wait_for_nobody_in_an_arm_of_one_devic
 
 
 def test_what_one_rank_alone_cannot_run_is_named(make_spec):
-    specs, processes = start_two(make_spec, ("-c", SHORT_PATIENCE), settings=of_shapes("Halfway"))
-    try:
+    specs, processes = start_two(make_spec, SHORT_PATIENCE, settings=of_shapes("Halfway"))
+    with ended(processes):
         assert processes[1].wait(100) == 1
-        said = (Path(specs[1].directory) / "said.txt").read_text()
+        said = said_by(specs[1])
         assert "RunError: rank 1 alone cannot run 2 devices" in said
         assert "FileNotFoundError: sample 7 of this rank is not there" in said
         assert processes[0].wait(20) != 0, "its peer has ended"
-    finally:
-        for process in processes:
-            process.kill()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import (
     Callback,
     ModelCheckpoint,
@@ -24,6 +25,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
+from paceline.tasks.errors import RunError
 from paceline.tasks.metrics_file import FILE
 from paceline.tasks.names import metric_name
 from paceline.tasks.records.measurement import Measurement
@@ -133,23 +135,6 @@ def test_a_test_leaves_the_values_of_the_validation(pictures, make_spec, monkeyp
     values = [json.loads(line)[:2] for line in (Path(spec.directory) / FILE).read_text().splitlines()]
     assert ["test/one", 1] in values
     assert [value for name, value in values if name == "val/accuracy"] == [result.metrics["val/accuracy"]]
-
-
-def test_a_group_that_breaks_in_the_test_leaves_a_training(pictures, make_spec, monkeypatch):
-    from more_shapes import Perceptron
-
-    from paceline.tasks.train.rank import process_group
-
-    def gather(value):
-        raise RuntimeError("Connection closed by peer")
-
-    def test_step(self, batch, batch_idx):
-        monkeypatch.setattr(process_group, "all_gather", gather)
-
-    monkeypatch.setattr(Perceptron, "test_step", test_step)
-    result = train(make_spec(settings=pictures, baseline="none"))
-    assert result.not_tested == "Connection closed by peer"
-    assert result.weights is not None
 
 
 def test_a_rank_that_was_lost_in_its_test_tests_again(pictures, make_spec):
@@ -588,3 +573,23 @@ def test_an_arm_whose_graph_depends_on_the_data_is_left_out_with_the_reason(make
     assert left_out[0] == "execution.compile=step"
     assert "Data-dependent branching" in left_out[1]
     assert result.probe.candidate.precision == "bf16-mixed"
+
+
+def test_fp16_is_left_out_for_a_module_that_scales_its_loss_itself(pictures, make_spec, monkeypatch):
+    from paceline.tasks.train.lightning import fit
+
+    pictures["model"]["class_path"] = "faulty.Scaled"
+    plain = train(make_spec(settings=pictures, baseline="none"))
+    assert None not in plain.losses
+    # As an instance: Lightning would take bf16 where it is called "cpu". No step is made in fp16.
+    options = fit.options_of
+    monkeypatch.setattr(fit, "options_of", lambda spec: options(spec) | {"accelerator": CPUAccelerator()})
+    spec = make_spec("16-mixed", 1, settings=pictures, execution={"precision": "auto"}, baseline="none")
+    result = train(spec)
+    choice = result.plan.reasons["precision"]
+    assert result.plan.precision == choice.value == "32-true"
+    assert "does not run in 16-mixed: RunError: Scaled.scaler scales the loss" in choice.reason
+    assert result.losses == plain.losses
+    with pytest.raises(RunError, match=r"Scaled\.scaler scales the loss") as refusal:
+        train(spec.model_copy(update={"may_search": False}))
+    assert "execution.precision=32-true" in refusal.value.hint
