@@ -23,6 +23,8 @@ AFTER_FIT = "after_fit of your LightningCLI failed ({}); the training is complet
 BUILT_AGAIN = "setup or configure_model built the network again: build a layer once, in __init__"
 TEST_SECONDS = 1.0
 """A rank whose test has failed waits so long for the others. Nothing follows for which the group must be complete."""
+WAITED = f"other ranks were still at work after {group.ALONE_SECONDS / 60:g} min"
+AT_WORK = {"cost": None, "uncounted": "another rank was still at work when the device's limit was to be measured"}
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +39,16 @@ def finish(cli: ModuleCLI, stopwatch: Stopwatch, note: Callable[[str], None]) ->
     if failure:
         note(AFTER_FIT.format(failure))
     if not _has_test(cli):
-        return logged
+        return logged if is_complete else logged | AT_WORK
     if not is_complete:
-        return logged | {"not_tested": failure}
+        return logged | AT_WORK | {"not_tested": failure or WAITED}
     files = cli.trainer.logger
     assert isinstance(files, FileLogger)
     files.trained = frozenset((*logged["metrics"], *logged["not_finite"]))
     with stopwatch.during("test"):
-        reason, _ = group.run_on_all(partial(_run, partial(_test, cli)), TEST_SECONDS)
+        reason, is_complete = group.run_on_all(partial(_run, partial(_test, cli)), TEST_SECONDS)
+    if not is_complete:
+        return logged | AT_WORK | {"not_tested": reason or WAITED}
     if reason:
         return logged | {"not_tested": reason}
     tested = metrics_of(cli.trainer)

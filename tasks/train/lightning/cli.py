@@ -231,12 +231,14 @@ def _without_objects(dumped: Any, parsed: Any) -> Any:
     """Settings without arguments that hold an object. It is a default of the code, which each rank takes there."""
     from jsonargparse import Namespace
 
-    if isinstance(parsed, list) and isinstance(dumped, list):
+    if isinstance(parsed, list | tuple) and isinstance(dumped, list):
         return [_without_objects(*each) for each in zip(dumped, parsed, strict=True)]
-    if not (isinstance(parsed, Namespace) and isinstance(dumped, dict)):
+    is_class = isinstance(parsed, Namespace)
+    if not (isinstance(parsed, Namespace | dict) and isinstance(dumped, dict)):
         return dumped
-    plain = {name: _without_objects(value, parsed.get(name)) for name, value in dumped.items()}
-    return {name: value for name, value in plain.items() if _OBJECT not in str(value)}
+    items = vars(parsed) if is_class else {str(name): value for name, value in parsed.items()}
+    plain = {name: _without_objects(value, items.get(name)) for name, value in dumped.items()}
+    return {name: value for name, value in plain.items() if not (is_class and _OBJECT in str(value))}
 
 
 def _several(callbacks: Any) -> list[Any]:

@@ -37,7 +37,13 @@ from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import Wrap
 from paceline.tasks.train.lightning.random_state import random_state, set_random_state
 from paceline.tasks.train.lightning.step_parts import RequireOneScaler, require_end
-from paceline.tasks.train.lightning.trainer_steps import TokenSync, TrainerSteps, do_nothing, without_workers
+from paceline.tasks.train.lightning.trainer_steps import (
+    TokenSync,
+    TrainerSteps,
+    do_nothing,
+    restore_on_exception,
+    without_workers,
+)
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
@@ -322,7 +328,7 @@ def _leave_out_update(module: Any) -> None:
 
 @contextmanager
 def leave_no_trace() -> Iterator[None]:
-    """Restore the generators of random numbers and the memory after what runs next to a training.
+    """Restore the generators of random numbers, hooks and the memory after what runs next to a training.
 
     The threads in it share one arena of memory, which keeps what is freed, as the training's does.
     """
@@ -332,6 +338,7 @@ def leave_no_trace() -> Iterator[None]:
     try:
         yield
     finally:
+        restore_on_exception()
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

@@ -117,8 +117,10 @@ class TrainerSteps(Callback):
         refuse_checkpoints(trainer)
         attributes: Any = trainer  # its connectors set them
         for owner in (*attributes.callbacks, attributes.datamodule):
-            if owner is not None:
-                owner.on_exception = do_nothing  # `close` ends the trainer by an error, which is not the module's
+            # `close` ends the trainer by an error, which is not the module's.
+            if owner is not None and vars(owner).get("on_exception") is not do_nothing:
+                _silenced.append((owner, vars(owner).get("on_exception")))
+                object.__setattr__(owner, "on_exception", do_nothing)  # of frozen ones too
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -249,6 +251,20 @@ def halve(batch: Any, part: int) -> Any:
 
 def do_nothing(*args: Any, **kwargs: Any) -> None:
     """Stand in for a hook that has run, or must not run."""
+
+
+_silenced: list[tuple[Any, Any]] = []
+"""Callbacks and data of arms, and the `on_exception` of each one's own, if any."""
+
+
+def restore_on_exception() -> None:
+    """Let callbacks hear of errors again when all arms are closed: the user's code may share them with the training."""
+    while _silenced:
+        owner, own = _silenced.pop()
+        if own is None:
+            object.__delattr__(owner, "on_exception")
+        else:
+            object.__setattr__(owner, "on_exception", own)
 
 
 def without_workers(loader: Any) -> Any:

@@ -21,6 +21,8 @@ GROUP_SECONDS = 120
 # one rank. It is the default of torch and of Lightning. A rank that ends is noticed at once anyway.
 ALONE_SECONDS = 1800
 LOOK_SECONDS = 1.0  # between two looks whether another rank has left
+COMPLETE, LEFT, WAITED = "complete", "left", "waited"
+"""Outcomes of work on all ranks: all have ended it; one on which it failed has left; one has waited for too long."""
 _joined: dict[str, Any] = {"number": 1_000_000}
 """Of the group that was joined: its `store`, the group of this rank alone (`own`), and the number of the next group of
 a user's code in it."""
@@ -112,10 +114,15 @@ def wait_for_rank_0() -> Iterator[None]:
             set_timeout(timedelta(seconds=GROUP_SECONDS))
 
 
+def _has_met() -> bool:
+    """Whether this rank is in a group of `meet`: where it trains alone, a user's code may make one of its own."""
+    return distributed.is_initialized() and "store" in _joined
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """Let this rank be the whole default group, in the body, so that collectives of a user's code wait for nobody."""
-    if not distributed.is_initialized():
+    if not _has_met():
         yield
         return
     world, whole = distributed.distributed_c10d._world, distributed.group.WORLD
@@ -134,7 +141,7 @@ def arrive(seconds: float | None = None) -> bool:
 
     Call it on all ranks. It uses the store and no collective: another rank may still be in a collective of its own.
     """
-    if not distributed.is_initialized():
+    if not _has_met():
         return True
     point, store = f"arrival-{next(_arrivals)}", _joined["store"]
     try:
@@ -154,35 +161,37 @@ def run_on_all(work: Callable[[], str], patience: float) -> tuple[str, bool]:
 
     `work` returns why it failed, or nothing. A rank on which it failed waits for the others for `patience` seconds. If
     they take longer, they may wait for this rank in a collective. So it leaves: its process is to end. Then collectives
-    of gloo fail on the other ranks at once. Those of NCCL do not, and each rank aborts its own.
+    of gloo fail on the other ranks at once. Those of NCCL do not, and each rank aborts its own. A rank on which it did
+    not fail waits for `ALONE_SECONDS`.
 
     Returns:
-        Why it failed on the first rank on which it did, and whether the group is complete.
+        Why it failed on the first rank on which it did, and whether all ranks have ended it.
     """
-    if not distributed.is_initialized():
+    if not _has_met():
         return work(), True
     point, store, rank = f"work-{next(_arrivals)}", _joined["store"], distributed.get_rank()
     ended = [f"{point}-{each}" for each in range(distributed.get_world_size())]
-    failed, left = f"{point}-failed", f"{point}-left"
-    with _abort_nccl(store, left):
+    failed, outcome = f"{point}-failed", f"{point}-outcome"
+    with _abort_nccl(store, outcome):
         failure = work()
     try:
         if failure:
             store.compare_set(failed, "", f"rank {rank}: {failure}")
         store.set(ended[rank], "")
+        seen = COMPLETE
         try:
             store.wait(ended, timedelta(seconds=patience if failure else ALONE_SECONDS))
         except distributed.DistStoreError:  # after that time
-            store.compare_set(failed, "", f"rank {rank}: the other ranks take longer than {ALONE_SECONDS} s")
-            store.set(left, "")
+            seen = LEFT if failure else WAITED
+        decided = store.compare_set(outcome, "", seen).decode()  # by the first rank, for all
         first = store.get(failed).decode() if store.check([failed]) else ""
-        return first, not store.check([left])
+        return first, decided == COMPLETE
     except RuntimeError as error:  # rank 0 has left, and the store with it
         return failure or one_line(error), False
 
 
 @contextmanager
-def _abort_nccl(store: Any, left: str) -> Iterator[None]:
+def _abort_nccl(store: Any, outcome: str) -> Iterator[None]:
     """Abort NCCL's collectives of this rank, in the body, when a rank has left by a key of the store."""
     if distributed.get_backend() != "nccl":
         yield
@@ -192,7 +201,7 @@ def _abort_nccl(store: Any, left: str) -> Iterator[None]:
     def watch() -> None:
         while not is_over.wait(LOOK_SECONDS):
             try:
-                has_left = store.check([left])
+                has_left = store.check([outcome]) and store.get(outcome).decode() == LEFT
             except RuntimeError:  # rank 0 has
                 has_left = True
             if has_left:

@@ -43,8 +43,9 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec, monkeypa
         def on_exception(self, trainer, pl_module, exception):
             heard.append(exception)
 
+    shared = Hearing()  # with the training, too
     monkeypatch.setattr(Corpus, "on_exception", lambda self, error: heard.append(error))
-    monkeypatch.setattr(GPT, "configure_callbacks", lambda self: Hearing(), raising=False)
+    monkeypatch.setattr(GPT, "configure_callbacks", lambda self: shared, raising=False)
     cli = ModuleCLI(settings, QUIET)
     torch.set_num_threads(1)
     cli.trainer.fit(cli.model, datamodule=cli.datamodule)
@@ -58,6 +59,8 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec, monkeypa
     assert result.time_budget["probe"] > 0
     assert speedup_result(result.probe, result).cause == "identical arms"
     assert heard == [], "arms end by an error of their own"
+    shared.on_exception(None, None, "later")
+    assert heard == ["later"]
 
 
 def test_progress_bars_and_the_logger_of_a_script_do_not_end_the_training(settings, make_spec):

@@ -297,19 +297,27 @@ RECTIFY = torch.nn.ReLU()
 class Rectified(LightningModule):
     """Has objects as defaults."""
 
-    def __init__(self, activation: torch.nn.Module = RECTIFY, layers: Any = (RECTIFY, 1), width: int = 8) -> None:
+    def __init__(
+        self,
+        activation: torch.nn.Module = RECTIFY,
+        layers: Any = (RECTIFY, 1),
+        width: int = 8,
+        heads: dict[str, "Rectified"] | None = None,
+    ) -> None:
         super().__init__()
-        self.activation, self.layers, self.width = activation, layers, width
+        self.activation, self.layers, self.width, self.heads = activation, layers, width, heads
 
 
 def test_objects_that_are_defaults_of_classes_are_those_of_the_ranks_too():
     averages = ["--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"]
     arguments = [f"--model={__name__}.Rectified", "--model.width=4", "--data=more_shapes.Pictures", *averages]
-    parsed = ModuleCLI(arguments, only_parse=True).settings()
-    assert parsed["model"]["init_args"] == {"width": 4}
+    head = {"class_path": f"{__name__}.Rectified", "init_args": {"width": 2}}
+    parsed = ModuleCLI([*arguments, f"--model.heads={json.dumps({'a': head})}"], only_parse=True).settings()
+    given = parsed["model"]["init_args"]
+    assert given == {"width": 4, "heads": {"a": head | {"init_args": {"width": 2, "heads": None}}}}
     cli = ModuleCLI(json.loads(json.dumps(parsed)), QUIET)
     assert isinstance(cli.model.activation, torch.nn.ReLU)
-    assert (*cli.model.layers, cli.model.width) == (RECTIFY, 1, 4)
+    assert (*cli.model.layers, cli.model.width, cli.model.heads["a"].width) == (RECTIFY, 1, 4, 2)
     (average,) = (each for each in cli.trainer.callbacks if isinstance(each, StochasticWeightAveraging))
     assert average._device == torch.device("cpu")
 

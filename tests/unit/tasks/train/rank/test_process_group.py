@@ -6,7 +6,8 @@ import pytest
 from torch import distributed, nn
 
 from paceline.tasks.train.launch.supervisor import free_port
-from paceline.tasks.train.rank.process_group import _listen, average_buffers
+from paceline.tasks.train.rank import process_group
+from paceline.tasks.train.rank.process_group import _listen, alone, arrive, average_buffers, run_on_all
 
 
 def test_a_group_meets_on_its_own_address_and_on_no_other_of_the_host():
@@ -26,6 +27,18 @@ def test_a_network_without_statistics_has_nothing_to_average():
         average_buffers(normed)
         assert plain.weight.equal(weights)
         assert normed.running_var.tolist() == [1.0, 1.0]
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_group_that_the_users_code_has_made_is_left_alone(monkeypatch):
+    monkeypatch.setattr(process_group, "_joined", {"number": 1})
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with alone():
+            assert arrive(1)
+        assert run_on_all(lambda: "a reason", 1) == ("a reason", True)
+        assert distributed.is_initialized()
     finally:
         distributed.destroy_process_group()
 
