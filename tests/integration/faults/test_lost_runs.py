@@ -175,6 +175,7 @@ def test_a_guardian_outlives_its_process_and_its_signals(client, deployment, own
     guardian.kill()
 
 
+@pytest.mark.slow
 def test_a_guardian_that_is_killed_has_a_successor_that_knows_all_records(
     client, deployment, owned, prefect_url, monkeypatch
 ):

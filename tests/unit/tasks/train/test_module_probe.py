@@ -218,6 +218,7 @@ def test_collectives_of_the_module_itself_wait_for_nobody_in_an_arm_of_one_devic
     assert result.losses == plain.losses
 
 
+@pytest.mark.slow
 def test_what_one_rank_alone_cannot_run_is_named(make_spec):
     specs, processes = start_two(make_spec, SHORT_PATIENCE, settings=of_shapes("Halfway"))
     with ended(processes):
