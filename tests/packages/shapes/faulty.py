@@ -75,7 +75,7 @@ class Scaled(more_shapes.Perceptron):
 
 
 class Witness(pl.Callback):
-    """Writes down the errors of which Lightning tells it."""
+    """Writes each error that Lightning reports into a file."""
 
     def on_exception(self, trainer, pl_module, exception):
         with (Path(trainer.default_root_dir) / "exceptions.txt").open("a") as file:

@@ -91,7 +91,7 @@ def test_an_error_in_the_training_on_one_rank_ends_both_and_its_callbacks_hear_o
     assert fault(place, rank) in said_by(specs[rank])
     heard = Path(specs[rank].directory) / "exceptions.txt"
     if place == "before_fit":
-        assert not heard.exists(), "Lightning's trainer has not begun"
+        assert not heard.exists(), "the trainer did not start"
     else:
         assert heard.read_text() == f"{fault(place, rank)}\n"
     if place == "validation_step":
