@@ -104,7 +104,7 @@ def data_paths(settings: dict[str, Any]) -> tuple[str, ...]:
 def identities(settings: dict[str, Any], directory: Path | None, data: Sequence[str] | None = None) -> tuple[str, ...]:
     """The directory by its digest without data, by default of the settings, and the packages of the classes."""
     data = data_paths(settings) if data is None else data
-    local = (f"directory (code {_digest(directory, data)})",) if directory else ()
+    local = (_identity(directory, _code_files(directory, data)),) if directory else ()
     return local + identify(package_names(settings, directory))
 
 
@@ -127,7 +127,8 @@ def require(expected: tuple[str, ...], settings: dict[str, Any], directory: Path
     """Raise InputError: the code on this host is not that of the run."""
     here = identities(settings, directory)
     if here != expected:
-        fault = f"host {socket.gethostname()} has {' and '.join(here)}, the run {' and '.join(expected)}"
+        had = f"{' and '.join(here)}; the run began with {' and '.join(expected)}"
+        fault = f"the code on host {socket.gethostname()} is not that of the run: {had}"
         raise InputError(fault, hint=SAME_CODE)
 
 
@@ -149,19 +150,20 @@ def require_named(settings: dict[str, Any], packages: tuple[str, ...], directory
 def copy_own(own: Lightning, directory: Path, parent: Path | None = None) -> None:
     """Copy code and checkpoint into the directory of a run: the user's, or those that a parent run has copied.
 
-    Raises InputError: the user's checkpoint has changed since it was read.
+    Raises InputError: the user's directory or checkpoint has changed since it was read.
     """
     if own.code is not None:
-        copy(parent / FOLDER if parent else Path(own.code), directory, data_paths(own.settings))
+        source, read = (parent / FOLDER, None) if parent else (Path(own.code), next(iter(own.packages), None))
+        copy(source, directory, data_paths(own.settings), read)
     if own.ckpt_path is not None:
         source, sha256 = (parent / START_CHECKPOINT, None) if parent else (Path(own.ckpt_path), own.ckpt_sha256)
         copy_checkpoint(source, directory, sha256)
 
 
-def copy(source: Path, directory: Path, data: Sequence[str] = ()) -> None:
+def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str | None = None) -> None:
     """Copy the user's directory into that of a run, unless it is there: a resumed run keeps its code.
 
-    The copy links to directories of data.
+    The copy links to directories of data. Raises InputError: its files are not those of `identity`.
     """
     target = directory / FOLDER
     if target.is_dir():
@@ -176,6 +178,9 @@ def copy(source: Path, directory: Path, data: Sequence[str] = ()) -> None:
             place.symlink_to((source / name).resolve())
         else:
             write_durably(place, (source / name).read_bytes())
+    if identity not in (None, _identity(temporary, files)):
+        fault = f"--code {source} has changed since this command read it"
+        raise InputError(fault, hint="run the command again, and leave the directory as it is until the run has begun")
     temporary.rename(target)
 
 
@@ -250,16 +255,21 @@ def _holds_code(folder: Path) -> bool:
     return any(any(folder.glob(pattern)) for pattern in ("*.py", "*/*.py"))
 
 
-def _digest(directory: Path, data: Sequence[str]) -> str:
+def _code_files(directory: Path, data: Sequence[str]) -> list[Path]:
+    """Files of the user's directory, without data. Raises InputError: they are too large to be copied."""
     files, _ = _contents(directory, data)
     size = sum((directory / name).stat().st_size for name in files)
     if size > MAX_BYTES:
         fault = f"--code {directory} holds {size / 2**20:,.0f} MiB, and each run copies at most {MAX_BYTES / 2**20:.0f}"
         hint = "move data and checkpoints out of the directory of your code, or name their directory in data.init_args"
         raise InputError(fault, hint=hint)
+    return files
+
+
+def _identity(directory: Path, files: list[Path]) -> str:
     digest = hashlib.sha256()
     for name in files:
         content = (directory / name).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode())
         digest.update(content)
-    return digest.hexdigest()[:12]
+    return f"directory (code {digest.hexdigest()[:12]})"

@@ -25,6 +25,7 @@ from paceline.tasks.errors import CaptureError, MeasureMemoryError, PacelineErro
 from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
+from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.records.measurement import AutotuneResult, MeasureResult
 from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact, redact_logs
@@ -153,7 +154,7 @@ def main(spec_path: str) -> int:
     except BaseException as raised:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
         error = capture_error(raised) or _interrupt(raised) or raised
         facts = {
-            "message": redact(f"{type(error).__name__}: {error}".removesuffix(": ")),
+            "message": redact(message_of(error, is_own=bool(spec.config.lightning.settings))),
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),
             "causes": {
@@ -168,6 +169,14 @@ def main(spec_path: str) -> int:
         logging.getLogger("paceline.tasks.train.rank").error("%s", facts["traceback"])
         return 1
     return 0
+
+
+def message_of(error: BaseException, *, is_own: bool) -> str:
+    """The type and text of the error that ends a rank, and advice where it trains own code and has no memory left."""
+    message = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if is_own and is_out_of_memory(error) and not isinstance(error, PacelineError):
+        return f"{message}; make the batches of your loader smaller, and trainer.accumulate_grad_batches larger"
+    return message
 
 
 def _interrupt(raised: BaseException) -> BaseException | None:

@@ -95,6 +95,21 @@ def test_what_trainings_write_beside_the_code_does_not_change_it(tmp_path, monke
     assert identities({}, directory) != before
 
 
+def test_code_that_changes_between_its_reading_and_its_copy_is_refused(tmp_path):
+    directory, run = tmp_path / "code", tmp_path / "run"
+    directory.mkdir()
+    (directory / "net.py").write_text("WIDTH = 8\n")
+    (identity,) = identities({}, directory)
+    (directory / "net.py").write_text("WIDTH = 16\n")
+    with pytest.raises(InputError, match="has changed since this command read it") as refusal:
+        copy(directory, run, identity=identity)
+    assert "run the command again" in refusal.value.hint
+    assert not (run / FOLDER).exists()
+    (directory / "net.py").write_text("WIDTH = 8\n")
+    copy(directory, run, identity=identity)
+    assert (run / FOLDER / "net.py").read_text() == "WIDTH = 8\n"
+
+
 def test_code_below_the_home_is_no_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     directory = tmp_path / "project" / FOLDER
