@@ -25,9 +25,10 @@ def load_config(options: Namespace, meanwhile: Callable[[Config | None], None] |
         from paceline.flows.checks.lightning import load_lightning
 
         return load_lightning(options.preset, options.overrides, options.code, meanwhile)
+    config = load(options.preset, options.overrides)
     if options.code is not None:
         raise InputError(f"--code {options.code} has no meaning for a preset", hint="remove --code", setting="--code")
-    return load(options.preset, options.overrides)
+    return config
 
 
 def objective_of(options: Namespace) -> Objective | None:

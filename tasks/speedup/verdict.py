@@ -256,8 +256,8 @@ def _effect(facts: _Facts) -> str:
     if len(parts) == 1:
         (what,) = parts.values()
         if not facts.ratio.significant:
-            return f"{what} makes no difference here; "
-        return f"{what} pays; " if facts.ratio.value > 1 else f"slower with {what}; "
+            return f"using {what} makes no difference here; "
+        return f"using {what} pays; " if facts.ratio.value > 1 else f"slower with {what}; "
     words = {factor: parts[name] for factor, name in FACTORS.items() if name in parts}
     singly = [
         f"{words.pop(one.factor)} {format_interval(one.ratio, one.low, one.high)} x"

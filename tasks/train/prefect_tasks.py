@@ -175,15 +175,18 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch, choices
         choices = _log_new_choices(logger, facts, choices)
-        note = "  ".join(f"{name} {value:.4g}" for name, value in facts["metrics"].items())
-        advance(facts["step"], facts["num_steps"] or 0, note)
-        if facts["epoch"] > last_epoch:
-            last_epoch = facts["epoch"]
-            logger.info("Epoch %d: %s", last_epoch + 1, note)
+        advance(facts["step"], facts["num_steps"] or 0, _note(facts["metrics"]))
+        ended = facts["ended"]
+        if ended and ended["epoch"] > last_epoch:
+            last_epoch = ended["epoch"]
+            logger.info("Epoch %d: %s", last_epoch + 1, _note(ended["metrics"]))
         show(facts["notes"])
         show(facts["reports"], logging.INFO)
 
     _log_choices(logger, choices, {})
+    speedup = job.config.speedup
+    if speedup.baseline == "probe" and not job.resume:
+        logger.info("First measuring the speed, for up to speedup.max_seconds=%g; then training", speedup.max_seconds)
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:
         result = train_module(job, address, on_progress)
     show(result.notes)
@@ -224,6 +227,10 @@ def _require_same(place: Path, partitions: PreparedPartitions) -> None:
             f"the run began with {before.num_partitions} partitions of data, and now has {partitions.num_partitions}"
         )
         raise InputError(f"{fault}, or others", hint="start a new run")
+
+
+def _note(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def _log_new_choices(logger: Log, facts: Mapping[str, Any], before: Mapping[str, Choice]) -> Mapping[str, Choice]:

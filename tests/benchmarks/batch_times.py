@@ -18,3 +18,14 @@ class BatchTimes(Callback):
 
     def on_train_end(self, trainer, pl_module):
         Path(self.path).write_text(json.dumps(self.times))
+
+
+class BatchLog(Callback):
+    """Adds the same to a file after each batch."""
+
+    def __init__(self, path: str):
+        self.path = path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        with Path(self.path).open("a") as file:
+            print(time.time(), file=file)

@@ -66,6 +66,8 @@ def add_ratios(
 def _why_no_loop(speedup: SpeedupResult, config: Config, probe: ProbeResult | None) -> str:
     if probe is None:
         return speedup.verdict.removeprefix("not measured: ")
+    if config.lightning.settings:
+        return "Paceline writes no such loop for own Lightning code"
     if not config.speedup.competent_loop:
         return "speedup.competent_loop is false"
     if any(block.arm == COMPETENT for blocks in probe.warm_up for block in blocks):

@@ -71,6 +71,7 @@ class StepAccount(StepParts):
     ) -> None:
         super().__init__(stopwatch)
         self._state, self._log, self._progress = state, log, progress
+        self._ended: dict[str, Any] | None = None  # number and metrics of the newest epoch that has ended
         self.choices, self._reports = choices, reports
         self.losses: list[float] = []
         """Losses of this rank's steps, earlier attempts included; NaN for a step that returned none."""
@@ -79,7 +80,7 @@ class StepAccount(StepParts):
         self.num_units: Counter[str] = Counter()
         """Other units of all batches, over all ranks."""
         self.startup_seconds: float | None = None
-        self.fit_seconds = 0.0
+        self.fit_seconds = self._fit_started = 0.0
         self.num_saved_epochs = 0
         self.notes: list[str] = []
         self.epoch_ends: list[float] = []
@@ -87,7 +88,6 @@ class StepAccount(StepParts):
         self._num_samples: float = 0
         self._window_units: Counter[str] = Counter()
         self._window = (0, 0.0)
-        self._fit_started = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.is_training = lambda: trainer.training
@@ -162,17 +162,17 @@ class StepAccount(StepParts):
         if text not in self.notes:
             self.notes.append(text)
 
-    def write_progress(self, trainer: Trainer) -> None:
+    def write_progress(self, trainer: Trainer, *, ends_epoch: bool = False) -> None:
         """Replace the progress file, which the flow shows; on all ranks, as the mean of an epoch is that of all."""
         metrics = metrics_of(trainer)["metrics"]
         if self._progress is None:
             return
+        self._ended = {"epoch": trainer.current_epoch, "metrics": metrics} if ends_epoch else self._ended
         num_batches = trainer.num_training_batches
         facts = {
             "step": _position(trainer),
             "num_steps": int(num_batches * (trainer.max_epochs or 1)) if math.isfinite(num_batches) else None,
-            "epoch": trainer.current_epoch,
-            "num_epochs": trainer.max_epochs,
+            "ended": self._ended,
             "epochs_kept": self.num_saved_epochs,
             "metrics": metrics,
             "notes": self.notes,
@@ -306,7 +306,7 @@ class SaveCheckpoint(Checkpoint):
             self._account.num_saved_epochs = trainer.current_epoch + 1
         if trainer.fit_loop.epoch_loop.batch_idx + 1 >= trainer.num_training_batches:
             self._account.epoch_ends.append(self._account.stopwatch.seconds_without("probe"))
-        self._account.write_progress(trainer)
+        self._account.write_progress(trainer, ends_epoch=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write a checkpoint that is held, unless its last step has failed before Lightning logged it."""

@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ CLASSES = ("model", "data")
 """Sections of LightningCLI that are a class with its arguments."""
 _KEY = re.compile(r'Parser key "([\w.]+)"')
 _PATH = re.compile(r"Problem with given class_path '([^']+)'")
-_IMPORT = re.compile(r"(No module named '[^']+'|module '[^']+' has no attribute '[^']+')")
+_IMPORT = re.compile(r"(No module named '[^']+'|module '([^']+)' has no attribute '([^']+)')")
 _OTHER_CLASS = re.compile(r"Import path (?:(\S+) )?does not correspond to a subclass of (\w+)")
 _OPTION = re.compile(
     r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'|unrecognized arguments: --([\w.]+)"
@@ -373,12 +374,15 @@ def refusal(message: str) -> InputError:
     keys, path = _KEY.findall(message), _PATH.search(message)
     key = keys[0] if keys else ""
     if found := _IMPORT.search(message):
-        class_path = path[1] if path else ""
-        return InputError(
-            f"{key}.class_path={class_path} cannot be imported ({found[1]})",
-            hint="install its package, or give the directory of your code: --code DIR",
-            setting=f"{key}.class_path",
-        )
+        class_path, setting = path[1] if path else "", f"{key}.class_path"
+        fault = f"{setting}={class_path} cannot be imported ({found[1]})"
+        hint = "check its name, install its package, or give the directory that holds it: --code DIR"
+        if found[2] in sys.modules:
+            named = suggest(
+                found[3], [name for name, it in vars(sys.modules[found[2]]).items() if isinstance(it, type)]
+            )
+            hint = f"use {setting}={found[2]}.{named}" if named else f"name a class that {found[2]} has"
+        return InputError(fault, hint=hint, setting=setting)
     name, given = ".init_args.".join(keys) or "this setting", _GIVEN.search(message)
     if found := _OTHER_CLASS.search(message):
         fault = f"{name}.class_path={found[1] or (given and given[1])} is not a {found[2]}"

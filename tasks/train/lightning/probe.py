@@ -46,7 +46,7 @@ from paceline.tasks.train.lightning.trainer_steps import (
 )
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
-from paceline.tasks.train.rank.benchmark import diagnostic_arms, name_oom
+from paceline.tasks.train.rank.benchmark import arms_of_one_rank, diagnostic_arms, name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import own_processes
 from paceline.tasks.train.rank_spec import RankSpec
@@ -130,7 +130,7 @@ class ModuleProbe:
         """The further arms, by role."""
         settings, arm, others = self._spec.config.speedup, candidate.arm, dict[str, Arm]()
         if arm.num_devices > 1:
-            others["single"] = arm.model_copy(update={"num_devices": 1})
+            others |= arms_of_one_rank(arm, self._spec.plan.num_threads, self._spec.num_nodes, self._device)
         if settings.diagnose:
             others |= diagnostic_arms(arm, candidate.samples_per_step // arm.num_devices)
             others.pop("alone", None)  # each rank reads a batch of the loader's own size: it is `single`
@@ -236,7 +236,7 @@ class ModuleProbe:
         number, lost, times = self._num_batches, "", list[float]()
         try:
             if arm.num_devices > 1 or self._spec.rank == 0:
-                with name_oom(arm.label), _group_of(arm):
+                with name_oom(arm.label), _group_of(arm), _threads(arm.num_threads):
                     times = steps.run(num_steps * number)
         except (InputError, MeasureMemoryError):
             raise
@@ -309,6 +309,17 @@ def _is_of_group(arm: Arm) -> bool:
 def _group_of(arm: Arm) -> AbstractContextManager[None]:
     """The process group of an arm: that of the training, or this rank alone."""
     return nullcontext() if _is_of_group(arm) else group.alone()
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Compute with that many threads in the body; None for those of the rank."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _close(arm: Arm, steps: TrainerSteps) -> None:

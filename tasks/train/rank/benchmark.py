@@ -194,6 +194,15 @@ def name_oom(what: str, stage: str | None = None) -> Iterator[None]:
         raise MeasureMemoryError(f"{what}: {error}", stage, (known and known.arm) or label) from error
 
 
+def arms_of_one_rank(arm: Arm, num_threads: int, num_nodes: int, device: torch.device) -> dict[str, Arm]:
+    """One rank of an arm of several, which has so many threads each; on one host's CPU also with the threads of all."""
+    single = arm.model_copy(update={"num_devices": 1})
+    num_all = num_threads * arm.num_devices
+    if device.type != "cpu" or num_nodes > 1 or num_all > usable_cores():
+        return {"single": single}
+    return {"single": single, "all_cores": single.model_copy(update={"num_threads": num_all})}
+
+
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
     """The further arms that show what limits a candidate: one of its devices, too, with its own batch."""
     change = candidate.model_copy
@@ -251,10 +260,7 @@ def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> Pro
     """Probe an arm against the baseline, without arms that do not fit into memory; None where one of the two is."""
     arms = {"baseline": baseline_of(arm), "candidate": arm}
     if arm.num_devices > 1:
-        arms["single"] = arm.model_copy(update={"num_devices": 1})
-        num_threads = context.num_threads * arm.num_devices
-        if context.device.type == "cpu" and context.spec.num_nodes == 1 and num_threads <= usable_cores():
-            arms["all_cores"] = arm.model_copy(update={"num_devices": 1, "num_threads": num_threads})
+        arms |= arms_of_one_rank(arm, context.num_threads, context.spec.num_nodes, context.device)
     if is_wanted(context.config.speedup):
         arms[COMPETENT] = arm.model_copy(update={"variant": "competent", "num_threads": None})
     if arm.compile != "off":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -84,7 +85,13 @@ def summary_of(process):
 @pytest.mark.slow
 def test_one_rank_has_the_losses_of_the_script_and_an_account_of_its_time(run, code, tmp_path):
     plain = train_plainly(code, tmp_path)
-    summary = summary_of(run())
+    process = run()
+    out, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    summary = told_by(process.args[3], out)
+    told = re.findall(r"Epoch (\d+): .*val_loss (\S+)", said)
+    assert [float(loss) for _, loss in told] == [float(f"{plain['val_loss'][int(epoch) - 1]:.4g}") for epoch, _ in told]
+    assert told
     own = curves(summary["run_id"])
     assert own["train_loss"] == plain["train_loss"]
     assert own["val_loss"] == plain["val_loss"]
@@ -109,6 +116,7 @@ def test_a_diagnosis_names_the_precision_and_leaves_the_losses_as_they_are(run, 
     assert speedup["candidate_samples_per_second"] > 0
     assert {"input", "update", "overhead", "compute"} == speedup["shares"].keys()
     assert speedup["headline"] == "naive"
+    assert speedup["ratios"]["competent"]["meaning"].endswith("no such loop for own Lightning code")
     assert sum(budget.values()) == pytest.approx(summary["train"]["wall_seconds"], rel=0.05)
     assert budget["probe"] > budget["forward"]
     stored = MlflowClient(Environment().tracking_uri).get_run(summary["run_id"]).data
@@ -142,6 +150,7 @@ def test_two_ranks_are_compared_with_one_and_have_the_losses_of_ddp(run, code, t
     assert own["val_loss"] == plain["val_loss"]
     speedup = summary["speedup"]
     assert speedup["efficiency"] > 0
+    assert speedup["equal_hardware"]["value"] > 0
     assert speedup["candidate"].startswith("2 devices")
     assert speedup["baseline"].startswith("1 device,")
 
@@ -311,7 +320,8 @@ def test_settings_of_presets_and_a_directory_without_code_are_refused_at_once(pr
 @pytest.mark.parametrize(
     ("overrides", "fault", "hint"),
     [
-        (["model.class_path=prose.gpt.GTP"], "model.class_path=prose.gpt.GTP cannot be imported", "--code DIR"),
+        (["model.class_path=prose.gpt.GTP"], "prose.gpt.GTP cannot be imported", "model.class_path=prose.gpt.GPT"),
+        (["model.class_path=prosa.gpt.GPT"], "prosa.gpt.GPT cannot be imported", "check its name"),
         (["model.init_args.widht=8"], "model.init_args.widht is not an argument of prose.gpt.GPT", "width"),
         (["model.init_args.width=wide"], "model.init_args.width=wide must be of type int", "another value"),
         (["trainer.epochs=2"], "trainer.epochs", "trainer.epochs"),

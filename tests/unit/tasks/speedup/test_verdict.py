@@ -24,7 +24,7 @@ def test_sentence_in_full():
     result = speedup_result(make_probe(candidate=BF16), make_train(None), num_cores=2)
     assert result.verdict == (
         f"{result.ratio:.2f} times as fast as 1 device, 32-true, contiguous, eager, foreground (95 % interval "
-        f"{result.low:.2f} to {result.high:.2f} within this process, 12 paired rounds): bf16 arithmetic pays; "
+        f"{result.low:.2f} to {result.high:.2f} within this process, 12 paired rounds): using bf16 arithmetic pays; "
         "the step is probably compute-bound, as no data, communication or launch bottleneck showed "
         "(inferred; --diagnose measures it)."
     )
@@ -197,7 +197,7 @@ def test_every_execution_has_words(name):
 
 def test_what_differs_in_threads_alone_is_not_the_same_execution():
     result = speedup_result(make_probe(candidate=BASELINE.model_copy(update={"num_threads": 3})), make_train(None))
-    assert "other numbers of threads pays" in result.verdict
+    assert "using other numbers of threads pays" in result.verdict
 
 
 def test_a_compilation_costs_what_it_took_in_the_probe():

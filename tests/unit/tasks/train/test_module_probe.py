@@ -236,7 +236,8 @@ def test_two_ranks_are_compared_with_one_and_train_as_without_a_probe(make_spec)
     assert result.losses == plain.losses
     probe = result.probe
     assert (probe.baseline.num_devices, probe.candidate.num_devices) == (1, 2)
-    assert probe.others.keys() == {"single", "synthetic_input", "no_update", "no_sync", "half_batch"}
+    assert probe.others.keys() == {"single", "all_cores", "synthetic_input", "no_update", "no_sync", "half_batch"}
+    assert probe.others["all_cores"] == probe.others["single"].model_copy(update={"num_threads": 2})
     assert probe.left_out == {}
     assert probe.samples_per_step["candidate"] == 2 * probe.samples_per_step["baseline"] == 2 * FULL
     assert probe.samples_per_step["no_sync"] == probe.samples_per_step["candidate"]
