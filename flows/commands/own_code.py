@@ -25,10 +25,10 @@ def load_config(options: Namespace, meanwhile: Callable[[Config | None], None] |
         from paceline.flows.checks.lightning import load_lightning
 
         return load_lightning(options.preset, options.overrides, options.code, meanwhile)
-    config = load(options.preset, options.overrides)
     if options.code is not None:
+        load(options.preset)  # which reports a file that does not exist
         raise InputError(f"--code {options.code} has no meaning for a preset", hint="remove --code", setting="--code")
-    return config
+    return load(options.preset, options.overrides)
 
 
 def objective_of(options: Namespace) -> Objective | None:

@@ -176,7 +176,7 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
         nonlocal last_epoch, choices
         choices = _log_new_choices(logger, facts, choices)
         advance(facts["step"], facts["num_steps"] or 0, _note(facts["metrics"]))
-        ended = facts["ended"]
+        ended = facts["ended_epoch"]
         if ended and ended["epoch"] > last_epoch:
             last_epoch = ended["epoch"]
             logger.info("Epoch %d: %s", last_epoch + 1, _note(ended["metrics"]))
@@ -186,7 +186,8 @@ def fit_module(job: TrainJob, address: str) -> ModuleResult:
     _log_choices(logger, choices, {})
     speedup = job.config.speedup
     if speedup.baseline == "probe" and not job.resume:
-        logger.info("First measuring the speed, for up to speedup.max_seconds=%g; then training", speedup.max_seconds)
+        bound = f"speedup.max_seconds={speedup.max_seconds:g}, and up to twice that on a busy machine"
+        logger.info("First measuring the speed (%s, without the start of each arm); then training", bound)
     with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds), progress_bar("train") as advance:
         result = train_module(job, address, on_progress)
     show(result.notes)

@@ -172,7 +172,7 @@ class StepAccount(StepParts):
         facts = {
             "step": _position(trainer),
             "num_steps": int(num_batches * (trainer.max_epochs or 1)) if math.isfinite(num_batches) else None,
-            "ended": self._ended,
+            "ended_epoch": self._ended,
             "epochs_kept": self.num_saved_epochs,
             "metrics": metrics,
             "notes": self.notes,

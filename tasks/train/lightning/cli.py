@@ -377,11 +377,13 @@ def refusal(message: str) -> InputError:
         class_path, setting = path[1] if path else "", f"{key}.class_path"
         fault = f"{setting}={class_path} cannot be imported ({found[1]})"
         hint = "check its name, install its package, or give the directory that holds it: --code DIR"
-        if found[2] in sys.modules:
-            named = suggest(
-                found[3], [name for name, it in vars(sys.modules[found[2]]).items() if isinstance(it, type)]
-            )
-            hint = f"use {setting}={found[2]}.{named}" if named else f"name a class that {found[2]} has"
+        owner, absent = found[2] or "", found[3]
+        if owner in sys.modules and class_path == f"{owner}.{absent}":
+            classes = [name for name, value in vars(sys.modules[owner]).items() if isinstance(value, type)]
+            named = suggest(absent, classes)
+            hint = f"use {setting}={owner}.{named}" if named else f"name a class that {owner} has"
+        elif owner and not class_path.startswith(f"{owner}."):  # an error of the code that was being imported
+            hint = f"fix the code of {class_path.rpartition('.')[0]}, or of what it imports"
         return InputError(fault, hint=hint, setting=setting)
     name, given = ".init_args.".join(keys) or "this setting", _GIVEN.search(message)
     if found := _OTHER_CLASS.search(message):

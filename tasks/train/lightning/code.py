@@ -127,8 +127,8 @@ def require(expected: tuple[str, ...], settings: dict[str, Any], directory: Path
     """Raise InputError: the code on this host is not that of the run."""
     here = identities(settings, directory)
     if here != expected:
-        had = f"{' and '.join(here)}; the run began with {' and '.join(expected)}"
-        fault = f"the code on host {socket.gethostname()} is not that of the run: {had}"
+        had = f"{' and '.join(here)}; expected is {' and '.join(expected)}"
+        fault = f"the code on host {socket.gethostname()} is not the expected one: {had}"
         raise InputError(fault, hint=SAME_CODE)
 
 
@@ -179,8 +179,8 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
         else:
             write_durably(place, (source / name).read_bytes())
     if identity not in (None, _identity(temporary, files)):
-        fault = f"--code {source} has changed since this command read it"
-        raise InputError(fault, hint="run the command again, and leave the directory as it is until the run has begun")
+        fault = f"--code {source} has changed since it was read"
+        raise InputError(fault, hint="start again, and do not change the directory until the training has started")
     temporary.rename(target)
 
 
@@ -267,6 +267,7 @@ def _code_files(directory: Path, data: Sequence[str]) -> list[Path]:
 
 
 def _identity(directory: Path, files: list[Path]) -> str:
+    """The name under which a directory is recorded, with the digest of these files."""
     digest = hashlib.sha256()
     for name in files:
         content = (directory / name).read_bytes()

@@ -313,7 +313,10 @@ def _group_of(arm: Arm) -> AbstractContextManager[None]:
 
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
-    """Compute with that many threads in the body; None for those of the rank."""
+    """Let a thread that starts in the body compute with that many threads; None for those of the rank.
+
+    A thread reads the number at its first operation: this concerns the first call of an arm, which starts its thread.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:

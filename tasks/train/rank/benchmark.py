@@ -195,10 +195,14 @@ def name_oom(what: str, stage: str | None = None) -> Iterator[None]:
 
 
 def arms_of_one_rank(arm: Arm, num_threads: int, num_nodes: int, device: torch.device) -> dict[str, Arm]:
-    """One rank of an arm of several, which has so many threads each; on one host's CPU also with the threads of all."""
+    """Arms of one rank for an arm of several, the same on all ranks; `num_threads` are those of each rank.
+
+    `single` keeps them. `all_cores`, on one host's CPU with enough cores, has the threads of all ranks.
+    """
     single = arm.model_copy(update={"num_devices": 1})
     num_all = num_threads * arm.num_devices
-    if device.type != "cpu" or num_nodes > 1 or num_all > usable_cores():
+    fits = device.type == "cpu" and num_nodes == 1 and num_all <= usable_cores()
+    if not group.broadcast(float(fits)):  # ranks may be bound to nodes of different size
         return {"single": single}
     return {"single": single, "all_cores": single.model_copy(update={"num_threads": num_all})}
 

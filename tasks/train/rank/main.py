@@ -175,7 +175,7 @@ def message_of(error: BaseException, *, is_own: bool) -> str:
     """The type and text of the error that ends a rank, and advice where it trains own code and has no memory left."""
     message = f"{type(error).__name__}: {error}".removesuffix(": ")
     if is_own and is_out_of_memory(error) and not isinstance(error, PacelineError):
-        return f"{message}; make the batches of your loader smaller, and trainer.accumulate_grad_batches larger"
+        return f"{message}; make the batches of your loader smaller"
     return message
 
 

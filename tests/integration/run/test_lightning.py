@@ -322,6 +322,7 @@ def test_settings_of_presets_and_a_directory_without_code_are_refused_at_once(pr
     [
         (["model.class_path=prose.gpt.GTP"], "prose.gpt.GTP cannot be imported", "model.class_path=prose.gpt.GPT"),
         (["model.class_path=prosa.gpt.GPT"], "prosa.gpt.GPT cannot be imported", "check its name"),
+        (["model.class_path=prose.gptt.GPT"], "prose.gptt.GPT cannot be imported", "check its name"),
         (["model.init_args.widht=8"], "model.init_args.widht is not an argument of prose.gpt.GPT", "width"),
         (["model.init_args.width=wide"], "model.init_args.width=wide must be of type int", "another value"),
         (["trainer.epochs=2"], "trainer.epochs", "trainer.epochs"),

@@ -65,3 +65,16 @@ class FinalState(pl.Callback):
         }
         self.directory.mkdir(parents=True, exist_ok=True)
         torch.save(state, self.directory / f"rank-{trainer.global_rank}.pt")
+
+
+class Threads(Perceptron):
+    """Writes with how many threads each step computes."""
+
+    def __init__(self, path: str, lr: float = 1e-2):
+        super().__init__(lr=lr)
+        self.path = path
+
+    def training_step(self, batch, batch_idx):
+        with Path(self.path).open("a") as file:
+            print(torch.get_num_threads(), file=file)
+        return super().training_step(batch, batch_idx)

@@ -17,4 +17,4 @@ from paceline.flows.commands.own_code import load_config
 )
 def test_a_directory_of_code_needs_a_file_of_lightningcli(preset, fault):
     with pytest.raises(HintedError, match=f"^{fault}"):
-        load_config(Namespace(preset=preset, code=".", overrides=[]))
+        load_config(Namespace(preset=preset, code=".", overrides=["model.init_args.width=3"]))

@@ -101,9 +101,9 @@ def test_code_that_changes_between_its_reading_and_its_copy_is_refused(tmp_path)
     (directory / "net.py").write_text("WIDTH = 8\n")
     (identity,) = identities({}, directory)
     (directory / "net.py").write_text("WIDTH = 16\n")
-    with pytest.raises(InputError, match="has changed since this command read it") as refusal:
+    with pytest.raises(InputError, match="has changed since it was read") as refusal:
         copy(directory, run, identity=identity)
-    assert "run the command again" in refusal.value.hint
+    assert "start again" in refusal.value.hint
     assert not (run / FOLDER).exists()
     (directory / "net.py").write_text("WIDTH = 8\n")
     copy(directory, run, identity=identity)

@@ -12,6 +12,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning.cli import ModuleCLI
 
 HERE = __name__
+ELSEWHERE = "check its name, install its package, or give the directory that holds it: --code DIR"
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +105,25 @@ def test_a_class_of_another_kind_is_named_with_its_own_setting():
     with pytest.raises(InputError) as refused:
         parse(f"--model.init_args.layer={HERE}.Words")
     assert str(refused.value).startswith(f"model.init_args.layer.class_path={HERE}.Words is not a Module;")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        (f"{HERE}.Taggr", f"use model.class_path={HERE}.Tagger"),
+        (f"{HERE}.Unknown", f"name a class that {HERE} has"),
+        (f"{HERE}s.Tagger", ELSEWHERE),
+        ("nowhere.Net", ELSEWHERE),
+        ("outdated.Net", "fix the code of outdated, or of what it imports"),
+    ],
+)
+def test_a_class_that_cannot_be_imported_is_refused_with_what_helps(tmp_path, monkeypatch, path, hint):
+    (tmp_path / "outdated.py").write_text("import json\n\njson.of_an_old_version\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError) as refused:
+        parse(f"--model={path}")
+    assert str(refused.value).startswith(f"model.class_path={path} cannot be imported (")
+    assert refused.value.hint == hint
 
 
 def parse(*arguments):

@@ -246,6 +246,20 @@ def test_two_ranks_are_compared_with_one_and_train_as_without_a_probe(make_spec)
 
 
 @pytest.mark.slow
+def test_the_arm_with_all_cores_computes_with_the_threads_of_all_ranks(make_spec, tmp_path):
+    path = tmp_path / "threads.txt"
+    settings = {
+        "seed_everything": 5,
+        "model": {"class_path": "measured.Threads", "init_args": {"path": str(path)}},
+        "data": {"class_path": "more_shapes.Pictures"},
+        "trainer": {"max_epochs": 1},
+    }
+    result = train_in_two_processes(make_spec, settings=settings)
+    assert "all_cores" in result.probe.others
+    assert {*path.read_text().split()} == {"1", "2"}
+
+
+@pytest.mark.slow
 def test_two_ranks_take_the_same_precision_and_train_compiled(make_spec):
     plain = train_in_two_processes(make_spec, baseline="none")
     execution = {"precision": "auto", "compile": "step"}

@@ -14,7 +14,7 @@ SAID = "OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB."
 def test_own_code_without_memory_gets_advice():
     fault, hint = fault_and_hint(RunError(f"rank 0 failed: {message_of(NO_MEMORY, is_own=True)}"))
     assert fault == f"rank 0 failed: {SAID}"
-    assert hint == "make the batches of your loader smaller, and trainer.accumulate_grad_batches larger"
+    assert hint == "make the batches of your loader smaller"
     assert message_of(NO_MEMORY, is_own=False) == SAID, "Paceline halves its own batches"
 
 
