@@ -4,11 +4,10 @@ infra/bench 17          about 10 minutes on two quiet cores
 
 Start and end: whole processes, A B B A, three blocks. Batches per second: of these, and of two trainings that live at
 the same time, of which one is stopped while the other runs, A B B A. Equal processes differ by 20 to 40 % on some
-machines, but a machine changes little within a few seconds. The same callbacks of the module's author write when each
+machines, but a machine changes little within a few seconds. The same callback of the module's author writes when each
 batch ended.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -38,10 +37,10 @@ SETTLE_SECONDS = 0.3
 """First part of a turn that does not count."""
 
 
-def command_of(side, code, directory, callback, num_epochs):
+def command_of(side, code, directory, num_epochs):
     """The command of a side, and its environment."""
     settings = [*SETTINGS, f"trainer.max_epochs={num_epochs}", f"data.init_args.directory={code / 'data'}"]
-    settings += [f"trainer.callbacks+=batch_times.{callback}", f"trainer.callbacks.path={directory / 'times'}"]
+    settings += ["trainer.callbacks+=batch_times.BatchTimes", f"trainer.callbacks.path={directory / 'times'}"]
     environment = os.environ | {"PACELINE_HOME": str(code.with_name("home")), "PYTHONWARNINGS": "ignore"}
     if side == "script":
         options = [f"--{setting}" for setting in (*settings, f"trainer.default_root_dir={directory}")]
@@ -49,15 +48,21 @@ def command_of(side, code, directory, callback, num_epochs):
     return [PROGRAM, "run", "config.yaml", "--code", ".", "--json", "speedup.baseline=none", *settings], environment
 
 
+def batch_ends(directory):
+    """Seconds since the epoch at which batches have ended so far."""
+    file = directory / "times"
+    return np.array(file.read_text().split() if file.exists() else [], dtype=float)
+
+
 def timed(side, code, directory):
     """Batches per second after the warm-up; seconds to the end of the first batch, and from the last one to the end."""
     directory.mkdir()
-    command, environment = command_of(side, code, directory, "BatchTimes", 4)
+    command, environment = command_of(side, code, directory, 4)
     started = time.time()
     done = subprocess.run(command, cwd=code, env=environment, capture_output=True, text=True, check=False)
     ended = time.time()
     assert done.returncode == 0, done.stderr
-    ends = json.loads((directory / "times").read_text())
+    ends = batch_ends(directory)
     return (len(ends) - WARM_UP) / (ends[-1] - ends[WARM_UP - 1]), ends[0] - started, ended - ends[-1]
 
 
@@ -66,23 +71,19 @@ class Live:
 
     def __init__(self, side, code, directory):
         directory.mkdir()
-        self._file = directory / "times"
-        command, environment = command_of(side, code, directory, "BatchLog", 10**6)
+        self._directory = directory
+        command, environment = command_of(side, code, directory, 10**6)
         with (directory / "log").open("w") as log:
             self._process = psutil.Popen(command, cwd=code, env=environment, stdout=log, stderr=log)
 
-    def ends(self):
-        """Seconds since the epoch at which batches ended."""
-        return np.array(self._file.read_text().split() if self._file.exists() else [], dtype=float)
-
     def warm_up(self):
-        while len(self.ends()) < WARM_UP:
+        while len(batch_ends(self._directory)) < WARM_UP:
             assert self._process.poll() is None
             time.sleep(0.5)
         self._signal(signal.SIGSTOP)
 
     def take_turn(self):
-        """Run for a while; the batches per second of that while, to be read once they are written."""
+        """Run for a while, then stop; returns from when to when batches count."""
         began = time.time()
         self._signal(signal.SIGCONT)
         time.sleep(TURN_SECONDS)
@@ -91,7 +92,8 @@ class Live:
         return began + SETTLE_SECONDS, ended
 
     def rates(self, turns):
-        ends = self.ends()
+        """Batches per second of each turn."""
+        ends = batch_ends(self._directory)
         inside = [ends[(ends > first) & (ends < last)] for first, last in turns]
         return np.array([(len(part) - 1) / (part[-1] - part[0]) for part in inside])
 
