@@ -16,6 +16,7 @@ from torch import distributed
 from paceline.tasks.doctor.figures import COPY, DISK, MEMORY, DeviceJob, LinkFigures, Measurements
 from paceline.tasks.measure.device_limit import best_seconds, measure_limit
 from paceline.tasks.measure.validity import ValidityWatch, cached_fraction
+from paceline.tasks.model.threads import use_threads
 from paceline.tasks.predict.subprocess_job import subprocess_main
 from paceline.tasks.train.rank import process_group as group
 
@@ -30,7 +31,7 @@ MAX_PAIRS = 120  # of 16 devices; of more, each device and the next one
 
 def measure(job: DeviceJob) -> Measurements:
     """Measure what the job asks for."""
-    torch.set_num_threads(job.num_threads)
+    use_threads(job.num_threads)
     device, uuids = torch.device("cpu"), []
     if job.device.num_threads is None:
         device, uuids = torch.device("cuda", job.index), [job.device.device]

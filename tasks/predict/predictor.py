@@ -22,6 +22,7 @@ from paceline.tasks.files import private_directory
 from paceline.tasks.model.inference import fold_batch_norm
 from paceline.tasks.model.out_of_memory import is_out_of_memory
 from paceline.tasks.model.pretrained import load_trained_model
+from paceline.tasks.model.threads import use_threads
 from paceline.tasks.model.transfer import reach_and_stride
 from paceline.tasks.predict.job import Parity, Settings, batch_size_for
 from paceline.tasks.predict.outputs import Arrays, Asked, compare_outputs, with_head
@@ -37,7 +38,7 @@ class Predictor:
     """Predicts uint8 images; with `plain` as the model was trained: float32, eager, contiguous, nothing folded."""
 
     def __init__(self, settings: Settings, *, plain: bool = False) -> None:
-        torch.set_num_threads(settings.num_threads)
+        use_threads(settings.num_threads)
         network, self.facts = load_trained_model(Path(settings.model_directory), settings.model_digest)
         self.asked: Asked = self.facts.model.task if settings.layer is None else "features"
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")

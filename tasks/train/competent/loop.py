@@ -75,7 +75,8 @@ class Training:
         self._job, self._device = job, torch.device(job["device"])
         self._on_gpu = self._device.type == "cuda"
         torch.manual_seed(job["seed"])
-        torch.set_num_threads(job["num_threads"])
+        if torch.get_num_threads() != job["num_threads"]:  # setting it slows attention: MKL_DYNAMIC becomes false
+            torch.set_num_threads(job["num_threads"])
         if self._on_gpu:
             torch.cuda.set_device(self._device)
             torch.set_float32_matmul_precision("high" if job["tf32"] else "highest")

@@ -21,6 +21,7 @@ from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
+from paceline.tasks.model.threads import use_threads
 from paceline.tasks.model_bundle import WEIGHTS
 from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.records.training import ModuleResult
@@ -225,7 +226,7 @@ def join(spec: RankSpec) -> torch.device:
     code.require(module.packages, module.settings, directory)
     gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
     bind(spec.local_rank, spec.num_devices, gpu)
-    torch.set_num_threads(spec.plan.num_threads)
+    use_threads(spec.plan.num_threads)
     device = group.pick_device(spec)
     group.join(spec, device)
     facts = {"code": module.packages, "device": gpu or spec.rank}

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from paceline.conf.hints import fault_and_hint
 from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.model.threads import use_threads
 from paceline.tasks.model_bundle import read_model
 from paceline.tasks.records.prediction import ModulePredicted, ModulePrediction
 from paceline.tasks.train.lightning import code
@@ -64,7 +65,7 @@ def predict_module(job: ModulePrediction) -> ModulePredicted:
     directory = Path(job.code) if job.code else None
     code.import_from(directory)
     code.require(job.packages, job.settings, directory)
-    torch.set_num_threads(job.num_threads)
+    use_threads(job.num_threads)
     weights = None
     if job.model_directory is not None and job.model_digest is not None:
         _, weights = read_model(Path(job.model_directory), job.model_digest)

@@ -28,6 +28,7 @@ from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.threads import threads
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import BASELINE, Arm, Plan, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
@@ -236,7 +237,7 @@ class ModuleProbe:
         number, lost, times = self._num_batches, "", list[float]()
         try:
             if arm.num_devices > 1 or self._spec.rank == 0:
-                with name_oom(arm.label), _group_of(arm), _threads(arm.num_threads):
+                with name_oom(arm.label), _group_of(arm), threads(arm.num_threads):
                     times = steps.run(num_steps * number)
         except (InputError, MeasureMemoryError):
             raise
@@ -309,20 +310,6 @@ def _is_of_group(arm: Arm) -> bool:
 def _group_of(arm: Arm) -> AbstractContextManager[None]:
     """The process group of an arm: that of the training, or this rank alone."""
     return nullcontext() if _is_of_group(arm) else group.alone()
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Let a thread that starts in the body compute with that many threads; None for those of the rank.
-
-    A thread reads the number at its first operation: this concerns the first call of an arm, which starts its thread.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _close(arm: Arm, steps: TrainerSteps) -> None:

@@ -22,6 +22,7 @@ from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.out_of_memory import is_out_of_memory
+from paceline.tasks.model.threads import threads
 from paceline.tasks.records.execution import COMPILE_LABELS, Arm, Variant, arithmetic_of, baseline_of, ladder_arms
 from paceline.tasks.records.measurement import AllReduceTime, MeasureResult, ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
@@ -158,13 +159,11 @@ class ArmBenchmark:
         stack.enter_context(closing(step))
 
         def run(number: int) -> Sequence[float]:
-            torch.set_num_threads(arm.num_threads or context.num_threads)
-            try:
-                with name_oom((self._guest or arm).label):
+            with threads(arm.num_threads or context.num_threads), name_oom((self._guest or arm).label):
+                try:
                     return step.run(number)
-            finally:
-                source.pause()
-                torch.set_num_threads(context.spec.plan.num_threads)
+                finally:
+                    source.pause()
 
         arithmetic = arithmetic_of(arm.precision, context.spec.plan.accelerator)
         gather = group.all_gather if arm.variant == "no_sync" and arm.num_devices > 1 else None

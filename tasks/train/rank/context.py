@@ -25,6 +25,7 @@ from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.networks.whitened import Whitening
 from paceline.tasks.model.objectives import Task, task_of
 from paceline.tasks.model.pretrained import begin_with
+from paceline.tasks.model.threads import use_threads
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records.execution import Arm, Plan
@@ -65,7 +66,7 @@ class RankContext:
         gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
         bind(spec.local_rank, spec.num_devices, gpu)
         self.num_threads = spec.plan.num_threads  # CPU threads per rank by the rules or the configuration
-        torch.set_num_threads(self.num_threads)
+        use_threads(self.num_threads)
         self.device = group.pick_device(spec)
         group.join(spec, self.device)
         self.train_split = open_split(self.prepared, "train")
@@ -111,7 +112,7 @@ class RankContext:
     def execute(self, plan: Plan) -> None:
         """Use another execution from now on, on the same devices."""
         self.spec = self.spec.model_copy(update={"plan": plan})
-        torch.set_num_threads(plan.num_threads)
+        use_threads(plan.num_threads)
 
     def set_rank_loads(self, loads: tuple[float, ...] | None) -> None:
         """Share each batch by these loads from now on; the batches themselves stay the same."""

@@ -14,6 +14,7 @@ from paceline.tasks.measure.device_limit import COPY_BYTES, limit_cache, measure
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.flops import count_cost
 from paceline.tasks.model.out_of_memory import is_out_of_memory
+from paceline.tasks.model.threads import use_threads
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import Plan
@@ -83,7 +84,7 @@ def _find_limit(spec: RankSpec, device: torch.device, watch: Callable[[], Validi
     Raises RuntimeError: the device fails, or other trainings may use it.
     """
     precision = spec.plan.precision
-    torch.set_num_threads(spec.plan.num_threads)
+    use_threads(spec.plan.num_threads)
     cache = limit_cache(Path(spec.home), device)
     if (known := cache.find()) is not None and precision in known.flops_per_second:
         return known
