@@ -1,8 +1,9 @@
-"""How many threads torch computes with on a CPU, without a side effect of `torch.set_num_threads` on MKL.
+"""How many threads torch computes with on a CPU, without the side effects of `torch.set_num_threads` on MKL.
 
-That function also sets MKL_DYNAMIC to false: inside a parallel region of torch, where one thread of MKL is right, MKL
-then opens a region of its own for each product. Attention on a CPU (`scaled_dot_product_attention`) takes 5 % longer. A
-script whose number of threads comes from OMP_NUM_THREADS keeps the default, so what is compared with it keeps it too.
+That function gives its number to MKL for each thread that computes, and sets MKL_DYNAMIC to false. Inside a parallel
+region of torch, where one thread of MKL is right, MKL then opens a region of its own for each product. Attention on a
+CPU (`scaled_dot_product_attention`) does that thousands of times a second. A script whose number of threads comes from
+OMP_NUM_THREADS has no such cost, so what is compared with it must not have it either.
 """
 
 import ctypes
@@ -13,48 +14,41 @@ from pathlib import Path
 
 import torch
 
+FUNCTIONS = ("omp_set_num_threads", "mkl_serv_set_num_threads", "mkl_serv_get_dynamic", "mkl_serv_get_max_threads")
+
 
 def use_threads(number: int) -> None:
-    """Let the calling thread, and threads that have not computed yet, compute with `number` threads."""
-    if torch.get_num_threads() != number:
-        with _same_dynamic():
-            torch.set_num_threads(number)
+    """Let the calling thread compute with `number` threads; so do threads that compute for the first time later.
+
+    MKL uses no more threads than there are physical cores, unless `torch.set_num_threads` makes it. Above them, this
+    calls that function: if two numbers alternated, OpenMP would start and end threads all the time.
+    """
+    library = _openmp_and_mkl()
+    if library is not None and library.mkl_serv_get_dynamic():  # nobody has called torch's function
+        if torch.get_num_threads() == number:
+            return
+        library.mkl_serv_set_num_threads(number)
+        library.omp_set_num_threads(number)
+        if library.mkl_serv_get_max_threads() == number:
+            return
+    torch.set_num_threads(number)
 
 
 @contextmanager
-def threads(number: int | None) -> Iterator[None]:
-    """`use_threads` while the body lasts; None changes nothing."""
-    before = torch.get_num_threads()
-    if number is None or number == before:
-        yield
-        return
-    with _same_dynamic():  # a thread that first computes in the body sets it again
-        use_threads(number)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
-@contextmanager
-def _same_dynamic() -> Iterator[None]:
-    """Give MKL_DYNAMIC the value that it had before the body."""
-    mkl = _mkl()
-    if mkl is None:
-        yield
-        return
-    before = mkl.mkl_serv_get_dynamic()
+def threads(number: int, then: int) -> Iterator[None]:
+    """Use `number` threads while the body lasts, and `then` after it."""
+    use_threads(number)
     try:
         yield
     finally:
-        mkl.MKL_Set_Dynamic(before)
+        use_threads(then)
 
 
 @cache
-def _mkl() -> ctypes.CDLL | None:
-    """The library of torch that contains MKL; None if this build has none, or hides these functions."""
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if not torch.backends.mkl.is_available() or not library.exists():
+def _openmp_and_mkl() -> ctypes.CDLL | None:
+    """The library of torch that contains MKL and is linked to OpenMP; None if this build hides their functions."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not torch.backends.mkl.is_available() or not path.exists():
         return None
-    mkl = ctypes.CDLL(str(library))  # loaded already
-    return mkl if all(hasattr(mkl, name) for name in ("mkl_serv_get_dynamic", "MKL_Set_Dynamic")) else None
+    library = ctypes.CDLL(str(path))  # loaded already
+    return library if all(hasattr(library, name) for name in FUNCTIONS) else None

@@ -159,7 +159,8 @@ class ArmBenchmark:
         stack.enter_context(closing(step))
 
         def run(number: int) -> Sequence[float]:
-            with threads(arm.num_threads or context.num_threads), name_oom((self._guest or arm).label):
+            in_use = threads(arm.num_threads or context.num_threads, then=context.spec.plan.num_threads)
+            with in_use, name_oom((self._guest or arm).label):
                 try:
                     return step.run(number)
                 finally:

@@ -1,42 +1,52 @@
 """Number of threads of torch, without another MKL."""
 
+import json
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 
-from paceline.tasks.model.threads import _mkl, threads, use_threads
+from paceline.tasks.model.threads import _openmp_and_mkl, threads, use_threads
 
-DYNAMIC = """
+LOOK = """
+import ctypes, json, sys, threading
 import torch
-from paceline.tasks.model.threads import _mkl, threads, use_threads
-torch.ones(9) @ torch.ones(9)
-found = []
+from paceline.tasks.model.threads import _openmp_and_mkl, threads, use_threads
+
+library = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so")
+
 def look():
-    found.append((torch.get_num_threads(), _mkl().mkl_serv_get_dynamic()))
-look()
-use_threads(2)
-look()
-use_threads(3)
-look()
-with threads(1):
-    look()
-look()
-torch.set_num_threads(2)
-look()
-print(found)
-"""
+    "Threads of torch; of MKL outside; and those of MKL inside a parallel region of two threads."
+    inside = []
+    body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: inside.append(library.mkl_serv_get_max_threads()))
+    library.GOMP_parallel(body, None, 2, 0)
+    return torch.get_num_threads(), library.mkl_serv_get_max_threads(), max(inside)
 
-
-def number_in_a_new_thread():
+def look_in_a_new_thread():
     found = []
-    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread = threading.Thread(target=lambda: (torch.ones(40000) + 1, found.append(look())))
     thread.start()
     thread.join()
     return found[0]
+
+exec(sys.stdin.read())
+"""
+needs_mkl = pytest.mark.skipif(_openmp_and_mkl() is None, reason="this build of torch has no MKL")
+
+
+def looks(body):
+    """What a process of its own, in which OMP_NUM_THREADS is 2, finds: in its order."""
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "MKL_DYNAMIC": "true"}
+    program = f"found = [look()]\n{body}\nprint(json.dumps(found))"
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], input=program, env=environment, capture_output=True, text=True, check=True
+    )
+    first, *others = (tuple(one) for one in json.loads(done.stdout))
+    if first != (2, 2, 1):
+        pytest.skip(f"OMP_NUM_THREADS=2 gives {first} threads here: one physical core")
+    return others
 
 
 @pytest.fixture(autouse=True)
@@ -46,39 +56,59 @@ def _restore():
     torch.set_num_threads(before)
 
 
+@needs_mkl
+def test_torchs_own_function_changes_mkl():
+    """If this fails, torch has changed, and its function can be used again."""
+    assert looks("torch.set_num_threads(2); found.append(look())") == [(2, 2, 2)]
+
+
+@needs_mkl
+def test_mkl_stays_as_in_a_script_that_sets_nothing():
+    body = "use_threads(2); found.append(look()); use_threads(1); found.append(look()); use_threads(2); "
+    body += "found += [look(), look_in_a_new_thread(), look()]"
+    assert looks(body) == [(2, 2, 1), (1, 1, 1), (2, 2, 1), (2, 2, 1), (2, 2, 1)]
+
+
+@needs_mkl
+def test_threads_of_a_body_change_nothing_after_it():
+    body = "use_threads(1)\nwith threads(2, then=1): found += [look(), look_in_a_new_thread()]\n"
+    body += "found += [look(), look_in_a_new_thread()]"
+    assert looks(body) == [(2, 2, 1), (2, 2, 1), (1, 1, 1), (1, 1, 1)]
+
+
+@needs_mkl
+def test_more_threads_than_physical_cores():
+    """As with torch's own function: both use that many, and a smaller number later, in new threads too."""
+    body = "use_threads(999); one = look(); use_threads(2); found += [one, look(), look_in_a_new_thread()]"
+    assert [one[:2] for one in looks(body)] == [(999, 999), (2, 2), (2, 2)]
+
+
+@needs_mkl
+def test_a_loaders_thread_that_sets_another_number():
+    """PyTorch's thread for pinned memory sets 1 for all threads that compute later."""
+    body = "thread = threading.Thread(target=torch.set_num_threads, args=(1,)); thread.start(); thread.join(); "
+    body += "use_threads(2); found += [look(), look_in_a_new_thread()]"
+    assert [one[:2] for one in looks(body)] == [(2, 2), (2, 2)]
+
+
 def test_threads_of_a_body():
     before = torch.get_num_threads()
-    with threads(before + 1):
-        assert (torch.get_num_threads(), number_in_a_new_thread()) == (before + 1, before + 1)
-    assert (torch.get_num_threads(), number_in_a_new_thread()) == (before, before)
-    with pytest.raises(ZeroDivisionError), threads(before + 2):
+    with threads(before + 1, then=before):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(ZeroDivisionError), threads(before + 2, then=before):
         raise ZeroDivisionError
     assert torch.get_num_threads() == before
-    with threads(None):
-        assert torch.get_num_threads() == before
 
 
 def test_threads_from_now_on():
     number = torch.get_num_threads() + 1
     use_threads(number)
-    assert (torch.get_num_threads(), number_in_a_new_thread()) == (number, number)
+    assert torch.get_num_threads() == number
 
 
-@pytest.mark.skipif(_mkl() is None, reason="this build of torch has no MKL")
-def test_mkl_stays_as_in_a_script_that_sets_nothing():
-    """The last pair shows what torch's own function does; where it no longer does it, this module can go."""
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    command = [sys.executable, "-c", DYNAMIC]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[(2, 1), (2, 1), (3, 1), (1, 1), (3, 1), (2, 0)]"
-
-
-@pytest.mark.skipif(_mkl() is None, reason="this build of torch has no MKL")
-def test_a_thread_that_first_computes_in_the_body_changes_nothing_after_it():
-    mkl, before = _mkl(), torch.get_num_threads()
-    dynamic = mkl.mkl_serv_get_dynamic()
-    with threads(before + 1):
-        thread = threading.Thread(target=lambda: torch.ones(9) @ torch.ones(9))
-        thread.start()
-        thread.join()
-    assert mkl.mkl_serv_get_dynamic() == dynamic
+def test_a_build_without_these_functions(monkeypatch):
+    monkeypatch.setattr("paceline.tasks.model.threads._openmp_and_mkl", lambda: None)
+    number = torch.get_num_threads() + 1
+    use_threads(number)
+    assert torch.get_num_threads() == number
