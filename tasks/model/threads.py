@@ -20,17 +20,20 @@ FUNCTIONS = ("omp_set_num_threads", "mkl_serv_set_num_threads", "mkl_serv_get_dy
 def use_threads(number: int) -> None:
     """Let the calling thread compute with `number` threads; so do threads that compute for the first time later.
 
-    MKL uses no more threads than there are physical cores, unless `torch.set_num_threads` makes it. Above them, this
-    calls that function: if two numbers alternated, OpenMP would start and end threads all the time.
+    MKL uses no more threads than there are physical cores, unless `torch.set_num_threads` makes it. For a number above
+    them, and from then on in this process, this calls that function: if torch and MKL used different numbers in turn,
+    OpenMP would start and end threads all the time.
     """
     library = _openmp_and_mkl()
-    if library is not None and library.mkl_serv_get_dynamic():  # nobody has called torch's function
-        if torch.get_num_threads() == number:
+    if library is not None:
+        is_untouched = bool(library.mkl_serv_get_dynamic())  # nobody has called torch's function
+        if is_untouched and torch.get_num_threads() == number:
             return
         library.mkl_serv_set_num_threads(number)
-        library.omp_set_num_threads(number)
-        if library.mkl_serv_get_max_threads() == number:
-            return
+        if is_untouched:
+            library.omp_set_num_threads(number)
+            if library.mkl_serv_get_max_threads() == torch.get_num_threads() == number:
+                return
     torch.set_num_threads(number)
 
 
