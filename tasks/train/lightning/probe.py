@@ -28,7 +28,7 @@ from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.probe import ArmLostError, ArmRunner, run_probe
 from paceline.tasks.measure.step_times import StepTimes
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.threads import threads, use_threads
+from paceline.tasks.model.threads import threads
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import BASELINE, Arm, Plan, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
@@ -235,6 +235,7 @@ class ModuleProbe:
         Raises RunError: the others wait in the arm for this rank, which cannot run it.
         """
         number, lost, times = self._num_batches, "", list[float]()
+        # For the arm's own thread too, which starts in its first call, and takes the number that is in use then.
         in_use = threads(arm.num_threads or self._num_threads, then=self._num_threads)
         try:
             if arm.num_devices > 1 or self._spec.rank == 0:
@@ -265,7 +266,6 @@ class ModuleProbe:
         hooks = [TokenSync()] if is_group and arm.variant == "token_sync" else []
 
         def fit(steps: TrainerSteps) -> None:
-            use_threads(arm.num_threads or self._num_threads)  # of this new thread; a loader's may have set another
             options = {
                 **self._options,
                 **self._strategy_of(steps.wrap, arm.strategy if is_group else "single"),

@@ -13,7 +13,7 @@ from paceline.tasks.model.threads import _openmp_and_mkl, use_threads
 LOOK = """
 import ctypes, json, sys, threading
 import torch
-from paceline.tasks.model.threads import _openmp_and_mkl, threads, use_threads
+from paceline.tasks.model.threads import threads, use_threads
 
 library = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so")
 
