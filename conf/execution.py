@@ -57,7 +57,8 @@ class Execution(Section):
     `auto`: the whole share; when a GPU's memory does not suffice, the training resumes from its newest checkpoint with
     half of it and logs that; `off`: the whole share."""
     num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
+    """CPU threads of each rank; `auto`: the host's cores divided by its ranks. For a training on the CPU, these are the
+    physical cores, as in torch."""
     checkpoint_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """Steps between checkpoints inside an epoch. `auto` measures the cost of a checkpoint and counts the failures of
     earlier trainings in `PACELINE_HOME`. From both it computes the interval that loses the least time (Young 1974). It

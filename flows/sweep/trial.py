@@ -158,7 +158,7 @@ def _measure(work: SweepContext) -> Colocation | None:
     hardware = work.checked.hardware
     plan = preflight.plan_on(config, hardware, work.checked.num_train).model_copy(update=work.layers)
     checked = replace(work.checked, plan=plan)
-    measurement = colocation_of(plan, config.recipe.batch_size, hardware.num_cores)
+    measurement = colocation_of(plan, config.recipe.batch_size, hardware.compute_threads)
     job = train_job(config, checked, work.prepared, work.parent.run_id, work.environment, measurement=measurement)
     return judge_colocation(measure(job, work.address).probe)
 

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.records.hardware import Gpu, Hardware
 
 CPU_INFO = Path("/proc/cpuinfo")
+CPUS = Path("/sys/devices/system/cpu")
 
 
 def describe() -> Hardware:
     """Describe the host this is called on."""
-    fields = _cpu_fields()
+    fields, cores = _cpu_fields(), _usable()
     return Hardware(
         host=socket.gethostname(),
         cpu_name=fields.get("model name", platform.processor() or platform.machine()),
-        num_cores=usable_cores(),
+        num_cores=len(cores),
+        num_physical_cores=physical_cores(cores),
         memory_bytes=psutil.virtual_memory().total,
         cpu_bf16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(fields.get("flags", "").split()),
         gpus=_gpus(),
@@ -35,7 +37,19 @@ def describe() -> Hardware:
 
 def usable_cores() -> int:
     """Cores this process may run on: affinity counts, so that a container or a batch job is respected."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(_usable())
+
+
+def _usable() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def physical_cores(cores: Iterable[int], directory: Path = CPUS) -> int | None:
+    """How many physical cores have these logical ones; None if the system does not say."""
+    try:
+        return len({(directory / f"cpu{core}/topology/thread_siblings_list").read_text() for core in cores}) or None
+    except OSError:
+        return None
 
 
 @cache

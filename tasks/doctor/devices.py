@@ -78,7 +78,8 @@ def _seats(client: Client, accelerator: str) -> list[Seat]:
     slots = find_seats(client, accelerator)
     seats, totals, numbers = [], Counter(slot.host for slot, _ in slots), Counter[str]()
     for slot, host in slots:
-        num_threads = max(1, host.num_cores // totals[slot.host])
+        cores = host.compute_threads if accelerator == "cpu" else host.num_cores
+        num_threads = max(1, cores // totals[slot.host])
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == slot.device), None)
         device = DeviceFigures(
             host=host.host,

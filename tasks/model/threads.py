@@ -20,17 +20,18 @@ FUNCTIONS = ("omp_set_num_threads", "mkl_serv_set_num_threads", "mkl_serv_get_dy
 def use_threads(number: int) -> None:
     """Let the calling thread compute with `number` threads; so do threads that compute for the first time later.
 
-    MKL uses no more threads than there are physical cores, unless `torch.set_num_threads` makes it. For a number above
-    them, and from then on in this process, this calls that function: if torch and MKL used different numbers in turn,
-    OpenMP would start and end threads all the time.
+    MKL has one number for the process, torch one for each thread. `torch.set_num_threads` is still called where this
+    cannot work: for more threads than MKL allows (the physical cores), if MKL_DYNAMIC is off already, and in builds of
+    torch without these functions. After the first such call, all later ones in this process use it too: if torch and
+    MKL used different numbers in turn, OpenMP would start and end threads all the time.
     """
     library = _openmp_and_mkl()
     if library is not None:
-        is_untouched = bool(library.mkl_serv_get_dynamic())  # nobody has called torch's function
-        if is_untouched and torch.get_num_threads() == number:
+        is_dynamic = bool(library.mkl_serv_get_dynamic())  # false after torch's function, or by the environment
+        if is_dynamic and torch.get_num_threads() == number:
             return
         library.mkl_serv_set_num_threads(number)
-        if is_untouched:
+        if is_dynamic:
             library.omp_set_num_threads(number)
             if library.mkl_serv_get_max_threads() == torch.get_num_threads() == number:
                 return
@@ -49,7 +50,7 @@ def threads(number: int, then: int) -> Iterator[None]:
 
 @cache
 def _openmp_and_mkl() -> ctypes.CDLL | None:
-    """The library of torch that contains MKL and is linked to OpenMP; None if this build hides their functions."""
+    """The library of torch that contains MKL and is linked to OpenMP; None if a build has none or hides them."""
     path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     if not torch.backends.mkl.is_available() or not path.exists():
         return None

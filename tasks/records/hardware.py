@@ -19,10 +19,19 @@ class Hardware(Record):
 
     host: str
     cpu_name: str
-    num_cores: int
+    num_cores: int  # logical cores
+    num_physical_cores: int | None = None  # None if unknown, as of a Slurm node before it is allocated
     memory_bytes: int
     cpu_bf16: bool  # the CPU multiplies bfloat16 in hardware (AVX512-BF16 or AMX)
     gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def compute_threads(self) -> int:
+        """Threads that compute at once on all cores, as many as torch takes by default.
+
+        Two threads on one physical core share its arithmetic units.
+        """
+        return self.num_physical_cores or self.num_cores
 
 
 class DeviceLimit(Record):

@@ -62,8 +62,13 @@ def plan_concurrency(
             chosen, reason = by_memory, f"{hardware.memory_bytes / 2**30:.0f} GiB of memory on each host"
     per_host = -(-chosen * across // hosts)
     demand = ClusterResources(num_hosts=max(hosts, across), workers_per_host=per_host * each, gpus=accelerator == "gpu")
-    cores, memory = max(1, hardware.num_cores // per_host), hardware.memory_bytes // per_host
-    share = hardware.model_copy(update={"num_cores": cores, "memory_bytes": memory})
+    share = hardware.model_copy(
+        update={
+            "num_cores": max(1, hardware.num_cores // per_host),
+            "num_physical_cores": max(1, hardware.compute_threads // per_host),
+            "memory_bytes": hardware.memory_bytes // per_host,
+        }
+    )
     return TrialConcurrency(Choice(value=chosen, reason=reason), demand, share)
 
 
@@ -104,14 +109,14 @@ class Colocation(Record):
         return "one model per device" if ratio.value > 1 else "one model on all devices"
 
 
-def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
-    """The measurement for a sweep."""
+def colocation_of(plan: Plan, batch_size: int, num_threads: int) -> Measurement:
+    """The measurement for a sweep; `num_threads` are those of a training on the whole host."""
     side_by_side = arm_of(plan).model_copy(update={"batch_size": batch_size, "variant": "no_sync"})
     alone = side_by_side.model_copy(update={"num_devices": 1, "variant": "full"})
     share = {"batch_size": max(1, batch_size // plan.world_size), "variant": "full"}
     arms = {ALONE: alone, BESIDE: side_by_side, TOGETHER: side_by_side.model_copy(update=share)}
-    if plan.accelerator == "cpu" and plan.num_threads < num_cores:
-        arms[WHOLE] = alone.model_copy(update={"num_threads": num_cores})
+    if plan.accelerator == "cpu" and plan.num_threads < num_threads:
+        arms[WHOLE] = alone.model_copy(update={"num_threads": num_threads})
     return Measurement(arms=arms)
 
 

@@ -42,8 +42,6 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         reasons[name] = rule()
         return reasons[name].value
 
-    cores, ranks = hardware.num_cores, execution.num_devices
-    threads = Choice(value=max(1, cores // ranks), reason=f"{cores} cores over {ranks} ranks of a host")
     gpus = f"{len(hardware.gpus)} GPUs" if hardware.gpus else "no GPU"
     device = Choice(value="gpu" if hardware.gpus else "cpu", reason=f"{gpus} on {hardware.host}")
     accelerator = pick("accelerator", lambda: device)
@@ -56,7 +54,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         accelerator=accelerator,
         device_name=hardware.gpus[0].name if accelerator == "gpu" else hardware.cpu_name,
         world_size=execution.world_size,
-        num_threads=pick("num_threads", lambda: threads),
+        num_threads=pick("num_threads", lambda: _num_threads(hardware, accelerator, execution.num_devices)),
         precision=precision,
         compile=pick("compile", lambda: EAGER),
         memory_format=pick("memory_format", lambda: _memory_format(accelerator, precision)),
@@ -143,6 +141,13 @@ def _check_precision(config: Config, hardware: Hardware, accelerator: Literal["c
         lacks = f"{old[0]} has no {configured.removesuffix('-mixed')} arithmetic"
         raise InputError(f"execution.precision={configured}: {lacks}; use 16-mixed or 32-true")
     return bool(old)
+
+
+def _num_threads(hardware: Hardware, accelerator: Literal["cpu", "gpu"], ranks: int) -> Choice:
+    """On a CPU as many as torch takes; with a GPU, threads read and decode, for which a logical core is enough."""
+    cores = hardware.compute_threads if accelerator == "cpu" else hardware.num_cores
+    kind = "cores" if cores == hardware.num_cores else "physical cores"
+    return Choice(value=max(1, cores // ranks), reason=f"{cores} {kind} over {ranks} ranks of a host")
 
 
 def _precision(hardware: Hardware, accelerator: Literal["cpu", "gpu"], is_old: bool) -> Choice:

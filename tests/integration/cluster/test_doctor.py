@@ -14,7 +14,7 @@ from paceline.conf.load import load
 from paceline.flows.checks.preflight import training_host
 from paceline.flows.doctor import _cluster, _wrong
 from paceline.tasks.cluster.client import connect, workers
-from paceline.tasks.cluster.hardware import usable_cores
+from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.doctor.devices import measure_devices
 from paceline.tasks.errors import InputError
 from paceline.tasks.names import DOCTOR_EXPERIMENT
@@ -71,7 +71,7 @@ def test_a_device_in_use_is_not_measured(busy, tmp_path):
     measured = measure_devices(busy, Environment(), "auto")
     (device,) = measured.devices
     assert measured.skipped == {f"{device.host} cpu-0": "in use by run night"}
-    assert (device.device, device.num_threads, measured.links) == ("cpu-1", max(1, usable_cores() // 2), ())
+    assert (device.device, device.num_threads, measured.links) == ("cpu-1", max(1, describe().compute_threads // 2), ())
     assert device.rates.keys() == {"32-true", "bf16-mixed", "memory", "host_to_device", "disk"}
     assert device.rates["host_to_device"] is None
     assert device.rates["disk"] is None or device.rates["disk"] > 0

@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from paceline.tasks.cluster.hardware import describe, visible
+from paceline.tasks.cluster.hardware import describe, physical_cores, visible
 from paceline.tasks.records.hardware import Gpu
 from tests.support.refusals import refused
 
@@ -48,6 +50,33 @@ def test_visible_devices_are_heeded_and_never_rotated(setting, left):
 )
 def test_slices_of_divided_gpus_are_devices(setting, left):
     assert [gpu.uuid for gpu in visible([slices("a", 2), gpus(1), slices("b", 1)], setting)] == left
+
+
+@pytest.mark.parametrize(
+    ("siblings", "number"),
+    [
+        ({0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5"}, 2),
+        ({0: "0", 1: "1"}, 2),
+        ({0: "0-1", 1: "0-1", 2: "2"}, 2),  # only some cores have two threads
+        ({}, None),
+    ],
+)
+def test_hardware_threads_of_one_core_count_once(tmp_path, siblings, number):
+    for core, text in siblings.items():
+        topology = tmp_path / f"cpu{core}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{text}\n")
+    assert physical_cores(siblings, tmp_path) == number
+
+
+def test_only_the_cores_of_this_process_count():
+    all_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(all_cores)})
+    try:
+        found = describe()
+    finally:
+        os.sched_setaffinity(0, all_cores)
+    assert (found.num_cores, found.num_physical_cores) == (1, 1)
 
 
 def test_this_host_is_described():

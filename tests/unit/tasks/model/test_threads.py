@@ -53,8 +53,8 @@ exec(sys.stdin.read())
 needs_mkl = pytest.mark.skipif(_openmp_and_mkl() is None, reason="this build of torch has no MKL")
 
 
-def looks(body):
-    """What a process of its own, in which OMP_NUM_THREADS is 2, finds: in its order."""
+def run_looks(body):
+    """What the looks of `body` find, in a process of its own in which OMP_NUM_THREADS is 2."""
     environment = os.environ | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "MKL_DYNAMIC": "true"}
     program = f"found = [look()]\n{body}\nprint(json.dumps(found))"
     done = subprocess.run(
@@ -77,35 +77,35 @@ def _restore():
 @needs_mkl
 def test_torchs_own_function_changes_mkl():
     """If this fails, torch has changed, and its function can be used again."""
-    assert looks("torch.set_num_threads(2); found.append(look())") == [(2, 2, 2)]
+    assert run_looks("torch.set_num_threads(2); found.append(look())") == [(2, 2, 2)]
 
 
 @needs_mkl
 def test_mkl_stays_as_in_a_script_that_sets_nothing():
     body = "use_threads(2); found.append(look()); use_threads(1); found.append(look()); use_threads(2); "
     body += "found += [look(), look_in_a_new_thread(), look()]"
-    assert looks(body) == [(2, 2, 1), (1, 1, 1), (2, 2, 1), (2, 2, 1), (2, 2, 1)]
+    assert run_looks(body) == [(2, 2, 1), (1, 1, 1), (2, 2, 1), (2, 2, 1), (2, 2, 1)]
 
 
 @needs_mkl
 def test_threads_of_a_body_change_nothing_after_it():
     body = "use_threads(1)\nwith threads(2, then=1): found += [look(), look_in_a_new_thread()]\n"
     body += "found += [look(), look_in_a_new_thread()]"
-    assert looks(body) == [(2, 2, 1), (2, 2, 1), (1, 1, 1), (1, 1, 1)]
+    assert run_looks(body) == [(2, 2, 1), (2, 2, 1), (1, 1, 1), (1, 1, 1)]
 
 
 @needs_mkl
 def test_more_threads_than_physical_cores():
     """As with torch's own function: both use that many, and a smaller number later, in new threads too."""
     body = "use_threads(999); one = look(); use_threads(2); found += [one, look(), look_in_a_new_thread()]"
-    assert [one[:2] for one in looks(body)] == [(999, 999), (2, 2), (2, 2)]
+    assert [one[:2] for one in run_looks(body)] == [(999, 999), (2, 2), (2, 2)]
 
 
 @needs_mkl
-def test_threads_that_have_computed_keep_their_number():
+def test_a_large_number_does_not_stay_in_older_threads():
     body = "use_threads(1)\ndef change():\n    with threads(999, then=1): look()\n"
     body += "found += [look_in_a_thread_after(change), look(), look_in_a_new_thread()]"
-    assert looks(body) == [(1, 1, 1), (1, 1, 1), (1, 1, 1)]
+    assert run_looks(body) == [(1, 1, 1), (1, 1, 1), (1, 1, 1)]
 
 
 @needs_mkl
@@ -113,17 +113,17 @@ def test_a_loaders_thread_that_sets_another_number():
     """PyTorch's thread for pinned memory sets 1 for all threads that compute later."""
     body = "thread = threading.Thread(target=torch.set_num_threads, args=(1,)); thread.start(); thread.join(); "
     body += "use_threads(2); found += [look(), look_in_a_new_thread()]"
-    assert [one[:2] for one in looks(body)] == [(2, 2), (2, 2)]
+    assert [one[:2] for one in run_looks(body)] == [(2, 2), (2, 2)]
 
 
 @needs_mkl
 def test_an_error_in_the_body():
     body = "use_threads(1)\ntry:\n    with threads(2, then=1): raise KeyError\nexcept KeyError:\n    found += [look()]"
-    assert looks(body) == [(1, 1, 1)]
+    assert run_looks(body) == [(1, 1, 1)]
 
 
 @pytest.mark.usefixtures("_restore")
-def test_threads_from_now_on():
+def test_the_calling_thread_uses_the_number():
     number = torch.get_num_threads() + 1
     use_threads(number)
     assert torch.get_num_threads() == number

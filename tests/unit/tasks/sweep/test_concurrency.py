@@ -37,6 +37,11 @@ def test_cores_are_shared_evenly():
     assert (half.num_at_once, half.share.num_cores) == (2, 4)
 
 
+def test_physical_cores_are_shared_too():
+    found = room(hardware=HOST.model_copy(update={"num_physical_cores": 4}), asked=2)
+    assert (found.share.num_cores, found.share.num_physical_cores) == (4, 2)
+
+
 def test_a_trial_may_have_several_devices():
     found = room("execution.num_devices=4")
     assert found.num_at_once == 2

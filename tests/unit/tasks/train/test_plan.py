@@ -8,12 +8,20 @@ from tests.support.refusals import refused
 GIB = 2**30
 
 
-def host(bf16=True, gpus=0, capability=(9, 0), cores=2, board=None):
+def host(bf16=True, gpus=0, capability=(9, 0), cores=2, board=None, physical=None):
     gpu = [
         Gpu(uuid=f"GPU-{i}", name="X", memory_bytes=GIB, compute_capability=capability, board=board)
         for i in range(gpus)
     ]
-    return Hardware(host="here", cpu_name="cpu", num_cores=cores, memory_bytes=8 * GIB, cpu_bf16=bf16, gpus=tuple(gpu))
+    return Hardware(
+        host="here",
+        cpu_name="cpu",
+        num_cores=cores,
+        num_physical_cores=physical,
+        memory_bytes=8 * GIB,
+        cpu_bf16=bf16,
+        gpus=tuple(gpu),
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,6 +47,22 @@ def test_auto_follows_the_hardware_and_gives_its_reason(hardware, precision, mem
         "checkpoint_steps",
     }
     assert all(choice.reason for choice in plan.reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("hardware", "ranks", "num_threads", "reason"),
+    [
+        (host(cores=8, physical=4), 1, 4, "4 physical cores over 1 ranks of a host"),
+        (host(cores=8, physical=4), 8, 1, "4 physical cores over 8 ranks of a host"),
+        (host(cores=8, physical=8), 2, 4, "8 cores over 2 ranks of a host"),
+        (host(cores=8), 2, 4, "8 cores over 2 ranks of a host"),  # unknown
+        (host(cores=8, physical=4, gpus=2), 2, 4, "8 cores over 2 ranks of a host"),  # they read and decode
+    ],
+)
+def test_ranks_share_physical_cores_on_a_cpu(hardware, ranks, num_threads, reason):
+    plan = resolve(load("digits", [f"execution.num_devices={ranks}"]), hardware, 1000)
+    assert plan.num_threads == num_threads
+    assert plan.reasons["num_threads"].reason == reason
 
 
 def test_what_is_asked_for_is_done_and_needs_no_reason():
