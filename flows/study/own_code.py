@@ -21,6 +21,8 @@ from paceline.tasks.train.prefect_tasks import fit_module
 def prepare_arms(work: StudyContext, arms: list[PlannedArm], *, resume: bool) -> None:
     """Copy the code into the study's directory, and prepare the data of all arms, those of equal settings once."""
     prepared: list[Any] = []
+    own, study = work.request.config.lightning, work.environment.root / "runs" / work.parent.run_id
+    code.copy_own(own, study)  # an arm with other data would not copy these as code
     for arm in arms:
         settings = arm.config.lightning.settings
         data = settings.get("data", settings)

@@ -77,6 +77,8 @@ def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
 def _prepare_here(module: Lightning, copied: str | None, host: str) -> None:
     try:
         child.ask_again(child.Request(task="prepare", code=copied, settings=module.settings))
+        if module.code is not None and copied is not None:  # the waiting process has imported the code from there
+            code.link_new(Path(module.code), Path(copied), code.data_paths(module.settings))
     except PacelineError as error:
         raise RunError(f"on host {host}: {one_line(error)}") from error
 

@@ -1,6 +1,7 @@
 """Identity of the user's code: of the installed packages, and of the directory given by `--code`."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ IMPORTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
+LIST = ".files.json"
+"""File in that folder with the names of what was copied: [files, links to directories of data]."""
 START_CHECKPOINT = "start.ckpt"
 """Copy of the checkpoint that a run starts from, in its directory."""
 OUTPUTS = (
@@ -178,10 +181,20 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
             place.symlink_to((source / name).resolve())
         else:
             write_durably(place, (source / name).read_bytes())
+    listed = [[str(name) for name in names] for names in (files, links)]
+    write_durably(temporary / LIST, json.dumps(listed).encode())
     if identity not in (None, _identity(temporary, files)):
         fault = f"--code {source} has changed since it was read"
         raise InputError(fault, hint="start again, and do not change the directory until the training has started")
     temporary.rename(target)
+
+
+def link_new(source: Path, copied: Path, data: Sequence[str] = ()) -> None:
+    """Link from a copy to what has been written next to the user's code since, as by `prepare_data`: ranks read it."""
+    for name, _ in _walk(source, data):
+        missing = next((each for each in reversed((name, *name.parents)) if not (copied / each).exists()), None)
+        if missing is not None:
+            (copied / missing).symlink_to((source / missing).resolve())
 
 
 def copy_checkpoint(source: Path, directory: Path, sha256: str | None = None) -> None:
@@ -208,7 +221,10 @@ def check_directory(directory: Path) -> None:
 
 
 def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Files of a directory and directories of data in it, as `_walk` finds them."""
+    """Files of a directory and directories of data in it, as `_walk` finds them; of a copy, what was copied."""
+    if _is_copy(directory) and (directory / LIST).exists():  # trainings may have written next to their code
+        files, links = json.loads((directory / LIST).read_text(encoding="utf-8"))
+        return list(map(Path, files)), list(map(Path, links))
     found = sorted(_walk(directory, data))
     return [name for name, is_data in found if not is_data], [name for name, is_data in found if is_data]
 
@@ -217,12 +233,11 @@ def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
     """Files of a directory by their relative paths, and directories of data (True), which are not entered.
 
     Without what is hidden or compiled, what trainings have written into the user's directory, virtual environments,
-    directories that this user may not read, and links to what holds the code; a copy in a run holds what was copied.
+    directories that this user may not read, and links to what holds the code.
     Of data is a directory that `data` names from the current one, or to which a link leads, if neither it nor a
     directory in it holds a Python file, or if it is both.
     """
     directory, home = directory.resolve(), Environment().root.resolve()
-    is_copy = directory.name == FOLDER and directory.parent.parent == (home / "runs").resolve()
     named = [Path(text).resolve() for text in data if os.path.isdir(text)]  # noqa: PTH112  which takes any text
 
     def walk(folder: Path, above: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
@@ -230,25 +245,27 @@ def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
             return
         for path in folder.iterdir():
             name = path.relative_to(directory)
-            is_output = name.parts[0] in OUTPUTS and not is_copy
-            if path.name.startswith(".") or path.name == "__pycache__" or is_output:
+            if path.name.startswith(".") or path.name == "__pycache__" or name.parts[0] in OUTPUTS:
                 continue
             if path.is_file():
                 yield name, False
             elif path.is_dir():
                 place, is_link = path.resolve(), path.is_symlink()
                 is_above = place == home or any(each.is_relative_to(place) for each in above)
-                is_environment = os.access(path / "pyvenv.cfg", os.F_OK)
-                if not is_copy and (is_above or is_environment):
+                if is_above or os.access(path / "pyvenv.cfg", os.F_OK):  # a virtual environment
                     continue
                 is_named = place in named
-                is_data = (is_link or is_named) and not _holds_code(path)
-                if is_data or (is_link and (is_named or is_copy)):
+                if (is_link and is_named) or ((is_link or is_named) and not _holds_code(path)):
                     yield name, True
                 else:
                     yield from walk(path, above | {place})
 
     return walk(directory, frozenset({directory}))
+
+
+def _is_copy(directory: Path) -> bool:
+    directory, runs = directory.resolve(), (Environment().root / "runs").resolve()
+    return directory.name == FOLDER and directory.parent.parent == runs
 
 
 def _holds_code(folder: Path) -> bool:
@@ -258,7 +275,7 @@ def _holds_code(folder: Path) -> bool:
 def _code_files(directory: Path, data: Sequence[str]) -> list[Path]:
     """Files of the user's directory, without data. Raises InputError: they are too large to be copied."""
     files, _ = _contents(directory, data)
-    size = sum((directory / name).stat().st_size for name in files)
+    size = sum((directory / name).stat().st_size for name in files if (directory / name).exists())
     if size > MAX_BYTES:
         fault = f"--code {directory} holds {size / 2**20:,.0f} MiB, and each run copies at most {MAX_BYTES / 2**20:.0f}"
         hint = "move data and checkpoints out of the directory of your code, or name their directory in data.init_args"
@@ -270,7 +287,7 @@ def _identity(directory: Path, files: list[Path]) -> str:
     """The name under which a directory is recorded, with the digest of these files."""
     digest = hashlib.sha256()
     for name in files:
-        content = (directory / name).read_bytes()
+        content = (directory / name).read_bytes() if (directory / name).exists() else b"missing"
         digest.update(f"{name} {len(content)}\n".encode())
         digest.update(content)
     return f"directory (code {digest.hexdigest()[:12]})"

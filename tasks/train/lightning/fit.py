@@ -75,7 +75,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             with stopwatch.during("probe"), name_oom("probe", "probe"), group.wait_for_rank_0(), leave_no_trace():
                 probe, no_probe = bench.measure()
                 facts["cost"], facts["uncounted"] = bench.cost
-        bench.remove_logs()
+        bench.close()
         stack.enter_context(group.wait_for_rank_0())
         state, progress = FeedState(stopwatch), directory / "progress.json" if spec.rank == 0 else None
         account = StepAccount(stopwatch, state, log, progress, dict(plan.reasons), space.reports)
@@ -229,6 +229,7 @@ def join(spec: RankSpec) -> torch.device:
     use_threads(spec.plan.num_threads)
     device = group.pick_device(spec)
     group.join(spec, device)
+    group.set_variables(spec)
     facts = {"code": module.packages, "device": gpu or spec.rank}
     group.check_agreement(spec, facts, same=("code",), unique=("device",))
     return device

@@ -49,7 +49,7 @@ def measure_module(spec: RankSpec, stopwatch: Stopwatch) -> MeasureResult:
                 all_reduces = time_all_reduces(runners["no_sync"].run, asked.all_reduce_bytes, spec, device)
         except ArmLostError as error:
             raise RunError(f"the module does not run as {error}") from error
-    bench.remove_logs()
+    bench.close()
     return MeasureResult(
         probe=probe.model_copy(update={"left_out": left_out | probe.left_out}),
         all_reduces=all_reduces,

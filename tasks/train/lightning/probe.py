@@ -91,6 +91,7 @@ class ModuleProbe:
         """Batches of an epoch; None until the first arm has read the loader, and for one without length."""
         self.num_trained = 0
         """Weights that get gradients, after the first arm."""
+        self._has_arms = False
         self._data: Any = None
         """The DataModule of the first arm, after its `setup`."""
         self.cost: tuple[Cost | None, str] = None, "the module cannot be counted"
@@ -204,6 +205,7 @@ class ModuleProbe:
         """An arm after its first step. Raises ArmLostError, on all ranks: the module cannot run it."""
         if (reason := self._spec.left_out.get(arm.label)) is not None:
             raise ArmLostError(reason)
+        self._has_arms = True
         steps = self._steps(arm)
         stack.callback(_close, arm, steps)
         if arm.loading == "foreground" and not is_candidate:
@@ -253,9 +255,15 @@ class ModuleProbe:
             raise ArmLostError(lost or "another rank could not run it")
         return [sum(times[first : first + number]) for first in range(0, len(times), number)]
 
-    def remove_logs(self) -> None:
-        """Remove what the module has written in the arms."""
+    def close(self) -> None:
+        """Remove what the module has written in the arms, and free their memory before the training has its own."""
         shutil.rmtree(self._logs, ignore_errors=True)
+        self._data = None
+        for check in self._checks:  # Lightning has bound methods of the last arm's module to them
+            vars(check).pop("log", None)
+            vars(check).pop("log_dict", None)
+        if self._has_arms:
+            _free_memory()
 
     @property
     def _logs(self) -> Path:
@@ -329,6 +337,12 @@ def _leave_out_update(module: Any) -> None:
     module.optimizer_step = MethodType(optimizer_step, module)
 
 
+def _free_memory() -> None:
+    gc.collect()  # a trainer, its module and its data refer to each other
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 @contextmanager
 def leave_no_trace() -> Iterator[None]:
     """Restore the generators of random numbers, hooks and the memory after what runs next to a training.
@@ -342,9 +356,7 @@ def leave_no_trace() -> Iterator[None]:
         yield
     finally:
         restore_on_exception()
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        _free_memory()
         set_random_state(state, None)
         if distributed.is_initialized() and "torch._dynamo" in sys.modules:
             torch._dynamo.reset_code_caches()  # compiled by the user, they may have the number of ranks of an arm

@@ -1,6 +1,7 @@
 """The process group from inside a rank: joining, agreement, and small collectives; on one rank they do nothing."""
 
 import itertools
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -56,6 +57,26 @@ class RankEnvironment(LightningEnvironment):
     def node_rank(self) -> int:
         return self._spec.node_rank
 
+    def teardown(self) -> None:
+        """Nothing: Lightning's removes WORLD_SIZE, which the next trainer of this rank needs."""
+
+
+class AloneEnvironment(LightningEnvironment):
+    """Gives Lightning the position of a trainer on one rank alone, whatever the variables of the group say."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return False
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return 0
+
+    def teardown(self) -> None:
+        """Nothing, see `RankEnvironment`."""
+
 
 def lightning_environment(spec: RankSpec, is_group: bool) -> LightningEnvironment:
     """The environment of a trainer, on all of the group's ranks or on this one alone; to be given in both cases.
@@ -63,7 +84,24 @@ def lightning_environment(spec: RankSpec, is_group: bool) -> LightningEnvironmen
     Without one, Lightning looks for that of a launcher and starts MPI where mpi4py is installed. MPI ends the process
     on a host that cannot start MPI's daemon.
     """
-    return RankEnvironment(spec) if is_group else LightningEnvironment()
+    return RankEnvironment(spec) if is_group else AloneEnvironment()
+
+
+def set_variables(spec: RankSpec) -> None:
+    """Set the variables by which a user's code finds its part of the data, as the launchers of Lightning and torch do.
+
+    A rank alone has none, as in a script without a launcher.
+    """
+    if spec.world_size > 1:
+        os.environ.update(
+            RANK=str(spec.rank),
+            LOCAL_RANK=str(spec.local_rank),
+            NODE_RANK=str(spec.node_rank),
+            WORLD_SIZE=str(spec.world_size),
+            LOCAL_WORLD_SIZE=str(spec.num_devices),
+            MASTER_ADDR=spec.master_address,
+            MASTER_PORT=str(spec.master_port),
+        )
 
 
 def pick_device(spec: RankSpec) -> torch.device:

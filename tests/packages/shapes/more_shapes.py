@@ -1,6 +1,7 @@
 """Further modules of the shapes that public scripts have; nothing is imported from Paceline."""
 
 import math
+import os
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -300,6 +301,21 @@ class Line(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.5, max_iter=4)
+
+
+class Share(IterableDataset):
+    """The samples of one rank, which the variables of a launcher name."""
+
+    def __iter__(self):
+        rank, num_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        yield from torch.randn(64, 1, 8, generator=drawn(9))[rank::num_ranks]
+
+
+class Shares(pl.LightningDataModule):
+    """Shares without length."""
+
+    def train_dataloader(self):
+        return DataLoader(Share(), batch_size=4)
 
 
 class Diarist(Autoencoder):

@@ -15,12 +15,14 @@ from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.child import Request, _do
 from paceline.tasks.train.lightning.code import (
     FOLDER,
+    LIST,
     START_CHECKPOINT,
     check_directory,
     copy,
     copy_checkpoint,
     copy_own,
     identities,
+    link_new,
     require_named,
     source_digest,
 )
@@ -86,11 +88,8 @@ def test_what_trainings_write_beside_the_code_does_not_change_it(tmp_path, monke
     assert identities({}, directory) == before
     copy(directory, home / "runs" / "1")
     copied = home / "runs" / "1" / FOLDER
-    assert [str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()] == ["tagger/net.py"]
+    assert {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()} == {"tagger/net.py", LIST}
     assert identities({}, copied) == before, "the copy lies in PACELINE_HOME"
-    (copied / "mlruns").mkdir()
-    (copied / "mlruns" / "notes.py").write_text("an older version has copied it\n")
-    assert identities({}, copied) != before, "a copy holds what its digest was made of"
     (directory / "tagger" / "net.py").write_text("WIDTH = 16\n")
     assert identities({}, directory) != before
 
@@ -161,7 +160,7 @@ def test_linked_code_is_copied_and_linked_data_are_linked(tmp_path, monkeypatch)
     copy(directory, run)
     copied = run / FOLDER
     files = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
-    assert files == {"net.py", "common/layers.py", "again/layers.py"}
+    assert files == {"net.py", "common/layers.py", "again/layers.py", LIST}
     assert (copied / "pictures").resolve() == tmp_path / "pictures"
     assert identities({}, copied) == before
     (tmp_path / "common" / "layers.py").write_text("WIDTH = 8")
@@ -211,7 +210,37 @@ def test_links_to_what_holds_the_code_and_virtual_environments_are_left_out(tmp_
     (directory / "up").symlink_to("..")
     (directory / "linked").symlink_to(tmp_path / "env")
     copy(directory, run)
-    assert [path.name for path in (run / FOLDER).iterdir()] == ["net.py"]
+    assert {path.name for path in (run / FOLDER).iterdir()} == {"net.py", LIST}
+
+
+def test_what_a_training_writes_next_to_its_code_is_no_code(tmp_path, monkeypatch):
+    directory, run = tmp_path / "code", tmp_path / "home" / "runs" / "1"
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    directory.mkdir()
+    (directory / "net.py").touch()
+    copy(directory, run)
+    (run / FOLDER / "samples").mkdir()
+    (run / FOLDER / "samples" / "0.png").write_bytes(b"0")
+    assert identities({}, run / FOLDER) == identities({}, directory)
+    (run / FOLDER / "net.py").unlink()
+    assert identities({}, run / FOLDER) != identities({}, directory)
+
+
+def test_what_prepare_data_writes_next_to_the_code_is_linked(tmp_path, monkeypatch):
+    directory, copied = tmp_path / "code", tmp_path / "home" / "runs" / "1" / FOLDER
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    (directory / "net").mkdir(parents=True)
+    (directory / "net" / "layers.py").touch()
+    copy(directory, copied.parent)
+    before = identities({}, copied)
+    (directory / "data" / "raw").mkdir(parents=True)
+    (directory / "data" / "raw" / "x.pt").touch()
+    (directory / "net" / "cache.bin").touch()
+    link_new(directory, copied)
+    assert (copied / "data").readlink() == directory / "data"
+    assert (copied / "net" / "cache.bin").readlink() == directory / "net" / "cache.bin"
+    assert not (copied / "net").is_symlink()
+    assert identities({}, copied) == before
 
 
 def test_what_this_user_may_not_read_is_left_out(monkeypatch):

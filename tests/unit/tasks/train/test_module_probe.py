@@ -5,6 +5,7 @@ import itertools
 import pickle
 import random
 import time
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +62,36 @@ def test_the_probe_changes_nothing_of_the_training(settings, make_spec, monkeypa
     assert heard == [], "arms end by an error of their own"
     shared.on_exception(None, None, "later")
     assert heard == ["later"]
+
+
+def test_the_data_of_the_arms_are_gone_when_the_training_starts(settings, make_spec, monkeypatch):
+    from prose.corpus import Corpus
+    from prose.gpt import GPT
+
+    set_up, alive = [], []
+    setup = Corpus.setup
+
+    def note(self, stage):
+        set_up.append(weakref.ref(self))
+        setup(self, stage)
+
+    monkeypatch.setattr(Corpus, "setup", note)
+    monkeypatch.setattr(GPT, "on_train_start", lambda _: alive.append(sum(each() is not None for each in set_up)))
+    assert train(make_spec()).probe is not None
+    assert len(set_up) == 2
+    assert set(alive) == {1}
+
+
+def test_ranks_find_their_shares_by_the_variables_of_a_launcher(make_spec):
+    """After the trainers of the arms too; in the training each rank reads half."""
+    settings = {
+        "model": {"class_path": "more_shapes.Line"},
+        "data": {"class_path": "more_shapes.Shares"},
+        "trainer": {"max_epochs": 1, "limit_train_batches": 100},
+    }
+    result = train_in_two_processes(make_spec, settings=settings)
+    assert result.probe is not None
+    assert result.num_batches == 8
 
 
 def test_progress_bars_and_the_logger_of_a_script_do_not_end_the_training(settings, make_spec):
