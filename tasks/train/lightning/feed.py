@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.utilities import CombinedLoader
 from torch import distributed
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -52,6 +53,8 @@ class Position:
     """Before the last of them was read ahead."""
     had_iterator: bool = False
     """Whether the loader had an iterator before that of this epoch; not known in checkpoints of earlier versions."""
+    first_random: RandomState = field(default_factory=dict)
+    """Before the first batch of the epoch was read, after what hooks had drawn; none in those of earlier versions."""
 
 
 class FeedState:
@@ -65,6 +68,7 @@ class FeedState:
         self.loader: Any = None
         """The training loader that was read last."""
         self.epoch_random: RandomState = {}
+        self.first_random: RandomState = {}
         self.num_read = 0
         self.last_read_random: RandomState = {}
         self.had_iterator = False
@@ -85,7 +89,8 @@ class FeedState:
         """The position after so many batches of the epoch."""
         random = random_state(self.loader)
         had_iterator = self.had_iterator or not (num_trained or self.reloads)  # at an epoch's end: that of this one
-        return Position(random, self.epoch_random, num_trained, self.num_read, self.last_read_random, had_iterator)
+        place = num_trained, self.num_read, self.last_read_random, had_iterator
+        return Position(random, self.epoch_random, *place, self.first_random)
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -93,6 +98,11 @@ def _leaves(tree: Any) -> list[Any]:
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     return [leaf for branch in tree for leaf in _leaves(branch)] if isinstance(tree, list | tuple) else [tree]
+
+
+def is_for_trainer() -> bool:
+    """Whether Lightning's loops ask the method that calls this for an iterator, and not a hook of the user's code."""
+    return sys._getframe(2).f_globals.get("__name__") == CombinedLoader.__module__
 
 
 class LoaderProxy:
@@ -128,7 +138,7 @@ class Feed(LoaderProxy):
 
     def __iter__(self) -> Iterator[Any]:
         state = self._state
-        feeds = state.feeds() if state.is_training() else []
+        feeds = state.feeds() if state.is_training() and is_for_trainer() else []
         if self not in feeds:
             return iter(self._loader)
         self._is_first = self is feeds[0]
@@ -169,13 +179,15 @@ class Feed(LoaderProxy):
         state, resume = self._state, None
         if self._is_first:
             resume, state.resume = state.resume, None
-        if resume is not None:  # hooks may have drawn numbers since
-            set_random_state(self._drawn, self._loader)
-            if resume.num_trained:
-                ahead = self._read_again(iterator, resume)
-                set_random_state(resume.random, self._loader)
-                state.num_read = resume.num_read
-                yield from ahead
+            if resume is not None:  # hooks may have drawn other numbers since
+                first = resume.first_random if resume.num_trained else {}
+                set_random_state(first or self._drawn, self._loader)
+            state.first_random = random_state(self._loader)
+        if resume is not None and resume.num_trained:
+            ahead = self._read_again(iterator, resume)
+            set_random_state(resume.random, self._loader)
+            state.num_read = resume.num_read
+            yield from ahead
         while True:
             self._note_place()
             with state.stopwatch.during("data_wait"):

@@ -28,7 +28,7 @@ from paceline.tasks.model.flops import StepCount
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.train.lightning import pausing
 from paceline.tasks.train.lightning.cli import refuse_checkpoints
-from paceline.tasks.train.lightning.feed import LoaderProxy
+from paceline.tasks.train.lightning.feed import LoaderProxy, is_for_trainer
 from paceline.tasks.train.lightning.step_parts import loss_value, num_samples, require_loss
 from paceline.tasks.train.step.benchmark_step import exchange
 
@@ -196,7 +196,7 @@ class _EndlessLoader(LoaderProxy):
         return max(NUM_BATCHES, self.length or 0)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._between(self._batches())
+        return self._between(self._batches()) if is_for_trainer() else iter(self._loader)
 
     def _batches(self) -> Iterator[Any]:
         while True:

@@ -113,6 +113,18 @@ class StatefulStream(DataLoader):
         self.first = state["position"]
 
 
+class Looks:
+    """Mixed into a module: reads the training loader in hooks, and draws numbers there."""
+
+    def on_train_start(self):
+        self.looked = [batch[0].mean() for batch in self.trainer.train_dataloader]
+        assert len(self.looked) == NUM_BATCHES
+        torch.rand(3)
+
+    def on_train_epoch_start(self):
+        torch.rand(self.current_epoch + 1)
+
+
 def torchdata_loader(**options):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -432,6 +444,18 @@ def test_a_resumed_training_is_that_of_lightning_without_interruption(tmp_path, 
     exact = {key: value for key, value in rest.items() if every is None or not key[0].endswith("_epoch")}
     assert {name for name, _ in exact} >= {"loss_step"}
     assert {key: curve.get(key) for key in exact} == exact
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize("loader", ["shuffled", "own generator"])
+@pytest.mark.parametrize("stop_at", [5, 13])
+def test_a_hook_that_reads_the_loader_does_not_change_a_resume_inside_an_epoch(tmp_path, loader, stop_at):
+    kind = type("Looking", (Looks, Module), {})
+    weights, _ = train(loader, {}, kind=kind)
+    with pytest.raises(ConnectionError):
+        train(loader, {}, tmp_path / "checkpoints", 3, stop_at, kind=kind)
+    resumed, _ = train(loader, {}, tmp_path / "checkpoints", 3, kind=kind)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice

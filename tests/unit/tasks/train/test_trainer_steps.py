@@ -50,6 +50,13 @@ class Module(pl.LightningModule):
         return self.loader()
 
 
+class Looks(Module):
+    """Reads the training loader in a hook."""
+
+    def on_train_start(self):
+        self.looked = [len(batch[0]) for batch in self.trainer.train_dataloader]
+
+
 class Returns(Module):
     def training_step(self, batch, batch_idx):
         return None
@@ -113,6 +120,13 @@ def test_trainers_take_turns_and_each_trains_its_own_module(start):
     assert first.batch_size == 8
     assert torch.isfinite(first.loss)
     assert not torch.equal(modules[0].net.weight, modules[1].net.weight)
+
+
+def test_a_hook_that_reads_the_loader_reads_one_epoch_and_is_no_step(start):
+    module = Looks(samples)
+    assert len(start(module).run(4)) == 4
+    assert module.looked == [8, 8, 4]
+    assert len(module.sizes) == 4
 
 
 def test_a_replay_reads_one_batch(start):
