@@ -6,6 +6,7 @@ REPLAY is `replay` or `no-replay`. With `-json` behind it, stdout ends with the 
 """
 
 import json
+import os
 import sys
 from functools import wraps
 from importlib.abc import MetaPathFinder
@@ -65,7 +66,7 @@ class TrainerFinder(MetaPathFinder):
 def main(replay: str, script: str, *arguments: str) -> int:
     """Run the script, print the card, and return the exit status; raises what ends a script otherwise."""
     module, path = ModuleType("__main__"), Path(script)
-    module.__file__ = script
+    module.__file__ = place = os.path.join(Path.cwd(), script)  # noqa: PTH118  as Python does, which keeps `./`
     sys.modules["__main__"], sys.argv = module, [script, *arguments]
     sys.path.insert(0, str(path.resolve().parent))
     is_replayed = not replay.startswith("no-")
@@ -74,11 +75,12 @@ def main(replay: str, script: str, *arguments: str) -> int:
     ended: BaseException | None = None
     try:
         with follow(account):
-            exec(compile(path.read_bytes(), script, "exec"), module.__dict__)
+            exec(compile(path.read_bytes(), place, "exec"), module.__dict__)
     except BaseException as error:  # noqa: BLE001  whatever ends a script
         ended = error
     if isinstance(ended, Exception):  # as Python would print it
-        sys.excepthook(type(ended), ended, ended.__traceback__ and ended.__traceback__.tb_next)
+        ended = ended.with_traceback(ended.__traceback__ and ended.__traceback__.tb_next)
+        sys.excepthook(type(ended), ended, ended.__traceback__)
     is_done = isinstance(ended, SystemExit) and ended.code in (None, 0)
     status: Status = "FINISHED" if ended is None or is_done else card.status_of(ended)
     if card.finish(account, path.name, status) is None and not card.finished:
