@@ -20,6 +20,7 @@ from paceline.conf.environment import Environment
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, estimate_ratio, planned_looks
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.records.measurement import Validity
+from paceline.tasks.train.lightning.random_state import differ, random_state, set_random_state
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.watch.flops import StepFlops
 from paceline.tasks.watch.records import PARTS, Blocks, Kind, Step
@@ -31,6 +32,9 @@ MIN_BLOCK, MAX_BLOCK = 3, 50  # steps
 MAX_ROUNDS = 24
 TARGET_HALF_WIDTH = 0.02  # of the ratio, at which an attempt ends
 MAX_AHEAD_BYTES = 2**28  # batches that are read ahead
+SMALL = str, bytes, int, float, complex, type(None)
+"""Parts of a batch whose bytes do not matter, such as names of files."""
+DRAWS = "the loader draws random numbers in the process of the training"
 PALINDROME: tuple[Kind, ...] = ("normal", "at_hand", "at_hand", "settle", "normal")
 
 
@@ -106,23 +110,29 @@ class Account:
         self._before, self._idle = self.stopwatch.budget(), 0.0
         self._has_backward = self._is_left_out = False
 
-    def num_ahead(self, num_left: float) -> int:
-        """Number of batches to read before the step starts, of `num_left`; 0 where it reads its own batch."""
+    def num_ahead(self, num_read: int) -> int:
+        """Number of batches to read before the step starts; 0 where it reads its own batch.
+
+        A loader is not read to its end ahead: samplers may draw a random number there.
+        """
         is_settled = self._loader is self._trained and self._num_in_epoch + 1 >= self._num_to_settle
         if self._is_done or self._kind != "at_hand" or not is_settled:
             return 0
-        return int(min(num_left, self._num_in_block + 1 - len(self._block)))
+        number = int(min(self._find_length(self._loader) - num_read, self._num_in_block + 1 - len(self._block)))
+        if number < 0:
+            self.stop_replay("the loader has more batches than its length")
+        return 0 if self.why_not_measured else number
 
     def receive(self, batch: Any, *, is_first: bool, was_ahead: bool) -> None:
         """Take note that a batch was handed to the loop, and whether it was read before the step."""
         self._num_in_epoch = 0 if is_first else self._num_in_epoch + 1
         self._is_left_out |= was_ahead != (self._kind == "at_hand")
-        self._num_samples = next((tensor.shape[0] for tensor in tensors(batch) if tensor.ndim), 0)
+        self._num_samples = num_samples_of(batch)
         self._syncs = torch.cuda.is_initialized() and self._kind == "normal" and not self._block
         if self.flops is None and len(self._warm_up) == NUM_WARM_UP // 2:
             self.flops = StepFlops.start()
         if len(self._warm_up) == NUM_WARM_UP - 1:
-            self._choose_order(self._loader, sum(tensor.nbytes for tensor in tensors(batch)))
+            self._choose_order(self._loader, num_bytes_of(batch))
         self.switch(self._after_receive)
 
     def stop_replay(self, reason: str) -> None:
@@ -201,21 +211,36 @@ class Account:
     def _kind(self) -> Kind:
         return self._order[self._place % len(self._order)]
 
-    def _choose_order(self, loader: Any, num_bytes: int) -> None:
+    def _find_length(self, loader: Any) -> float:
+        """Number of batches of a loader, infinite where it is unknown. Without effect on random numbers.
+
+        A batch sampler may form its batches, and draw random numbers, to find its length.
+        """
+        if isinstance(loader.dataset, IterableDataset):
+            return math.inf  # torch would warn if the stream has more batches than its length, once that was asked for
+        before, length = random_state(loader), math.inf
+        with suppress(Exception):  # a sampler may have no length
+            length = len(loader)
+        if differ(before, random_state(loader)):
+            set_random_state(before, loader)
+            self.stop_replay(DRAWS)
+        return length
+
+    def _choose_order(self, loader: Any, num_bytes: int | None) -> None:
         """Choose the length of blocks, and whether batches can be read ahead."""
         seconds = sorted(step.seconds for step in self._warm_up)[len(self._warm_up) // 2]
         number = min(MAX_BLOCK, max(MIN_BLOCK, math.ceil(BLOCK_SECONDS / seconds)))
-        affordable = MAX_AHEAD_BYTES // max(1, num_bytes) - 1  # the first step of a block does not count
+        affordable = MAX_AHEAD_BYTES // max(1, num_bytes or 0) - 1  # the first step of a block does not count
         self._num_in_block = max(MIN_BLOCK, min(number, affordable))
-        is_stream, length = isinstance(loader.dataset, IterableDataset), math.inf
-        with suppress(TypeError):  # a sampler may have no length
-            length = len(loader)
-        if affordable < MIN_BLOCK:
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        if num_bytes is None:
+            self.stop_replay("the size of a batch is unknown")
+        elif affordable < MIN_BLOCK:
             self.stop_replay(f"a batch takes {num_bytes / 2**20:,.0f} MiB")
         if is_stream and not loader.num_workers:
             self.stop_replay("the data set is a stream of the training's own process")
         ready = 1 + loader.num_workers * (loader.prefetch_factor or 0)  # batches that workers may have ready
-        self._num_to_settle = ready if is_stream else int(min(ready, max(1, length / 2)))
+        self._num_to_settle = int(min(ready, max(1, self._find_length(loader) / 2))) if ready > 1 else 1
         self._order = ("normal",) if self.why_not_measured else PALINDROME
         self._watch = ValidityWatch([os.getpid()])
 
@@ -254,13 +279,28 @@ class Account:
             self._watch = ValidityWatch([os.getpid()])
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a batch, which may be nested."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
+def num_samples_of(batch: Any) -> int:
+    """Number of samples of a batch; 0 where it shows no size, as a nested tensor."""
+    with suppress(Exception):
+        sized = (value for value in _leaves(batch) if isinstance(value, torch.Tensor) and value.ndim)
+        return int(next(sized).shape[0])
+    return 0
+
+
+def num_bytes_of(batch: Any) -> int | None:
+    """Bytes of the numbers of a batch; None where they are unknown, as those of a sparse tensor or of a class."""
+    with suppress(Exception):
+        return sum(0 if isinstance(value, SMALL) else int(value.nbytes) for value in _leaves(batch))
+    return None
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    """What a batch consists of, which may be nested."""
+    if isinstance(batch, Mapping):
         for value in batch.values():
-            yield from tensors(value)
+            yield from _leaves(value)
     elif isinstance(batch, (list, tuple)):
         for value in batch:
-            yield from tensors(value)
+            yield from _leaves(value)
+    else:
+        yield batch

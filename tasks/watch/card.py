@@ -27,8 +27,8 @@ def finish(account: Account, name: str, status: Status = "FINISHED") -> WatchRes
 
     An error of Paceline is printed, and stops no training.
     """
-    account.stop()
     try:
+        account.stop()
         result = judge(account, name)
         if result is not None:
             finished.append(result)

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from paceline.tasks.train.lightning.random_state import differ, random_state
-from paceline.tasks.watch.account import Account
+from paceline.tasks.watch.account import DRAWS, Account
 
 _followed: list[Account] = []
 """Hooks move the clock of the last one."""
@@ -42,7 +42,7 @@ class Batches:
         account = self._account
         is_step = account.is_followed() and account.request(self._loader)
         if not self._ahead and self._end is None:
-            num_ahead = account.num_ahead(self._num_left()) if is_step else 0
+            num_ahead = account.num_ahead(self._num_read) if is_step else 0
             before = account.switch("data_wait" if self._num_read else "epoch_start") if is_step else ""
             self._read(max(1, num_ahead), is_ahead=num_ahead > 0, is_probing=is_step and account.is_probing)
             if is_step:
@@ -61,13 +61,6 @@ class Batches:
         self._num_given += 1
         return batch
 
-    def _num_left(self) -> float:
-        """Batches left to read. A loader is not read to its end ahead: samplers may draw a random number there."""
-        try:
-            return max(0, len(self._loader) - self._num_read)
-        except TypeError:  # a stream has no length
-            return float("inf")
-
     def _read(self, number: int, *, is_ahead: bool, is_probing: bool) -> None:
         for _ in range(number):
             before = random_state(self._loader) if is_probing else None
@@ -79,7 +72,7 @@ class Batches:
             self._ahead.append((batch, is_ahead))
             self._num_read += 1
             if before is not None and self._num_read > 1 and differ(before, random_state(self._loader)):
-                self._account.stop_replay("the loader draws random numbers in the process of the training")
+                self._account.stop_replay(DRAWS)
                 return
 
 

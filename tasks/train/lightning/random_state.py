@@ -15,7 +15,8 @@ def differ(before: RandomState, after: RandomState) -> bool:
     """Whether random numbers were drawn between two states."""
     devices = {"torch", "cuda"} & before.keys() & after.keys()
     first, second = ([*map(state.get, sorted(devices)), *state["loader"]] for state in (before, after))
-    is_drawn = any(before[name] != after[name] for name in ("python", "numpy", "own"))
+    is_drawn = len(first) != len(second)  # a loader may make a generator when it first needs one
+    is_drawn |= any(before[name] != after[name] for name in ("python", "numpy", "own"))
     return is_drawn or any(not torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 

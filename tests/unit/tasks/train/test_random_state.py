@@ -30,6 +30,13 @@ def test_a_draw_of_a_generator_of_the_dataset_is_found_and_restored(generator):
     assert [generator.random(), generator.random()] == drawn
 
 
+def test_a_generator_that_a_dataset_makes_later_is_found():
+    loader = SimpleNamespace(dataset=SimpleNamespace())
+    before = random_state(loader)
+    loader.dataset.noise = torch.Generator()
+    assert differ(before, random_state(loader))
+
+
 def test_a_draw_on_a_gpu_is_found():
     state = random_state(None) | {"cuda": torch.tensor([1, 2], dtype=torch.uint8)}
     assert not differ(state, dict(state))

@@ -65,6 +65,31 @@ class Numbers(Dataset):
         return torch.full((8,), index / NUM_SAMPLES) + noise, torch.tensor([float(index % 2)])
 
 
+class Batch:
+    """A batch of a class that Paceline does not know."""
+
+    def __init__(self, samples):
+        self.inputs, self.targets = (torch.stack(tensors) for tensors in zip(*samples, strict=True))
+
+    def __iter__(self):
+        return iter((self.inputs, self.targets))
+
+
+class Buckets(Sampler):
+    """Batches of shuffled samples, and what forming them for the length does."""
+
+    def __init__(self, find_length):
+        self.find_length, self.num_calls = find_length, 0
+
+    def __iter__(self):
+        order = random.sample(range(NUM_SAMPLES), NUM_SAMPLES)
+        return iter([order[start : start + BATCH] for start in range(0, NUM_SAMPLES, BATCH)])
+
+    def __len__(self):
+        self.num_calls += 1
+        return self.find_length(self)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return (Numbers()[index] for index in range(NUM_SAMPLES))
@@ -185,6 +210,64 @@ def test_a_broken_sample_fails_at_its_own_step(bad):
     with follow(Account()), pytest.raises(ValueError, match=f"sample {bad} is broken"):
         steps(done)
     assert done == expected
+
+
+def no_length(sampler):
+    raise ValueError("the length is ambiguous")
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("find_length", "reason"),
+    [
+        (no_length, ""),
+        (lambda sampler: len(list(iter(sampler))), "the loader draws random numbers in the process of the training"),
+        (lambda sampler: NUM_SAMPLES // BATCH, ""),
+        (lambda sampler: NUM_SAMPLES // BATCH // 2, "the loader has more batches than its length"),
+    ],
+    ids=["none", "draws", "costly", "wrong"],
+)
+def test_the_length_of_a_loader_is_read_rarely_and_without_effect(find_length, reason, num_workers):
+    random.seed(5)
+    loader = DataLoader(Numbers(), batch_sampler=Buckets(find_length), num_workers=num_workers)
+    losses, _ = train(loader)
+    random.seed(5)
+    sampler = Buckets(find_length)
+    (watched_losses, _), account = watched(DataLoader(Numbers(), batch_sampler=sampler, num_workers=num_workers))
+    assert watched_losses == losses
+    assert account.why_not_measured == reason
+    assert bool(account.blocks.at_hand) == (not reason)
+    assert 0 < sampler.num_calls <= len(account.blocks.at_hand) + 30 / module.MIN_BLOCK
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize(
+    ("collate", "num_samples", "reason"),
+    [
+        (Batch, 0, "the size of a batch is unknown"),
+        (lambda samples: (torch.stack([one for one, _ in samples]).to_sparse(), *Batch(samples)), BATCH, "unknown"),
+        (lambda samples: (torch.nested.as_nested_tensor([one for one, _ in samples]), *Batch(samples)), 0, ""),
+        (
+            lambda samples: {"names": ["a", None], "rows": Batch(samples).inputs.numpy(), "batch": [*Batch(samples)]},
+            BATCH,
+            "",
+        ),
+    ],
+    ids=["a class", "sparse", "nested", "arrays"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_batches_of_all_kinds(collate, num_samples, reason):
+    account, weight = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for batch in DataLoader(Numbers(), BATCH, collate_fn=collate):
+            *_, inputs, _ = batch["batch"] if isinstance(batch, dict) else batch
+            (inputs @ weight).sum().backward()
+    account.stop()
+    assert account.num_steps == NUM_SAMPLES / BATCH
+    assert {step.num_samples for block in account.blocks.normal for step in block} == {num_samples}
+    assert reason in account.why_not_measured
+    assert bool(account.blocks.at_hand) == (not reason)
 
 
 @pytest.mark.usefixtures("short_blocks")
