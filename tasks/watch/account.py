@@ -128,7 +128,8 @@ class Account:
         self._num_in_epoch = 0 if is_first else self._num_in_epoch + 1
         self._is_left_out |= was_ahead != (self._kind == "at_hand")
         self._num_samples = num_samples_of(batch)
-        self._syncs = torch.cuda.is_initialized() and self._kind == "normal" and not self._block
+        is_split = self._kind == "normal" and not self._block and not self._is_done
+        self._syncs = is_split and torch.cuda.is_initialized()
         if self.flops is None and len(self._warm_up) == NUM_WARM_UP // 2:
             self.flops = StepFlops.start()
         if len(self._warm_up) == NUM_WARM_UP - 1:
@@ -140,7 +141,7 @@ class Account:
         self.why_not_measured = self.why_not_measured or reason
         if self._order != ("normal",):
             self._order, self._place, self._block = ("normal",), 0, []
-            self.blocks = Blocks([], [])
+            self.blocks, self.split = Blocks([], []), []
 
     def start_backward(self) -> None:
         """Start a backward pass. What came before it was its forward pass, also in the closure of an optimizer."""
@@ -172,7 +173,7 @@ class Account:
             self.switch(item)
             return
         num_done = len(self._block)
-        if num_done in (0, self._num_in_block) and torch.cuda.is_initialized():
+        if not self._is_done and num_done in (0, self._num_in_block) and torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the first step of a block does not count, so that the others end it
         self.switch(item)
         self._syncs = False

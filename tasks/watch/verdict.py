@@ -51,9 +51,8 @@ def judge(account: Account, name: str) -> WatchResult | None:
     steps = [step for block in blocks.normal for step in block]
     if not account.num_steps:
         return None
-    split = account.split or steps
-    parts = {part: sum(step.parts[part] for step in split) / max(1, len(split)) for part in PARTS}
-    step_seconds = sum(parts.values())
+    step_seconds = seconds_of(steps) if steps else 0.0
+    parts = _parts(account.split or steps, step_seconds)
     shares = _shares(account)
     cause = _cause(shares, step_seconds)
     clauses: list[str] = []
@@ -77,7 +76,7 @@ def judge(account: Account, name: str) -> WatchResult | None:
         num_measured=len(steps),
         step_seconds=step_seconds,
         parts=parts,
-        samples_per_second=sum(step.num_samples for step in split) / len(split) / step_seconds or None
+        samples_per_second=sum(step.num_samples for step in steps) / len(steps) / step_seconds or None
         if step_seconds
         else None,
         shares=shares,
@@ -105,6 +104,15 @@ def format_gain(gain: Interval) -> str:
     """A factor of the throughput with its interval, for people."""
     ends = "" if gain.low is None or gain.high is None else f" ({format_ends(gain.low, gain.high, gain.value)})"
     return f"{format_ratio(gain.value)} times as fast{ends}"
+
+
+def _parts(steps: Sequence[Step], step_seconds: float) -> dict[str, float]:
+    """Seconds of the parts of a step of `step_seconds`, as these steps divide their time.
+
+    On a GPU these waited for it after each part, and so they take longer than the others.
+    """
+    total = sum(step.seconds for step in steps)
+    return {part: sum(step.parts[part] for step in steps) / total * step_seconds if total else 0.0 for part in PARTS}
 
 
 def _shares(account: Account) -> dict[str, Interval]:

@@ -16,7 +16,7 @@ from paceline.tasks.watch import account as module
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.card import card
 from paceline.tasks.watch.hooks import follow
-from paceline.tasks.watch.records import PARTS
+from paceline.tasks.watch.records import PARTS, Step
 from paceline.tasks.watch.verdict import judge
 
 NUM_SAMPLES, BATCH = 480, 4
@@ -131,6 +131,14 @@ def watched(loader, *arguments, **options):
     account.stop()
     account.validity = QUIET
     return outcome, account
+
+
+class QuietWatch:
+    def __init__(self, pids):
+        pass
+
+    def stop(self):
+        return QUIET
 
 
 class Half(Sampler):
@@ -347,6 +355,50 @@ def test_an_attempt_on_a_busy_machine_starts_again(monkeypatch):
     assert losses == train(LOADERS["in this process"](), 3)[0]
     assert account.num_rounds >= 8
     assert next(contaminated) is False
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_an_account_that_is_done_waits_for_no_gpu(monkeypatch):
+    num_waits, waits = 0, []
+
+    def synchronize():
+        nonlocal num_waits
+        num_waits += 1
+
+    monkeypatch.setattr(module, "ValidityWatch", QuietWatch)
+    for name, function in (
+        ("is_initialized", lambda: True),
+        ("synchronize", synchronize),
+        ("get_rng_state", torch.get_rng_state),
+    ):
+        monkeypatch.setattr(torch.cuda, name, function)
+    account, weight = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for inputs, _ in islice(DataLoader(Numbers(), 1), 300):
+            (inputs @ weight).sum().backward()
+            waits.append((account._is_done, num_waits))
+    num_at_end = {number for is_done, number in waits if is_done}
+    assert len(num_at_end) == 1
+    assert num_at_end.pop() > len(account.split) > 0
+    assert len([0 for is_done, _ in waits if is_done]) > 50
+
+
+def test_the_rate_on_a_gpu_is_that_of_the_steps_that_do_not_wait_for_it():
+    account = Account()
+    names = dict.fromkeys(PARTS, 0.0)
+    account.num_steps, account.validity = 100, QUIET
+    step, split = (
+        Step(names | {"forward": forward, "backward": 2 * forward, "data_wait": forward}, 0.0, 8)
+        for forward in (0.001, 0.003)
+    )
+    account.blocks.normal.extend([[step] * 3] * 10)
+    account.split = [split] * 10
+    result = judge(account, "train.py")
+    assert result.step_seconds == pytest.approx(0.004)
+    assert result.samples_per_second == pytest.approx(2000)
+    expected = {"data_wait": 0.001, "forward": 0.001, "backward": 0.002, "transfer": 0, "optimizer": 0, "rest": 0}
+    assert result.parts == pytest.approx(expected)
+    assert result.shares["input"].value == pytest.approx(0.25)
 
 
 def test_two_optimizers_and_a_closure():
