@@ -2,6 +2,8 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
@@ -122,6 +124,20 @@ def quieten() -> None:
     if os.environ.get("NO_COLOR"):
         os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")
     spare_loopback()
+
+
+@contextmanager
+def quiet_engines() -> Iterator[None]:
+    """Quieten the engines in the process of a user's script; its variables are then as before."""
+    before = dict(os.environ)
+    quieten()
+    changed = {name for name, value in os.environ.items() if before.get(name) != value}
+    try:
+        yield
+    finally:
+        for name in changed:
+            os.environ.pop(name, None)
+            os.environ |= {name: before[name]} if name in before else {}
 
 
 def set_verbosity(*, quiet: bool, verbose: bool, as_json: bool = False) -> None:

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from paceline.flows.commands.console import JSON, argument, command
+from paceline.flows.lifecycle import pool
 from paceline.tasks.errors import InputError, one_line
 
 EXAMPLE = "paceline watch train.py --epochs 3"
@@ -33,4 +34,5 @@ def watch(options: Namespace) -> None:
     replay = ("no-replay" if options.no_replay else "replay") + ("-json" if options.json else "")
     program = [sys.executable, "-P", "-m", "paceline.tasks.watch.program", replay, options.script, *options.arguments]
     sys.stdout.flush()
-    os.execv(sys.executable, program)  # the process becomes the script: signals and exit status are its own
+    # The process becomes the script: signals and exit status are its own. Its variables are those of the user.
+    os.execve(sys.executable, program, pool.environment)

@@ -1,8 +1,9 @@
 """The end of an account: a card on stderr, and a run in MLflow."""
 
 import sys
+from contextlib import redirect_stdout
 
-from paceline.conf.environment import Environment, quieten
+from paceline.conf.environment import Environment, quiet_engines
 from paceline.tasks.errors import PacelineError, one_line
 from paceline.tasks.formatting import number_text
 from paceline.tasks.names import WATCH_EXPERIMENT, Artifact, Metric, Status, Tag
@@ -33,7 +34,9 @@ def finish(account: Account, name: str, status: Status = "FINISHED") -> WatchRes
         if result is not None:
             finished.append(result)
             say(*card(result))
-            say(f"  run      {_record(result, status, account.environment)}")
+            with quiet_engines(), redirect_stdout(sys.stderr):  # MLflow's client prints addresses of a server
+                run = _record(result, status, account.environment)
+            say(f"  run      {run}")
         return result
     except PacelineError as error:
         say(f"error: {error}", *([f"hint: {error.hint}"] if error.hint else []))
@@ -71,7 +74,6 @@ def card(result: WatchResult) -> list[str]:
 
 def _record(result: WatchResult, status: Status, site: Environment) -> str:
     """Record a run in MLflow, and return where it is."""
-    quieten()
     from paceline.tasks.track import run as tracking
     from paceline.tasks.track.store import check_store
 

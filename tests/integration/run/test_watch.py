@@ -63,6 +63,26 @@ def test_a_script_with_a_planted_cause(name, tmp_path):
         assert account["gain"]["low"] > 1.5
 
 
+TWO_FITS = """
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+for number in range(2):
+    Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(BoringModel())
+    print("fit", number)
+"""
+
+
+@pytest.mark.slow
+def test_the_standard_output_stays_that_of_the_script_with_a_server(mlflow_server, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TWO_FITS)
+    environment = os.environ | {"MLFLOW_TRACKING_URI": mlflow_server.url, "PACELINE_HOME": str(tmp_path)}
+    done = subprocess.run([*WATCH, str(script)], env=environment, capture_output=True, text=True, check=True)
+    assert [line for line in done.stdout.splitlines() if "View run" in line or "fit" in line] == ["fit 0", "fit 1"]
+    assert done.stderr.count("see it with: paceline ui") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "status", "says"),

@@ -1,7 +1,13 @@
 """Wrong input of `paceline watch` starts nothing."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
+from paceline.conf.environment import QUIET_ENVIRONMENT
 from paceline.flows import cli
 
 
@@ -22,6 +28,20 @@ def test_what_is_no_script_is_refused(content, says, tmp_path, capsys):
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: paceline watch {script}: {says}")
     assert hint.startswith("hint: ")
+
+
+def test_a_script_gets_the_variables_of_its_user(tmp_path):
+    script, given = tmp_path / "train.py", os.environ | {"PACELINE_HOME": str(tmp_path), "http_proxy": "http://proxy:1"}
+    script.write_text("import json, os\nprint(json.dumps(dict(os.environ)))\n")
+    for name in (*QUIET_ENVIRONMENT, "no_proxy", "NO_PROXY"):
+        given.pop(name, None)
+    started = "import sys; from paceline.flows.cli import main; main(['watch', sys.argv[1]])"
+    outputs = [
+        subprocess.run([sys.executable, *command, script], env=given, capture_output=True, text=True, check=True).stdout
+        for command in ([], ["-c", started])
+    ]
+    plain, watched = map(json.loads, outputs)
+    assert watched == plain
 
 
 def test_a_script_is_needed(capsys):

@@ -1,5 +1,6 @@
 """`SpeedAccount` in a script of Lightning: the same losses, a card, and a run in MLflow."""
 
+import os
 import pickle
 
 import pytest
@@ -9,7 +10,7 @@ from mlflow.tracking import MlflowClient
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline.conf.environment import Environment
+from paceline.conf.environment import QUIET_ENVIRONMENT, Environment
 from paceline.lightning import SpeedAccount
 from paceline.tasks.measure import step_marks
 from paceline.tasks.watch import account as module
@@ -120,6 +121,27 @@ def test_a_training_is_a_run_and_a_failed_one_has_failed(tmp_path, capsys):
     assert f"run      {done.info.run_id} in experiment paceline-watch" in text
     assert "Paceline: Module, 60 steps" in text
     assert watch.result.why_not_measured == "replay=False"
+
+
+def test_the_script_keeps_its_stdout_and_its_variables(tmp_path, monkeypatch, capsys):
+    for name in QUIET_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    seen = []
+
+    def set_terminated(client, *_):
+        seen.append(os.environ["MLFLOW_DISABLE_TELEMETRY"])
+        print("View run at http://127.0.0.1:5000/")  # noqa: T201  as the client of a server does
+
+    monkeypatch.setattr(MlflowClient, "set_terminated", set_terminated)
+    variables = dict(os.environ)
+    fit(SpeedAccount(), directory=tmp_path, settings={"max_epochs": 1, "limit_val_batches": 0})
+    assert seen == ["true"]
+    assert os.environ == variables
+    output = capsys.readouterr()
+    assert "View run" not in output.out
+    assert "View run" in output.err
+    assert "  run      " in output.err
 
 
 def test_a_judged_training_marks_its_steps(tmp_path, monkeypatch):
