@@ -6,7 +6,6 @@ that the losses stay the same bit for bit.
 """
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from paceline.tasks.records.measurement import Validity
 from paceline.tasks.train.lightning.random_state import differ, random_state, set_random_state
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.watch.flops import StepFlops
+from paceline.tasks.watch.ranks import own_pids
 from paceline.tasks.watch.records import PARTS, Blocks, Kind, Step
 
 NUM_WARM_UP = 6  # counted steps before the first block
@@ -70,7 +70,7 @@ class Account:
         self._block: list[Step] = []
         self._order: tuple[Kind, ...] = ("normal",)
         self._place, self._num_in_block = 0, 0
-        self._watch = ValidityWatch([os.getpid()])
+        self._watch = ValidityWatch(own_pids())
         self._disturbed: tuple[Blocks, list[Step], Validity] | None = None  # the newest attempt on a busy machine
 
     def is_followed(self) -> bool:
@@ -243,7 +243,7 @@ class Account:
         ready = 1 + loader.num_workers * (loader.prefetch_factor or 0)  # batches that workers may have ready
         self._num_to_settle = int(min(ready, max(1, self._find_length(loader) / 2))) if ready > 1 else 1
         self._order = ("normal",) if self.why_not_measured else PALINDROME
-        self._watch = ValidityWatch([os.getpid()])
+        self._watch = ValidityWatch(own_pids())
 
     def _count(self, step: Step) -> None:
         if len(self._warm_up) < NUM_WARM_UP:
@@ -277,7 +277,7 @@ class Account:
         if not self._is_done:  # the rule looks at the machine alone
             self._disturbed = self.blocks, self.split, self.validity
             self.blocks, self.split, self._place = Blocks([], []), [], 0
-            self._watch = ValidityWatch([os.getpid()])
+            self._watch = ValidityWatch(own_pids())
 
 
 def num_samples_of(batch: Any) -> int:

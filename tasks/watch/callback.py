@@ -12,6 +12,7 @@ from paceline.tasks.names import Status
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.card import finish, status_of
 from paceline.tasks.watch.hooks import follow
+from paceline.tasks.watch.ranks import SEVERAL_RANKS
 from paceline.tasks.watch.records import WatchResult
 
 
@@ -44,7 +45,7 @@ class SpeedAccount(Callback):
         why = "" if self._replay else "replay=False"
         why = "under paceline judge" if VARIABLE in os.environ else why
         self._account = Account(
-            why_not_measured="the training has several ranks" if trainer.world_size > 1 else why,
+            why_not_measured=SEVERAL_RANKS if trainer.world_size > 1 else why,
             after_receive="transfer",
             is_training=lambda: trainer.training and not trainer.sanity_checking,
         )

@@ -8,6 +8,7 @@ REPLAY is `replay` or `no-replay`. With `-json` behind it, stdout ends with the 
 import json
 import os
 import sys
+from contextlib import nullcontext
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -20,6 +21,7 @@ from paceline.tasks.redact import redact_tree
 from paceline.tasks.watch import card
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.hooks import follow
+from paceline.tasks.watch.ranks import SEVERAL_RANKS, has_several_ranks, is_first_rank
 
 TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 NO_LOOP = (
@@ -71,10 +73,12 @@ def main(replay: str, script: str, *arguments: str) -> int:
     sys.path.insert(0, str(path.resolve().parent))
     is_replayed = not replay.startswith("no-")
     sys.meta_path.insert(0, TrainerFinder(replay=is_replayed))
-    account = Account(why_not_measured="" if is_replayed else "of --no-replay")
+    is_first = is_first_rank()
+    why = "" if is_replayed else "of --no-replay"
+    account = Account(why_not_measured=SEVERAL_RANKS if has_several_ranks() else why)
     ended: BaseException | None = None
     try:
-        with follow(account):
+        with follow(account) if is_first else nullcontext():
             exec(compile(path.read_bytes(), place, "exec"), module.__dict__)
     except BaseException as error:  # noqa: BLE001  whatever ends a script
         ended = error
@@ -83,15 +87,21 @@ def main(replay: str, script: str, *arguments: str) -> int:
         sys.excepthook(type(ended), ended, ended.__traceback__)
     is_done = isinstance(ended, SystemExit) and ended.code in (None, 0)
     status: Status = "FINISHED" if ended is None or is_done else card.status_of(ended)
-    if card.finish(account, path.name, status) is None and not card.finished:
-        lines = NO_LOADER if account.num_backward else NO_LOOP
-        card.say(*(line.format(script=path.name, number=account.num_backward) for line in lines))
-    if replay.endswith("-json"):
-        accounts = [result.model_dump(mode="json") for result in card.finished]
-        print(json.dumps(redact_tree({"accounts": accounts})), flush=True)  # noqa: T201
+    if is_first:
+        _report(account, path.name, status, as_json=replay.endswith("-json"))
     if ended is not None and not isinstance(ended, Exception):
         raise ended
     return int(ended is not None)
+
+
+def _report(account: Account, name: str, status: Status, *, as_json: bool) -> None:
+    """Print the card, and record the run."""
+    if card.finish(account, name, status) is None and not card.finished:
+        lines = NO_LOADER if account.num_backward else NO_LOOP
+        card.say(*(line.format(script=name, number=account.num_backward) for line in lines))
+    if as_json:
+        accounts = [result.model_dump(mode="json") for result in card.finished]
+        print(json.dumps(redact_tree({"accounts": accounts})), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -83,6 +83,35 @@ def test_the_standard_output_stays_that_of_the_script_with_a_server(mlflow_serve
     assert done.stderr.count("see it with: paceline ui") == 2
 
 
+TWO_RANKS = """
+import torch
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for (inputs,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(9600, 256)), 32):
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+if rank == 0:
+    from paceline.tasks.watch.ranks import own_pids
+    print("trained by", len(own_pids()))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_one_of_two_ranks_of_torchrun_reports(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TWO_RANKS)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    done = start(*launcher, *WATCH[1:], str(script), home=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained by 2\n"), done.stderr
+    assert done.stderr.count("Paceline: train.py, 300 steps") == 1
+    _, account = account_of(tmp_path)
+    assert account["why_not_measured"] == "the training has several ranks"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "status", "says"),

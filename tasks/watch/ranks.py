@@ -1,0 +1,46 @@
+"""Ranks of a training that a launcher such as torchrun has started: processes with one parent and one address."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psutil
+
+GROUP = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that the ranks of a training have in common."""
+SEVERAL_RANKS = "the training has several ranks"
+
+
+def has_several_ranks() -> bool:
+    """Whether this process is one of several ranks."""
+    number = os.environ.get("WORLD_SIZE", "")
+    return number.isdecimal() and int(number) > 1 and "RANK" in os.environ
+
+
+def is_first_rank() -> bool:
+    """Whether this process reports on the training: the first rank, or the only one."""
+    return not has_several_ranks() or os.environ["RANK"] == "0"
+
+
+def own_pids() -> list[int]:
+    """Process ids of the training on this host: this process, and the other ranks that its parent has started."""
+    return [os.getpid(), *(_siblings() if has_several_ranks() else ())]
+
+
+def _siblings() -> Iterator[int]:
+    group, parent = _group(psutil.Process()), psutil.Process().parent()
+    if group is None or parent is None:
+        return
+    with suppress(psutil.Error):  # the parent has ended
+        for child in parent.children():
+            if child.pid != os.getpid() and _group(child) == group:
+                yield child.pid
+
+
+def _group(process: psutil.Process) -> list[str | None] | None:
+    """What a rank was started with, and its group has in common; None of a process that is not a rank."""
+    try:
+        variables = process.environ()
+    except (psutil.Error, OSError):  # it has ended, or belongs to another user
+        return None
+    return [variables.get(name) for name in GROUP] if "RANK" in variables else None
