@@ -8,9 +8,10 @@ that the losses stay the same bit for bit.
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset
@@ -34,8 +35,12 @@ TARGET_HALF_WIDTH = 0.02  # of the ratio, at which an attempt ends
 MAX_AHEAD_BYTES = 2**28  # batches that are read ahead
 SMALL = str, bytes, int, float, complex, type(None)
 """Parts of a batch whose bytes do not matter, such as names of files."""
+SEVERAL_LOADERS = "a step takes batches of several loaders"
 DRAWS = "the loader draws random numbers in the process of the training"
 PALINDROME: tuple[Kind, ...] = ("normal", "at_hand", "at_hand", "settle", "normal")
+
+Reader = Literal["step", "other"]
+"""A step takes the batches of the loader with which it starts, and may take some of other loaders."""
 
 
 class Account:
@@ -52,7 +57,7 @@ class Account:
         self.why_not_measured, self.is_training = why_not_measured, is_training
         site = Environment()
         self.environment = site.model_copy(update={"home": site.root})  # also once the script is in another directory
-        self.num_steps, self.num_backward, self._num_samples = 0, 0, 0
+        self.num_steps, self.num_backward, self._num_samples, self._num_batches = 0, 0, 0, 0
         self.blocks = Blocks([], [])
         self.split: list[Step] = []  # on a GPU, steps that waited for it after each part
         self.validity = Validity()
@@ -61,9 +66,11 @@ class Account:
         self._after_receive = after_receive
         self._thread = threading.get_ident()
         self._loader: Any = None
+        self._iterator: Callable[[], object] = lambda: None  # the one over the loader, while there is a reference to it
         self._trained: Any = None  # the loader of the newest step with a backward pass
         self._before: dict[str, float] | None = None  # the budget at the start of the open step
-        self._has_backward = self._is_left_out = self._in_update = self._syncs = self._is_done = False
+        self._has_backward = self._has_other = self._is_left_out = self._is_irregular = False
+        self._in_update = self._syncs = self._is_done = False
         self._item_since = self._busy_since = self._idle = 0.0
         self._num_in_epoch, self._num_to_settle = 0, 1
         self._warm_up: list[Step] = []
@@ -90,25 +97,36 @@ class Account:
         self._item_since, self._busy_since = now, busy
         return ended
 
-    def request(self, loader: Any) -> bool:
-        """Take note that the loop wants the next batch of a loader; returns whether that starts a step."""
-        if self._before is not None and self._has_backward and loader is not self._loader:
-            if torch.is_grad_enabled():
-                self.stop_replay("a step takes batches of several loaders")
-            else:
-                self._is_left_out = True  # a validation in the middle of a step
-            return False
+    def request(self, loader: Any, iterator: object, *, is_first: bool) -> Reader | None:
+        """Take note that the loop wants the next batch of a loader, or the first one; returns for whom it is read.
+
+        None where the batch belongs to no step, as that of a validation.
+        """
+        is_own, is_trained = loader is self._loader, self._before is not None and self._has_backward
         if not torch.is_grad_enabled():
-            return False
-        self.leave(is_counted=True)
-        self._loader = loader
-        self.start_step()
-        return True
+            self._is_left_out |= is_trained  # a validation in the middle of a step
+            return None
+        if is_trained and not is_own and self._num_in_epoch > 0 and self._iterator() is None:
+            self.leave()  # a loop over the loader was left before its end, and no other one can continue it
+            is_trained = False
+        if is_trained and not is_own:
+            self._has_other = True
+            return "other"
+        if self._before is None or is_trained or is_first or not is_own:
+            self.leave(is_counted=True)
+            self._loader, self._iterator = loader, weakref.ref(iterator)
+            self.start_step()
+        return "step"
 
     def start_step(self) -> None:
         """Start the time of a step: at the request, or when the batches of a block have been read."""
         self._before, self._idle = self.stopwatch.budget(), 0.0
-        self._has_backward = self._is_left_out = False
+        self._has_backward = self._has_other = self._is_left_out = False
+        self._num_batches = self._num_samples = 0
+
+    def leave_out(self) -> None:
+        """Do not count the open step: another loader has ended in it."""
+        self._is_left_out = True
 
     def num_ahead(self, num_read: int) -> int:
         """Number of batches to read before the step starts; 0 where it reads its own batch.
@@ -116,7 +134,7 @@ class Account:
         A loader is not read to its end ahead: samplers may draw a random number there.
         """
         is_settled = self._loader is self._trained and self._num_in_epoch + 1 >= self._num_to_settle
-        if self._is_done or self._kind != "at_hand" or not is_settled:
+        if self._is_done or self._kind != "at_hand" or not is_settled or self._num_batches:
             return 0
         number = int(min(self._find_length(self._loader) - num_read, self._num_in_block + 1 - len(self._block)))
         if number < 0:
@@ -127,12 +145,13 @@ class Account:
         """Take note that a batch was handed to the loop, and whether it was read before the step."""
         self._num_in_epoch = 0 if is_first else self._num_in_epoch + 1
         self._is_left_out |= was_ahead != (self._kind == "at_hand")
-        self._num_samples = num_samples_of(batch)
+        self._num_batches += 1
+        self._num_samples += num_samples_of(batch)
         is_split = self._kind == "normal" and not self._block and not self._is_done
         self._syncs = is_split and torch.cuda.is_initialized()
         if self.flops is None and len(self._warm_up) == NUM_WARM_UP // 2:
             self.flops = StepFlops.start()
-        if len(self._warm_up) == NUM_WARM_UP - 1:
+        if len(self._warm_up) == NUM_WARM_UP - 1 and self._num_batches == 1:
             self._choose_order(self._loader, num_bytes_of(batch))
         self.switch(self._after_receive)
 
@@ -147,6 +166,9 @@ class Account:
         """Start a backward pass. What came before it was its forward pass, also in the closure of an optimizer."""
         self.num_backward += 1
         if self._before is not None:
+            if self._has_other:  # it is trained on, so that it is not a validation
+                self.stop_replay(SEVERAL_LOADERS)
+                self._has_other = False
             self._has_backward, self._trained = True, self._loader
             self.switch("backward", relabel="forward")
 
@@ -172,6 +194,8 @@ class Account:
         if self._before is None:
             self.switch(item)
             return
+        if self._has_backward:
+            self._leave_out_irregular()
         num_done = len(self._block)
         if not self._is_done and num_done in (0, self._num_in_block) and torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the first step of a block does not count, so that the others end it
@@ -187,6 +211,18 @@ class Account:
         is_settled = self._num_in_epoch >= self._num_to_settle
         if is_counted and self._has_backward and not self._is_left_out and is_settled:
             self._count(step)
+
+    def _leave_out_irregular(self) -> None:
+        """Leave out a step that took more than one batch, unless the step before did so too: then the loop works so.
+
+        A validation with gradients, and a batch that the loop skipped, are in single steps.
+        """
+        is_irregular, before = self._has_other or self._num_batches > 1, self._is_irregular
+        self._is_irregular = is_irregular
+        if is_irregular and before:
+            self.stop_replay(SEVERAL_LOADERS if self._has_other else "a step takes several batches before it trains")
+        elif is_irregular:
+            self._is_left_out = True
 
     def stop(self) -> None:
         """End the account with the training."""

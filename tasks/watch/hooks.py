@@ -40,24 +40,28 @@ class Batches:
 
     def __next__(self) -> Any:
         account = self._account
-        is_step = account.is_followed() and account.request(self._loader)
+        is_first = self._num_given == 0
+        reader = account.request(self._loader, self, is_first=is_first) if account.is_followed() else None
+        is_step = reader == "step"
         if not self._ahead and self._end is None:
             num_ahead = account.num_ahead(self._num_read) if is_step else 0
-            before = account.switch("data_wait" if self._num_read else "epoch_start") if is_step else ""
+            before = account.switch("data_wait" if self._num_read else "epoch_start") if reader else ""
             self._read(max(1, num_ahead), is_ahead=num_ahead > 0, is_probing=is_step and account.is_probing)
-            if is_step:
+            if reader:
                 account.switch(before)
             if num_ahead:
                 account.start_step()
         if not self._ahead and (end := self._end) is not None:
             if is_step:
                 account.leave()
+            elif reader:
+                account.leave_out()
             if not isinstance(end, StopIteration):
                 self._end = None  # the loop may go on with the next batch
             raise end
         batch, was_ahead = self._ahead.popleft()
         if is_step:
-            account.receive(batch, is_first=self._num_given == 0, was_ahead=was_ahead)
+            account.receive(batch, is_first=is_first, was_ahead=was_ahead)
         self._num_given += 1
         return batch
 

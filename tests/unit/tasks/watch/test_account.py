@@ -329,6 +329,85 @@ def test_the_planted_cause(cause, clock):
         assert result.gain.low == pytest.approx(9.0, rel=0.05)
 
 
+def step_of(weights, inputs):
+    CLOCK.work(0.001)
+    (inputs @ weights).sum().backward()
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("is_first_slow", [True, False])
+def test_the_wait_for_each_of_several_loaders(is_first_slow, clock):
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    loaders = [DataLoader(Numbers(seconds=0.002 * is_slow), BATCH) for is_slow in (is_first_slow, not is_first_slow)]
+    with follow(account):
+        for _ in range(2):
+            for (first, _), (second, _) in zip(*loaders, strict=True):
+                step_of(weights, first + second)
+    account.stop()
+    account.validity = QUIET
+    result = judge(account, "train.py")
+    assert account.num_steps == 2 * NUM_SAMPLES / BATCH
+    assert result.parts["data_wait"] == pytest.approx(0.008, rel=0.01)
+    assert result.step_seconds == pytest.approx(0.009, rel=0.01)
+    assert (result.cause, result.gain_source) == ("data-bound", "computed")
+    assert result.why_not_measured == "a step takes batches of several loaders"
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_batches_that_are_all_read_before_they_are_trained_on(clock):
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for _ in range(3):
+            batches = iter(DataLoader(Numbers(seconds=0.001), BATCH))
+            for _ in range(NUM_SAMPLES // BATCH // 4):
+                for inputs, _ in [next(batches) for _ in range(4)]:
+                    step_of(weights, inputs)
+    account.stop()
+    account.validity = QUIET
+    result = judge(account, "train.py")
+    assert account.num_steps == 3 * NUM_SAMPLES / BATCH / 4
+    assert result.parts["data_wait"] == pytest.approx(0.016, rel=0.01)
+    assert result.step_seconds == pytest.approx(0.020, rel=0.01)
+    assert result.samples_per_second == pytest.approx(16 / 0.020, rel=0.01)
+    assert result.why_not_measured == "a step takes several batches before it trains"
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_steps_with_a_validation_or_a_skipped_batch_are_left_out(clock):
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    validation = DataLoader(Numbers(seconds=0.1), 120)
+    with follow(account):
+        for _ in range(2):
+            for number, (inputs, _) in enumerate(DataLoader(Numbers(), BATCH)):
+                if number % 20 == 7:
+                    continue
+                step_of(weights, inputs)
+                if number % 20 == 15:
+                    for held_out, _ in validation:
+                        with torch.no_grad():
+                            held_out @ weights
+    account.stop()
+    account.validity = QUIET
+    result = judge(account, "train.py")
+    assert account.num_steps == 2 * (NUM_SAMPLES / BATCH - 6)
+    assert result.step_seconds == pytest.approx(0.001, rel=0.05)
+    assert account.why_not_measured == ""
+    assert account.num_rounds >= 8
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_each_epoch_may_have_a_loader_that_is_not_read_to_its_end():
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for _ in range(4):
+            for inputs, _ in islice(DataLoader(Numbers(), BATCH), 50):
+                step_of(weights, inputs)
+    account.stop()
+    assert account.num_steps == 4 * 50
+    assert account.why_not_measured == ""
+    assert account.blocks.at_hand
+
+
 def test_a_busy_machine_gets_no_cause_and_no_gain():
     _, account = watched(LOADERS["in this process"](seconds=0.0005))
     account.validity = judge_validity(Validity(foreign_load=1.5, num_cores=2))
