@@ -7,138 +7,22 @@ from itertools import islice
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from paceline.tasks.measure.validity import judge as judge_validity
 from paceline.tasks.records.measurement import Validity
-from paceline.tasks.train.rank import time_budget
 from paceline.tasks.watch import account as module
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.card import card
 from paceline.tasks.watch.hooks import follow
 from paceline.tasks.watch.records import PARTS, Step
 from paceline.tasks.watch.verdict import judge
-
-NUM_SAMPLES, BATCH = 480, 4
-QUIET = judge_validity(Validity(foreign_load=0.0, num_cores=2))
-
-
-class Clock:
-    """A time that passes as tests say, and by a microsecond for each look at it."""
-
-    def __init__(self):
-        self.now = self.busy = 0.0
-
-    def monotonic(self):
-        self.work(1e-6)
-        return self.now
-
-    def thread_time(self):
-        return self.busy
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-    def work(self, seconds):
-        self.now += seconds
-        self.busy += seconds
-
-
-CLOCK = Clock()
-
-
-class Numbers(Dataset):
-    """Samples that take a time to read, and may draw random numbers."""
-
-    def __init__(self, *, seconds=0.0, draw=None, bad=None):
-        self.seconds, self.draw, self.bad = seconds, draw, bad
-
-    def __len__(self):
-        return NUM_SAMPLES
-
-    def __getitem__(self, index):
-        if index == self.bad:
-            raise ValueError(f"sample {index} is broken")
-        if self.seconds:
-            CLOCK.sleep(self.seconds)
-        noise = self.draw() if self.draw else 0.0
-        return torch.full((8,), index / NUM_SAMPLES) + noise, torch.tensor([float(index % 2)])
-
-
-class Batch:
-    """A batch of a class that Paceline does not know."""
-
-    def __init__(self, samples):
-        self.inputs, self.targets = (torch.stack(tensors) for tensors in zip(*samples, strict=True))
-
-    def __iter__(self):
-        return iter((self.inputs, self.targets))
-
-
-class Buckets(Sampler):
-    """Batches of shuffled samples, and what forming them for the length does."""
-
-    def __init__(self, find_length):
-        self.find_length, self.num_calls = find_length, 0
-
-    def __iter__(self):
-        order = random.sample(range(NUM_SAMPLES), NUM_SAMPLES)
-        return iter([order[start : start + BATCH] for start in range(0, NUM_SAMPLES, BATCH)])
-
-    def __len__(self):
-        self.num_calls += 1
-        return self.find_length(self)
+from tests.support.watched_loops import BATCH, NUM_SAMPLES, QUIET, Numbers, QuietWatch, train, watched
 
 
 class Stream(IterableDataset):
     def __iter__(self):
         return (Numbers()[index] for index in range(NUM_SAMPLES))
-
-
-def train(loader, num_epochs=1, *, in_work=0.001, in_step=0.0, in_loop=0.0, limit=None, validation=None):
-    """A plain loop; returns its losses and the batches it saw."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.2), nn.Linear(32, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses, seen = [], []
-    for _ in range(num_epochs):
-        for number, (inputs, targets) in enumerate(islice(loader, limit)):
-            seen.append(inputs.clone())
-            CLOCK.sleep(in_step)
-            CLOCK.work(in_work)
-            loss = nn.functional.mse_loss(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            CLOCK.sleep(in_loop)
-            if validation is not None and number % 10 == 9:
-                with torch.no_grad():
-                    losses += [float(model(inputs).sum()) for inputs, _ in validation]
-    return losses, torch.stack(seen)
-
-
-@pytest.fixture
-def short_blocks(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK_SECONDS", 0.0)
-    monkeypatch.setattr(module, "TARGET_HALF_WIDTH", 0.5)
-
-
-def watched(loader, *arguments, **options):
-    account = Account()
-    with follow(account):
-        outcome = train(loader, *arguments, **options)
-    account.stop()
-    account.validity = QUIET
-    return outcome, account
-
-
-class QuietWatch:
-    def __init__(self, pids):
-        pass
-
-    def stop(self):
-        return QUIET
 
 
 class Half(Sampler):
@@ -220,64 +104,6 @@ def test_a_broken_sample_fails_at_its_own_step(bad):
     assert done == expected
 
 
-def no_length(sampler):
-    raise ValueError("the length is ambiguous")
-
-
-@pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize(
-    ("find_length", "reason"),
-    [
-        (no_length, ""),
-        (lambda sampler: len(list(iter(sampler))), "the loader draws random numbers in the process of the training"),
-        (lambda sampler: NUM_SAMPLES // BATCH, ""),
-        (lambda sampler: NUM_SAMPLES // BATCH // 2, "the loader has more batches than its length"),
-    ],
-    ids=["none", "draws", "costly", "wrong"],
-)
-def test_the_length_of_a_loader_is_read_rarely_and_without_effect(find_length, reason, num_workers):
-    random.seed(5)
-    loader = DataLoader(Numbers(), batch_sampler=Buckets(find_length), num_workers=num_workers)
-    losses, _ = train(loader)
-    random.seed(5)
-    sampler = Buckets(find_length)
-    (watched_losses, _), account = watched(DataLoader(Numbers(), batch_sampler=sampler, num_workers=num_workers))
-    assert watched_losses == losses
-    assert account.why_not_measured == reason
-    assert bool(account.blocks.at_hand) == (not reason)
-    assert 0 < sampler.num_calls <= len(account.blocks.at_hand) + 30 / module.MIN_BLOCK
-
-
-@pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize(
-    ("collate", "num_samples", "reason"),
-    [
-        (Batch, 0, "the size of a batch is unknown"),
-        (lambda samples: (torch.stack([one for one, _ in samples]).to_sparse(), *Batch(samples)), BATCH, "unknown"),
-        (lambda samples: (torch.nested.as_nested_tensor([one for one, _ in samples]), *Batch(samples)), 0, ""),
-        (
-            lambda samples: {"names": ["a", None], "rows": Batch(samples).inputs.numpy(), "batch": [*Batch(samples)]},
-            BATCH,
-            "",
-        ),
-    ],
-    ids=["a class", "sparse", "nested", "arrays"],
-)
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_batches_of_all_kinds(collate, num_samples, reason):
-    account, weight = Account(), torch.ones(8, 1, requires_grad=True)
-    with follow(account):
-        for batch in DataLoader(Numbers(), BATCH, collate_fn=collate):
-            *_, inputs, _ = batch["batch"] if isinstance(batch, dict) else batch
-            (inputs @ weight).sum().backward()
-    account.stop()
-    assert account.num_steps == NUM_SAMPLES / BATCH
-    assert {step.num_samples for block in account.blocks.normal for step in block} == {num_samples}
-    assert reason in account.why_not_measured
-    assert bool(account.blocks.at_hand) == (not reason)
-
-
 @pytest.mark.usefixtures("short_blocks")
 def test_epochs_that_end_early_and_a_validation_between():
     validation = [DataLoader(Numbers(), 120) for _ in range(2)]
@@ -287,13 +113,6 @@ def test_epochs_that_end_early_and_a_validation_between():
     assert torch.equal(watched_batches, batches)
     assert account.num_steps == 3 * 35
     assert account.why_not_measured == ""
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    for owner in (module, time_budget):
-        monkeypatch.setattr(owner, "time", CLOCK)
-    return CLOCK
 
 
 PLANTED = {
@@ -327,85 +146,6 @@ def test_the_planted_cause(cause, clock):
     if result.gain is not None:  # 9 ms in a step of 9 ms, less its work of 1 ms
         assert result.gain.value == pytest.approx(9.0, rel=0.05)
         assert result.gain.low == pytest.approx(9.0, rel=0.05)
-
-
-def step_of(weights, inputs):
-    CLOCK.work(0.001)
-    (inputs @ weights).sum().backward()
-
-
-@pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize("is_first_slow", [True, False])
-def test_the_wait_for_each_of_several_loaders(is_first_slow, clock):
-    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
-    loaders = [DataLoader(Numbers(seconds=0.002 * is_slow), BATCH) for is_slow in (is_first_slow, not is_first_slow)]
-    with follow(account):
-        for _ in range(2):
-            for (first, _), (second, _) in zip(*loaders, strict=True):
-                step_of(weights, first + second)
-    account.stop()
-    account.validity = QUIET
-    result = judge(account, "train.py")
-    assert account.num_steps == 2 * NUM_SAMPLES / BATCH
-    assert result.parts["data_wait"] == pytest.approx(0.008, rel=0.01)
-    assert result.step_seconds == pytest.approx(0.009, rel=0.01)
-    assert (result.cause, result.gain_source) == ("data-bound", "computed")
-    assert result.why_not_measured == "a step takes batches of several loaders"
-
-
-@pytest.mark.usefixtures("short_blocks")
-def test_batches_that_are_all_read_before_they_are_trained_on(clock):
-    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
-    with follow(account):
-        for _ in range(3):
-            batches = iter(DataLoader(Numbers(seconds=0.001), BATCH))
-            for _ in range(NUM_SAMPLES // BATCH // 4):
-                for inputs, _ in [next(batches) for _ in range(4)]:
-                    step_of(weights, inputs)
-    account.stop()
-    account.validity = QUIET
-    result = judge(account, "train.py")
-    assert account.num_steps == 3 * NUM_SAMPLES / BATCH / 4
-    assert result.parts["data_wait"] == pytest.approx(0.016, rel=0.01)
-    assert result.step_seconds == pytest.approx(0.020, rel=0.01)
-    assert result.samples_per_second == pytest.approx(16 / 0.020, rel=0.01)
-    assert result.why_not_measured == "a step takes several batches before it trains"
-
-
-@pytest.mark.usefixtures("short_blocks")
-def test_steps_with_a_validation_or_a_skipped_batch_are_left_out(clock):
-    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
-    validation = DataLoader(Numbers(seconds=0.1), 120)
-    with follow(account):
-        for _ in range(2):
-            for number, (inputs, _) in enumerate(DataLoader(Numbers(), BATCH)):
-                if number % 20 == 7:
-                    continue
-                step_of(weights, inputs)
-                if number % 20 == 15:
-                    for held_out, _ in validation:
-                        with torch.no_grad():
-                            held_out @ weights
-    account.stop()
-    account.validity = QUIET
-    result = judge(account, "train.py")
-    assert account.num_steps == 2 * (NUM_SAMPLES / BATCH - 6)
-    assert result.step_seconds == pytest.approx(0.001, rel=0.05)
-    assert account.why_not_measured == ""
-    assert account.num_rounds >= 8
-
-
-@pytest.mark.usefixtures("short_blocks")
-def test_each_epoch_may_have_a_loader_that_is_not_read_to_its_end():
-    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
-    with follow(account):
-        for _ in range(4):
-            for inputs, _ in islice(DataLoader(Numbers(), BATCH), 50):
-                step_of(weights, inputs)
-    account.stop()
-    assert account.num_steps == 4 * 50
-    assert account.why_not_measured == ""
-    assert account.blocks.at_hand
 
 
 def test_a_busy_machine_gets_no_cause_and_no_gain():

@@ -1,0 +1,177 @@
+"""Loaders and batches of all kinds: their lengths, their sizes, and several of them in one step."""
+
+import random
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from paceline.tasks.watch import account as module
+from paceline.tasks.watch.account import Account
+from paceline.tasks.watch.hooks import follow
+from paceline.tasks.watch.verdict import judge
+from tests.support.watched_loops import BATCH, CLOCK, NUM_SAMPLES, QUIET, Numbers, QuietWatch, train, watched
+
+
+class Batch:
+    """A batch of a class that Paceline does not know."""
+
+    def __init__(self, samples):
+        self.inputs, self.targets = (torch.stack(tensors) for tensors in zip(*samples, strict=True))
+
+    def __iter__(self):
+        return iter((self.inputs, self.targets))
+
+
+class Buckets(Sampler):
+    """Batches of shuffled samples, and what forming them for the length does."""
+
+    def __init__(self, find_length):
+        self.find_length, self.num_calls = find_length, 0
+
+    def __iter__(self):
+        order = random.sample(range(NUM_SAMPLES), NUM_SAMPLES)
+        return iter([order[start : start + BATCH] for start in range(0, NUM_SAMPLES, BATCH)])
+
+    def __len__(self):
+        self.num_calls += 1
+        return self.find_length(self)
+
+
+def no_length(sampler):
+    raise ValueError("the length is ambiguous")
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("find_length", "reason"),
+    [
+        (no_length, ""),
+        (lambda sampler: len(list(iter(sampler))), "the loader draws random numbers in the process of the training"),
+        (lambda sampler: NUM_SAMPLES // BATCH, ""),
+        (lambda sampler: NUM_SAMPLES // BATCH // 2, "the loader has more batches than its length"),
+    ],
+    ids=["none", "draws", "costly", "wrong"],
+)
+def test_the_length_of_a_loader_is_read_rarely_and_without_effect(find_length, reason, num_workers):
+    random.seed(5)
+    loader = DataLoader(Numbers(), batch_sampler=Buckets(find_length), num_workers=num_workers)
+    losses, _ = train(loader)
+    random.seed(5)
+    sampler = Buckets(find_length)
+    (watched_losses, _), account = watched(DataLoader(Numbers(), batch_sampler=sampler, num_workers=num_workers))
+    assert watched_losses == losses
+    assert account.why_not_measured == reason
+    assert bool(account.blocks.at_hand) == (not reason)
+    assert 0 < sampler.num_calls <= len(account.blocks.at_hand) + 30 / module.MIN_BLOCK
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize(
+    ("collate", "num_samples", "reason"),
+    [
+        (Batch, 0, "the size of a batch is unknown"),
+        (lambda samples: (torch.stack([one for one, _ in samples]).to_sparse(), *Batch(samples)), BATCH, "unknown"),
+        (lambda samples: (torch.nested.as_nested_tensor([one for one, _ in samples]), *Batch(samples)), 0, ""),
+        (
+            lambda samples: {"names": ["a", None], "rows": Batch(samples).inputs.numpy(), "batch": [*Batch(samples)]},
+            BATCH,
+            "",
+        ),
+    ],
+    ids=["a class", "sparse", "nested", "arrays"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_batches_of_all_kinds(collate, num_samples, reason):
+    account, weight = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for batch in DataLoader(Numbers(), BATCH, collate_fn=collate):
+            *_, inputs, _ = batch["batch"] if isinstance(batch, dict) else batch
+            (inputs @ weight).sum().backward()
+    account.stop()
+    assert account.num_steps == NUM_SAMPLES / BATCH
+    assert {step.num_samples for block in account.blocks.normal for step in block} == {num_samples}
+    assert reason in account.why_not_measured
+    assert bool(account.blocks.at_hand) == (not reason)
+
+
+def step_of(weights, inputs):
+    CLOCK.work(0.001)
+    (inputs @ weights).sum().backward()
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("is_first_slow", [True, False])
+def test_the_wait_for_each_of_several_loaders(is_first_slow, clock):
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    loaders = [DataLoader(Numbers(seconds=0.002 * is_slow), BATCH) for is_slow in (is_first_slow, not is_first_slow)]
+    with follow(account):
+        for _ in range(2):
+            for (first, _), (second, _) in zip(*loaders, strict=True):
+                step_of(weights, first + second)
+    account.stop()
+    account.validity = QUIET
+    result = judge(account, "train.py")
+    assert account.num_steps == 2 * NUM_SAMPLES / BATCH
+    assert result.parts["data_wait"] == pytest.approx(0.008, rel=0.01)
+    assert result.step_seconds == pytest.approx(0.009, rel=0.01)
+    assert (result.cause, result.gain_source) == ("data-bound", "computed")
+    assert result.why_not_measured == "a step takes batches of several loaders"
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_batches_that_are_all_read_before_they_are_trained_on(clock):
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for _ in range(3):
+            batches = iter(DataLoader(Numbers(seconds=0.001), BATCH))
+            for _ in range(NUM_SAMPLES // BATCH // 4):
+                for inputs, _ in [next(batches) for _ in range(4)]:
+                    step_of(weights, inputs)
+    account.stop()
+    account.validity = QUIET
+    result = judge(account, "train.py")
+    assert account.num_steps == 3 * NUM_SAMPLES / BATCH / 4
+    assert result.parts["data_wait"] == pytest.approx(0.016, rel=0.01)
+    assert result.step_seconds == pytest.approx(0.020, rel=0.01)
+    assert result.samples_per_second == pytest.approx(16 / 0.020, rel=0.01)
+    assert result.why_not_measured == "a step takes several batches before it trains"
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_steps_with_a_validation_or_a_skipped_batch_are_left_out(clock, monkeypatch):
+    monkeypatch.setattr(module, "ValidityWatch", QuietWatch)
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    validation = DataLoader(Numbers(seconds=0.1), 120)
+    with follow(account):
+        for _ in range(2):
+            for number, (inputs, _) in enumerate(DataLoader(Numbers(), BATCH)):
+                if number % 20 == 7:
+                    continue
+                step_of(weights, inputs)
+                if number % 20 == 15:
+                    for held_out, _ in validation:
+                        with torch.no_grad():
+                            held_out @ weights
+    account.stop()
+    account.validity = QUIET
+    result = judge(account, "train.py")
+    assert account.num_steps == 2 * (NUM_SAMPLES / BATCH - 6)
+    assert result.step_seconds == pytest.approx(0.001, rel=0.05)
+    assert account.why_not_measured == ""
+    assert account.num_rounds >= 8
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_each_epoch_may_have_a_loader_that_is_not_read_to_its_end():
+    account, weights = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for _ in range(4):
+            for inputs, _ in islice(DataLoader(Numbers(), BATCH), 50):
+                step_of(weights, inputs)
+    account.stop()
+    assert account.num_steps == 4 * 50
+    assert account.why_not_measured == ""
+    assert account.blocks.at_hand
