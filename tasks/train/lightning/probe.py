@@ -84,7 +84,10 @@ class ModuleProbe:
         self._checks, self._num_threads = checks, torch.get_num_threads()
         settings = spec.config.lightning.settings
         given = settings.get("trainer", {})
-        self._settings = settings | {"trainer": {key: value for key, value in given.items() if key in KEPT}}
+        kept = {key: value for key, value in given.items() if key in KEPT}
+        if kept.get("max_epochs") == -1:
+            del kept["max_epochs"]  # an arm has no max_steps: a schedule over the training's steps would have no end
+        self._settings = settings | {"trainer": kept}
         self._has_end = not ENDS.isdisjoint(given) or ends_by_time(given)
         self._num_batches = self._settings["trainer"].get("accumulate_grad_batches") or 1
         self._length: int | None = None

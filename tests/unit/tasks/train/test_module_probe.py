@@ -94,6 +94,22 @@ def test_ranks_find_their_shares_by_the_variables_of_a_launcher(make_spec):
     assert result.num_batches == 8
 
 
+def test_a_schedule_over_all_steps_is_probed_where_max_steps_alone_ends_the_training(settings, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        total = self.trainer.estimated_stepping_batches
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total)]
+
+    monkeypatch.setattr(Perceptron, "configure_optimizers", configure_optimizers)
+    settings |= {"model": {"class_path": "more_shapes.Perceptron"}, "data": {"class_path": "more_shapes.Pictures"}}
+    settings["trainer"] = {"accelerator": "cpu", "max_epochs": -1, "max_steps": 8}
+    result = train(make_spec(settings=settings, max_seconds=1))
+    assert result.no_probe is None
+    assert result.probe is not None
+
+
 def test_progress_bars_and_the_logger_of_a_script_do_not_end_the_training(settings, make_spec):
     bars = [{"class_path": f"lightning.pytorch.callbacks.{name}"} for name in ("TQDMProgressBar", "DeviceStatsMonitor")]
     settings["model"] = {"class_path": "more_shapes.Diarist"}
