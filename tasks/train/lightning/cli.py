@@ -54,6 +54,8 @@ class _Parser(LightningArgumentParser):
         self._content, self._file = content, file
         self.sections: list[tuple[str, Any]] = []
         """Keys and classes of the sections that have been added."""
+        self._class_defaults: dict[str, Settings] = {}
+        """Defaults of arguments of `model` and `data`, until their classes are known."""
 
     def parse_string(self, text: str, *, _fail_no_subcommand: bool = False, **options: Any) -> Any:
         """The settings of `content`, whatever the text; paths in them start from the folder of `file`, as in a file."""
@@ -77,6 +79,26 @@ class _Parser(LightningArgumentParser):
         """Add the arguments of a class."""
         self.sections.append((nested_key, lightning_class))
         return super().add_lightning_class_args(lightning_class, nested_key, *args, **options)
+
+    def set_defaults(self, *args: Settings, **kwargs: Any) -> None:
+        """Set defaults; those of arguments of `model` and `data` wait for `set_class_defaults`."""
+        for given in (*args, kwargs):
+            for key, default in given.items():
+                section, _, name = _of_class(key).partition(".init_args.")
+                if section in CLASSES and key == f"{section}.{name}":
+                    self._class_defaults.setdefault(section, {})[name] = default
+                else:
+                    super().set_defaults({key: default})
+
+    def set_class_defaults(self, arguments: Sequence[str] | Settings) -> None:
+        """Set the defaults of arguments of `model` and `data`, whose classes these arguments name."""
+        if not self._class_defaults:
+            return
+        read = self.parse_object if isinstance(arguments, dict) else self.parse_args
+        named: Any = read(arguments, defaults=False, _skip_validation=True)  # type: ignore[operator]
+        for section, defaults in self._class_defaults.items():
+            if path := named.get(f"{section}.class_path"):
+                super().set_defaults({section: {"class_path": path, "init_args": defaults}})
 
     def link_arguments(
         self,
@@ -143,6 +165,21 @@ class ModuleCLI(LightningCLI):
                 raise
             raise refusal(str(error)) from error
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments, with the defaults that the user's subclass gives to those of its classes."""
+        self.parser.set_class_defaults(args)
+        super().parse_arguments(parser, args)
+
+    def before_instantiate_classes(self) -> None:
+        """Call this hook of the user's subclass, with the settings where `main.py fit` has them, and without `fit`."""
+        parsed = dict(vars(self.config))
+        both = type(self.config)(**self._as_fit(self.config), **parsed)
+        self.config, self.subcommand = both, "fit"
+        super().before_instantiate_classes()
+        self.subcommand = None
+        changed = {name: value for name, value in vars(both).items() if parsed.get(name, value) is not value}
+        self.config = type(both)(**{name: value for name, value in vars(both.fit).items() if name in parsed} | changed)
+
     def instantiate_classes(self) -> None:
         """Instantiate all classes, or none where only the settings are checked.
 
@@ -179,13 +216,15 @@ class ModuleCLI(LightningCLI):
         if self.subcommand is None:
             self.subcommand = "fit"
             make: Any = type(self.config)
-            arguments = inspect.signature(type(self.trainer).fit).parameters
-            names = arguments.keys() - self.subcommands()["fit"] - {"self"}
-            of_fit = {each: arguments[each].default for each in names}
-            self.config, self.config_init = (
-                make(subcommand="fit", fit=make(**of_fit | vars(each))) for each in (self.config, self.config_init)
-            )
+            self.config, self.config_init = (make(**self._as_fit(each)) for each in (self.config, self.config_init))
         hook()
+
+    def _as_fit(self, config: Any) -> Settings:
+        """The settings as those of the subcommand `fit`."""
+        arguments = inspect.signature(self.trainer_class.fit).parameters
+        names = arguments.keys() - self.subcommands()["fit"] - {"self"}
+        of_fit = {each: arguments[each].default for each in names}
+        return {"subcommand": "fit", "fit": type(config)(**of_fit | vars(config))}
 
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""

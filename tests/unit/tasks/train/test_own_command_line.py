@@ -1,0 +1,110 @@
+"""Hooks and defaults of a user's own LightningCLI, compared with its script."""
+
+import sys
+
+import pytest
+from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningCLI
+
+from paceline.tasks.train.lightning.cli import ModuleCLI
+
+pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
+
+HERE = __name__
+FIT = {"trainer": {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}}
+
+
+class Net(LightningModule):
+    """Has an argument with a default."""
+
+    def __init__(self, hidden: int = 4, depth: int = 1) -> None:
+        super().__init__()
+        self.hidden, self.depth = hidden, depth
+
+
+class Numbers(LightningDataModule):
+    """Has an argument with a default."""
+
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        self.width = width
+
+
+class Changing(LightningCLI):
+    """Changes settings in a hook."""
+
+    def before_instantiate_classes(self) -> None:
+        """Change two settings of `fit`."""
+        if self.subcommand == "fit":
+            self.config.fit.trainer.max_epochs = 2
+        self.config[self.subcommand].seed_everything = 5
+        assert self.config.fit.ckpt_path is None
+
+
+class Flat(LightningCLI):
+    """Changes settings in a hook, as a script without subcommands does."""
+
+    def before_instantiate_classes(self) -> None:
+        """Change two settings."""
+        self.config.trainer.max_epochs = 2
+        self.config.seed_everything = 5
+
+
+class Defaults(LightningCLI):
+    """Has other defaults than its classes."""
+
+    def add_arguments_to_parser(self, parser) -> None:
+        """Set a default of each section."""
+        parser.set_defaults({"model.hidden": 7, "trainer.max_epochs": 3}, **{"data.width": 9})
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    """LightningCLI warns of the arguments of pytest; a script's `fit` trains nothing here."""
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    monkeypatch.setattr(LightningCLI, "_run_subcommand", lambda self, subcommand: None)
+
+
+def parse(own, *arguments, content=None):
+    """The settings of a command line of its own, and the ModuleCLI of a rank with them."""
+    named = (f"--model={HERE}.Net", f"--data={HERE}.Numbers")
+    options = [*named, *(["--config", "{}"] if content else []), *arguments]
+    settings = ModuleCLI(options, own=f"{HERE}.{own}", only_parse=True, content=content).settings()
+    quiet = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    return settings, ModuleCLI(settings, quiet)
+
+
+@pytest.mark.parametrize("own", ["Changing", "Flat"])
+def test_a_hook_before_the_classes_changes_the_settings_as_in_its_script(own):
+    settings, rank = parse(own)
+    assert (settings["seed_everything"], settings["trainer"]["max_epochs"]) == (5, 2)
+    assert (rank.trainer.max_epochs, rank.config.seed_everything, rank.subcommand) == (2, 5, None)
+    assert {"fit", "subcommand", "ckpt_path"}.isdisjoint(vars(rank.config))
+    if own == "Changing":
+        script = Changing(Net, Numbers, args={"subcommand": "fit", "fit": FIT}, save_config_callback=None)
+        assert (script.trainer.max_epochs, script.config.fit.seed_everything) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content"),
+    [
+        ({}, None),
+        ({"model.depth": 3}, None),
+        ({"model.hidden": 5, "data.width": 4}, None),
+        ({"model.hidden": 5}, {"model": {"class_path": f"{HERE}.Net", "init_args": {"hidden": 6, "depth": 2}}}),
+        ({}, {"model": {"class_path": f"{HERE}.Net", "init_args": {"depth": 2}}}),
+        ({}, {"data": {"class_path": f"{HERE}.Numbers", "init_args": {"width": 1}}}),
+    ],
+)
+def test_defaults_of_a_command_line_of_its_own_are_those_of_its_script(arguments, content):
+    options = [f"--{key}={value}" for key, value in arguments.items()]
+    settings, rank = parse("Defaults", *options, content=content)
+    script_args = {section: dict(each["init_args"]) for section, each in (content or {}).items()}
+    for key, value in arguments.items():
+        section, name = key.split(".")
+        script_args.setdefault(section, {})[name] = value
+    script = Defaults(Net, Numbers, args={"subcommand": "fit", "fit": FIT | script_args}, save_config_callback=None)
+    expected = script.model.hidden, script.model.depth, script.datamodule.width, script.trainer.max_epochs
+    assert (rank.model.hidden, rank.model.depth, rank.datamodule.width, rank.trainer.max_epochs) == expected
+    assert settings["model"]["init_args"] == {"hidden": expected[0], "depth": expected[1]}
