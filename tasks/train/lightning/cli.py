@@ -22,6 +22,7 @@ from paceline.conf.hints import did_you_mean, suggest
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
+from paceline.tasks.train.lightning.plain_settings import as_texts, is_special, leave_changed, without_objects
 
 Settings = dict[str, Any]
 AVERAGES = (WeightAveraging, StochasticWeightAveraging)
@@ -43,7 +44,6 @@ _LITERAL = re.compile(r"typing\.Literal\[(.*?)\]")
 _MEMBERS = re.compile(r"member of <enum '\w+'>: \{(.*)\}")
 _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
-_OBJECT = "Unable to serialize instance "  # text that jsonargparse (4.53) writes for an object
 
 
 class _Parser(LightningArgumentParser):
@@ -90,12 +90,17 @@ class _Parser(LightningArgumentParser):
                 else:
                     super().set_defaults({key: default})
 
+    def read_named(self, arguments: Sequence[str] | Settings) -> Any:
+        """The settings that arguments name, without the defaults of any class, some of which may be required."""
+        read: Any = self.parse_object if isinstance(arguments, dict) else self.parse_args
+        named = dict(arguments) if isinstance(arguments, dict) else [*arguments]
+        return read(named, defaults=False, _skip_validation=True)
+
     def set_class_defaults(self, arguments: Sequence[str] | Settings) -> None:
         """Set the defaults of arguments of `model` and `data`, whose classes these arguments name."""
         if not self._class_defaults:
             return
-        read = self.parse_object if isinstance(arguments, dict) else self.parse_args
-        named: Any = read(arguments, defaults=False, _skip_validation=True)  # type: ignore[operator]
+        named = self.read_named(arguments)
         for section, defaults in self._class_defaults.items():
             if path := named.get(f"{section}.class_path"):
                 super().set_defaults({section: {"class_path": path, "init_args": defaults}})
@@ -150,6 +155,7 @@ class ModuleCLI(LightningCLI):
     ) -> None:
         self._options, self._partitions, self._only_parse = trainer or {}, partitions, only_parse
         self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
+        self._arguments: Any = arguments
         try:
             super().__init__(
                 args={key: value for key, value in arguments.items() if key != "cli"}
@@ -221,15 +227,14 @@ class ModuleCLI(LightningCLI):
 
     def _as_fit(self, config: Any) -> Settings:
         """The settings as those of the subcommand `fit`."""
-        arguments = inspect.signature(self.trainer_class.fit).parameters
+        arguments = inspect.signature(getattr(self.trainer_class, "fit", Trainer.fit)).parameters
         names = arguments.keys() - self.subcommands()["fit"] - {"self"}
         of_fit = {each: arguments[each].default for each in names}
         return {"subcommand": "fit", "fit": type(config)(**of_fit | vars(config))}
 
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""
-        named = self.parser.parse_args([*arguments], defaults=False, _skip_validation=True)  # defaults may be required
-        return self._dump(named, skip_validation=True) | self._own()
+        return self._dump(self.parser.read_named(arguments), skip_validation=True) | self._own()
 
     def settings(self) -> Settings:
         """All settings but those of the trainer that have their defaults."""
@@ -238,7 +243,11 @@ class ModuleCLI(LightningCLI):
         defaults = self._dump(unset, skip_validation=True)["trainer"]
         trainer = tree.pop("trainer", {})
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
-        return {name: value for name, value in (tree | {"trainer": given} | self._own()).items() if value is not None}
+        tree = {name: value for name, value in (tree | {"trainer": given}).items() if value is not None}
+        if is_special(self.config):
+            read = self.parser.read_named(self._arguments)
+            leave_changed(tree, self.config, self.parser.parse_object(copy.deepcopy(tree)), read, "")
+        return tree | self._own()
 
     def averages(self) -> str | None:
         """Name of the class of a callback that averages weights; None without one."""
@@ -251,7 +260,7 @@ class ModuleCLI(LightningCLI):
             dumped: Settings = json.loads(self.parser.dump(config, skip_unset=False, **options))
         finally:
             self.parser.parser_mode = mode
-        plain: Settings = _without_objects(dumped, config)
+        plain: Settings = as_texts(without_objects(dumped, config))
         return plain
 
     def _own(self) -> Settings:
@@ -265,20 +274,6 @@ class ModuleCLI(LightningCLI):
         for place, callback in (*given, *defaults, *self.parser.sections):
             if isinstance(callback, type) and issubclass(callback, kinds):
                 yield place, callback
-
-
-def _without_objects(dumped: Any, parsed: Any) -> Any:
-    """Settings without arguments that hold an object. It is a default of the code, which each rank takes there."""
-    from jsonargparse import Namespace
-
-    if isinstance(parsed, list | tuple) and isinstance(dumped, list):
-        return [_without_objects(*each) for each in zip(dumped, parsed, strict=True)]
-    is_class = isinstance(parsed, Namespace)
-    if not (isinstance(parsed, Namespace | dict) and isinstance(dumped, dict)):
-        return dumped
-    items = vars(parsed) if is_class else {str(name): value for name, value in parsed.items()}
-    plain = {name: _without_objects(value, items.get(name)) for name, value in dumped.items()}
-    return {name: value for name, value in plain.items() if not (is_class and _OBJECT in str(value))}
 
 
 def _several(callbacks: Any) -> list[Any]:

@@ -1,11 +1,15 @@
-"""Hooks and defaults of a user's own LightningCLI, compared with its script."""
+"""Hooks and defaults of a user's own LightningCLI, and special values of arguments, compared with a script."""
 
+import json
+import math
 import sys
+from typing import Any
 
 import pytest
 from lightning import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
 
+from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning.cli import ModuleCLI
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
@@ -108,3 +112,65 @@ def test_defaults_of_a_command_line_of_its_own_are_those_of_its_script(arguments
     expected = script.model.hidden, script.model.depth, script.datamodule.width, script.trainer.max_epochs
     assert (rank.model.hidden, rank.model.depth, rank.datamodule.width, rank.trainer.max_epochs) == expected
     assert settings["model"]["init_args"] == {"hidden": expected[0], "depth": expected[1]}
+
+
+LABELS = {0: "a"}
+
+
+class Special(LightningModule):
+    """Has values that JSON changes."""
+
+    def __init__(  # noqa: PLR0917  LightningCLI names them all
+        self,
+        high: float = math.inf,
+        low: float | None = -math.inf,
+        none: Any = math.nan,
+        limits: list[float] | None = None,
+        plain: dict = LABELS,
+        nested: dict[str, Any] = {"a": [{1: "b"}], "c": {"d": math.inf}},  # noqa: B006
+        labels: dict[int, str] | None = None,
+        deep: dict[str, dict[int, float]] | None = None,
+        free: dict | None = None,
+        word: str = ".inf",
+    ) -> None:
+        super().__init__()
+        self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+
+
+def arguments_of(init_args, *arguments):
+    """The arguments of the module in a rank, with those of a file and of the command line."""
+    content = {"model": {"class_path": f"{HERE}.Special", "init_args": init_args}}
+    cli = ModuleCLI(["--config", "{}", *arguments], only_parse=True, content=content)
+    settings = json.loads(json.dumps(cli.settings(), allow_nan=False))
+    again = ModuleCLI(["--config", "{}"], only_parse=True, content=settings).settings()
+    assert again == settings, "as a configuration that is read again"
+    json.dumps(cli.given(["--config", "{}"]), allow_nan=False)
+    return ModuleCLI(settings, FIT["trainer"]).model.given
+
+
+@pytest.mark.parametrize(
+    ("init_args", "arguments", "expected"),
+    [
+        ({}, (), {}),
+        ({"high": -math.inf, "low": math.nan, "none": math.inf}, (), {}),
+        (
+            {"limits": [1.0, math.inf]},
+            ("--model.none=-.inf", "--model.high=.nan"),
+            {"none": -math.inf, "high": math.nan},
+        ),
+        ({"labels": {0: "cat", 1: "dog"}, "deep": {"a": {3: math.inf}}}, (), {}),
+        ({}, ("--model.labels={2: cat}",), {"labels": {2: "cat"}}),
+        ({"free": {"a": 1, "b": [None, {"c": 2.5}]}}, (), {}),
+    ],
+)
+def test_arguments_that_json_would_change_arrive_as_in_a_script(init_args, arguments, expected):
+    plain = Special(**init_args | expected).given
+    assert repr(arguments_of(init_args, *arguments)) == repr(plain)
+
+
+@pytest.mark.parametrize("value", [{0: "cat"}, {"a": [{1: "b"}]}, {"a": {"b": math.inf}}, {True: 1}])
+def test_given_values_that_cannot_arrive_unchanged_are_refused(value):
+    with pytest.raises(InputError, match=r"model\.init_args\.free=.* would change") as refused:
+        arguments_of({"free": value})
+    assert refused.value.setting == "model.init_args.free"
+    assert "dict[int, str]" in refused.value.hint
