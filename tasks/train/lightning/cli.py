@@ -90,6 +90,12 @@ class _Parser(LightningArgumentParser):
                 else:
                     super().set_defaults({key: default})
 
+    def dump(self, cfg: Any, *args: Any, **options: Any) -> str:
+        """The settings as text; in a hook of the user's subclass, without those of the subcommand `fit`."""
+        sections = {name: value for name, value in vars(cfg).items() if name not in ("subcommand", "fit")}
+        text: str = super().dump(type(cfg)(**sections), *args, **options)
+        return text
+
     def read_named(self, arguments: Sequence[str] | Settings) -> Any:
         """The settings that arguments name, without the defaults of any class, some of which may be required."""
         read: Any = self.parse_object if isinstance(arguments, dict) else self.parse_args

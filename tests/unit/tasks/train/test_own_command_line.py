@@ -44,6 +44,8 @@ class Changing(LightningCLI):
             self.config.fit.trainer.max_epochs = 2
         self.config[self.subcommand].seed_everything = 5
         assert self.config.fit.ckpt_path is None
+        if isinstance(self, ModuleCLI):
+            assert "max_epochs: 2" in self.parser.dump(self.config)
 
 
 class Flat(LightningCLI):
