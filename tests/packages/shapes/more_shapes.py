@@ -307,7 +307,7 @@ class Share(IterableDataset):
     """The samples of one rank, which the variables of a launcher name."""
 
     def __iter__(self):
-        rank, num_ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        rank, num_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         yield from torch.randn(64, 1, 8, generator=drawn(9))[rank::num_ranks]
 
 
