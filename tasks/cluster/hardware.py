@@ -28,7 +28,7 @@ def describe() -> Hardware:
         host=socket.gethostname(),
         cpu_name=fields.get("model name", platform.processor() or platform.machine()),
         num_cores=len(cores),
-        num_physical_cores=physical_cores(cores),
+        num_physical_cores=count_physical_cores(cores),
         memory_bytes=psutil.virtual_memory().total,
         cpu_bf16=not {"avx512_bf16", "amx_bf16"}.isdisjoint(fields.get("flags", "").split()),
         gpus=_gpus(),
@@ -44,7 +44,7 @@ def _usable() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def physical_cores(cores: Iterable[int], directory: Path = CPUS) -> int | None:
+def count_physical_cores(cores: Iterable[int], directory: Path = CPUS) -> int | None:
     """How many physical cores have these logical ones; None if the system does not say."""
     try:
         return len({(directory / f"cpu{core}/topology/thread_siblings_list").read_text() for core in cores}) or None

@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -59,26 +59,36 @@ def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
         hosts = {host_of(worker): worker for worker in reversed(workers(client))}
         if job.config.cluster.is_this_host:  # a process of this host may have imported the code already
             deadline.within(partial(_prepare_here, module, copied, min(hosts)))
-            return list(hosts)
-        futures = {}
-        for index, (host, worker) in enumerate(sorted(hosts.items())):
-            request = child.Request(task="prepare", code=copied, settings=module.settings, host_index=index)
-            how = {"workers": [worker], "allow_other_workers": False, "pure": False, "retries": 0}
-            futures[host] = client.submit(child.ask, request, **how)
-        while not all(future.done() for future in futures.values()):
-            deadline.check()
-            time.sleep(POLL_SECONDS)
-        for host, future in futures.items():
-            if (error := future.exception()) is not None:
-                raise RunError(f"on host {host}: {one_line(error)}") from error
-    return list(futures)
+        else:
+            _prepare_there(client, module, copied, hosts)
+    if copied is not None:
+        code.list_written(Path(copied))
+    return sorted(hosts)
+
+
+def _prepare_there(client: Client, module: Lightning, copied: str | None, hosts: dict[str, str]) -> None:
+    """Prepare at once on a worker of each host."""
+    futures = {}
+    for index, (host, worker) in enumerate(sorted(hosts.items())):
+        request = child.Request(task="prepare", code=copied, settings=module.settings, host_index=index)
+        how = {"workers": [worker], "allow_other_workers": False, "pure": False, "retries": 0}
+        futures[host] = client.submit(child.ask, request, **how)
+    while not all(future.done() for future in futures.values()):
+        deadline.check()
+        time.sleep(POLL_SECONDS)
+    for host, future in futures.items():
+        if (error := future.exception()) is not None:
+            raise RunError(f"on host {host}: {one_line(error)}") from error
 
 
 def _prepare_here(module: Lightning, copied: str | None, host: str) -> None:
+    """Prepare in the process that has imported the code from the user's directory, if it is there."""
+    written: AbstractContextManager[None] = nullcontext()
+    if module.code is not None and copied is not None:
+        written = code.link_written(Path(module.code), Path(copied), code.data_paths(module.settings))
     try:
-        child.ask_again(child.Request(task="prepare", code=copied, settings=module.settings))
-        if module.code is not None and copied is not None:  # the waiting process has imported the code from there
-            code.link_new(Path(module.code), Path(copied), code.data_paths(module.settings))
+        with written:
+            child.ask_again(child.Request(task="prepare", code=copied, settings=module.settings))
     except PacelineError as error:
         raise RunError(f"on host {host}: {one_line(error)}") from error
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ IMPORTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
-LIST = ".files.json"
+LIST = ".paceline.json"
 """File in that folder with the names of what was copied: [files, links to directories of data]."""
 START_CHECKPOINT = "start.ckpt"
 """Copy of the checkpoint that a run starts from, in its directory."""
@@ -181,20 +182,44 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
             place.symlink_to((source / name).resolve())
         else:
             write_durably(place, (source / name).read_bytes())
-    listed = [[str(name) for name in names] for names in (files, links)]
-    write_durably(temporary / LIST, json.dumps(listed).encode())
+    _write_list(temporary, files, links)
     if identity not in (None, _identity(temporary, files)):
         fault = f"--code {source} has changed since it was read"
         raise InputError(fault, hint="start again, and do not change the directory until the training has started")
     temporary.rename(target)
 
 
-def link_new(source: Path, copied: Path, data: Sequence[str] = ()) -> None:
-    """Link from a copy to what has been written next to the user's code since, as by `prepare_data`: ranks read it."""
+@contextmanager
+def link_written(source: Path, copied: Path, data: Sequence[str] = ()) -> Iterator[None]:
+    """Link from a copy to what the body writes next to the user's code, as `prepare_data` does."""
+    before = {name for name, _ in _walk(source, data)}
+    yield
     for name, _ in _walk(source, data):
-        missing = next((each for each in reversed((name, *name.parents)) if not (copied / each).exists()), None)
-        if missing is not None:
-            (copied / missing).symlink_to((source / missing).resolve())
+        if name not in before:
+            top = next((each for each in _downwards(name) if not os.path.lexists(copied / each)), None)
+            if top is not None:
+                (copied / top).symlink_to((source / top).resolve())
+
+
+def list_written(copied: Path) -> None:
+    """Add what has been written into a copy, or linked there, to its links: those who copy it link to that."""
+    files, links = _contents(copied, ())
+    known = {part for name in (*files, *links) for part in (name, *name.parents)}
+    for name, _ in sorted(_walk(copied, ())):
+        if (top := next((each for each in _downwards(name) if each not in known), None)) is not None:
+            known |= {top}
+            links.append(top)
+    _write_list(copied, files, links)
+
+
+def _downwards(name: Path) -> Iterator[Path]:
+    """A relative path after the folders above it, from the highest on."""
+    return reversed((name, *name.parents))
+
+
+def _write_list(copied: Path, files: list[Path], links: list[Path]) -> None:
+    listed = [[str(name) for name in names] for names in (files, links)]
+    write_durably(copied / LIST, json.dumps(listed).encode())
 
 
 def copy_checkpoint(source: Path, directory: Path, sha256: str | None = None) -> None:
@@ -222,7 +247,7 @@ def check_directory(directory: Path) -> None:
 
 def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """Files of a directory and directories of data in it, as `_walk` finds them; of a copy, what was copied."""
-    if _is_copy(directory) and (directory / LIST).exists():  # trainings may have written next to their code
+    if directory.name == FOLDER and (directory / LIST).exists():  # trainings may have written next to their code
         files, links = json.loads((directory / LIST).read_text(encoding="utf-8"))
         return list(map(Path, files)), list(map(Path, links))
     found = sorted(_walk(directory, data))
@@ -261,11 +286,6 @@ def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
                     yield from walk(path, above | {place})
 
     return walk(directory, frozenset({directory}))
-
-
-def _is_copy(directory: Path) -> bool:
-    directory, runs = directory.resolve(), (Environment().root / "runs").resolve()
-    return directory.name == FOLDER and directory.parent.parent == runs
 
 
 def _holds_code(folder: Path) -> bool:

@@ -54,7 +54,7 @@ class Position:
     had_iterator: bool = False
     """Whether the loader had an iterator before that of this epoch; not known in checkpoints of earlier versions."""
     first_random: RandomState = field(default_factory=dict)
-    """Before the first batch of the epoch was read, after what hooks had drawn; none in those of earlier versions."""
+    """Before the first batch of the epoch was read, after what hooks had drawn; none in older checkpoints."""
 
 
 class FeedState:
@@ -101,7 +101,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def is_for_trainer() -> bool:
-    """Whether Lightning's loops ask the method that calls this for an iterator, and not a hook of the user's code."""
+    """Whether a loop of Lightning has called the `__iter__` that calls this, and not a hook of the user's code."""
     return sys._getframe(2).f_globals.get("__name__") == CombinedLoader.__module__
 
 

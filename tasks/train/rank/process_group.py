@@ -24,6 +24,8 @@ ALONE_SECONDS = 1800
 LOOK_SECONDS = 1.0  # between two looks whether another rank has left
 COMPLETE, LEFT, WAITED = "complete", "left", "waited"
 """Outcomes of work on all ranks: all have ended it; one on which it failed has left; one has waited for too long."""
+VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Of launchers, by which a rank of own Lightning code may find its place."""
 _joined: dict[str, Any] = {"number": 1_000_000}
 """Of the group that was joined: its `store`, the group of this rank alone (`own`), and the number of the next group of
 a user's code in it."""
@@ -62,7 +64,7 @@ class RankEnvironment(LightningEnvironment):
 
 
 class AloneEnvironment(LightningEnvironment):
-    """Gives Lightning the position of a trainer on one rank alone, whatever the variables of the group say."""
+    """Gives Lightning the position of a trainer on one rank alone, whatever the variables say of a rank."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -90,18 +92,12 @@ def lightning_environment(spec: RankSpec, is_group: bool) -> LightningEnvironmen
 def set_variables(spec: RankSpec) -> None:
     """Set the variables by which a user's code finds its part of the data, as the launchers of Lightning and torch do.
 
-    A rank alone has none, as in a script without a launcher.
+    A training on one device has none, as a script without a launcher; nor has an arm, see `alone`.
     """
     if spec.world_size > 1:
-        os.environ.update(
-            RANK=str(spec.rank),
-            LOCAL_RANK=str(spec.local_rank),
-            NODE_RANK=str(spec.node_rank),
-            WORLD_SIZE=str(spec.world_size),
-            LOCAL_WORLD_SIZE=str(spec.num_devices),
-            MASTER_ADDR=spec.master_address,
-            MASTER_PORT=str(spec.master_port),
-        )
+        local = spec.rank, spec.local_rank, spec.node_rank, spec.world_size, spec.num_devices
+        values = (*local, spec.master_address, spec.master_port)
+        os.environ.update(zip(VARIABLES, map(str, values), strict=True))
 
 
 def pick_device(spec: RankSpec) -> torch.device:
@@ -159,10 +155,14 @@ def _has_met() -> bool:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this rank be the whole default group, in the body, so that collectives of a user's code wait for nobody."""
+    """Let this rank be the whole default group, in the body, so that collectives of a user's code wait for nobody.
+
+    It has no variables of a launcher then, as a script on one device.
+    """
     if not _has_met():
         yield
         return
+    variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     world, whole = distributed.distributed_c10d._world, distributed.group.WORLD
     # Names of groups have numbers, which must stay the same on all ranks.
     number, world.group_count = world.group_count, _joined["number"]
@@ -170,6 +170,7 @@ def alone() -> Iterator[None]:
     try:
         yield
     finally:
+        os.environ |= variables
         distributed.group.WORLD = whole
         _joined["number"], world.group_count = world.group_count, number
 

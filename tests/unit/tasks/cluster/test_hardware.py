@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from paceline.tasks.cluster.hardware import describe, physical_cores, visible
+from paceline.tasks.cluster.hardware import count_physical_cores, describe, visible
 from paceline.tasks.records.hardware import Gpu
 from tests.support.refusals import refused
 
@@ -66,7 +66,7 @@ def test_hardware_threads_of_one_core_count_once(tmp_path, siblings, number):
         topology = tmp_path / f"cpu{core}" / "topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{text}\n")
-    assert physical_cores(siblings, tmp_path) == number
+    assert count_physical_cores(siblings, tmp_path) == number
 
 
 def test_only_the_cores_of_this_process_count():

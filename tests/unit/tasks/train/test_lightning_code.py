@@ -22,7 +22,8 @@ from paceline.tasks.train.lightning.code import (
     copy_checkpoint,
     copy_own,
     identities,
-    link_new,
+    link_written,
+    list_written,
     require_named,
     source_digest,
 )
@@ -233,14 +234,35 @@ def test_what_prepare_data_writes_next_to_the_code_is_linked(tmp_path, monkeypat
     (directory / "net" / "layers.py").touch()
     copy(directory, copied.parent)
     before = identities({}, copied)
-    (directory / "data" / "raw").mkdir(parents=True)
-    (directory / "data" / "raw" / "x.pt").touch()
-    (directory / "net" / "cache.bin").touch()
-    link_new(directory, copied)
+    with link_written(directory, copied):
+        (directory / "data" / "raw").mkdir(parents=True)
+        (directory / "data" / "raw" / "x.pt").touch()
+        (directory / "net" / "cache.bin").touch()
+    with link_written(directory, copied):
+        pass
+    (copied / "other").mkdir()
+    (copied / "other" / "y.pt").touch()
+    list_written(copied)
     assert (copied / "data").readlink() == directory / "data"
     assert (copied / "net" / "cache.bin").readlink() == directory / "net" / "cache.bin"
     assert not (copied / "net").is_symlink()
-    assert identities({}, copied) == before
+    copy(copied, copied.parents[1] / "2")
+    trial = copied.parents[1] / "2" / FOLDER
+    assert (trial / "data").resolve() == directory / "data"
+    assert (trial / "net" / "cache.bin").resolve() == directory / "net" / "cache.bin"
+    assert (trial / "other").resolve() == copied / "other"
+    assert identities({}, copied) == identities({}, trial) == before
+
+
+def test_code_that_is_new_after_the_copy_is_not_linked(tmp_path):
+    directory, copied = tmp_path / "code", tmp_path / "run" / FOLDER
+    directory.mkdir()
+    (directory / "net.py").touch()
+    copy(directory, copied.parent)
+    (directory / "helpers.py").touch()
+    with link_written(directory, copied):
+        pass
+    assert not (copied / "helpers.py").exists()
 
 
 def test_what_this_user_may_not_read_is_left_out(monkeypatch):
