@@ -20,6 +20,7 @@ def watch(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
         monkeypatch.setattr(program.card, "finished", [])
+        monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # a process group of another test replaces it
         status = program.main(replay, script, *arguments)
         return status, *capsys.readouterr()
 
