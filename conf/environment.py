@@ -128,7 +128,7 @@ def quieten() -> None:
 
 @contextmanager
 def quiet_engines() -> Iterator[None]:
-    """Quieten the engines in the process of a user's script; its variables are then as before."""
+    """Quieten the engines in the body, and restore the environment variables of the user's script after it."""
     before = dict(os.environ)
     quieten()
     changed = {name for name, value in os.environ.items() if before.get(name) != value}
@@ -137,7 +137,7 @@ def quiet_engines() -> Iterator[None]:
     finally:
         for name in changed:
             os.environ.pop(name, None)
-            os.environ |= {name: before[name]} if name in before else {}
+        os.environ |= {name: before[name] for name in changed & before.keys()}
 
 
 def set_verbosity(*, quiet: bool, verbose: bool, as_json: bool = False) -> None:

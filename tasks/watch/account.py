@@ -33,14 +33,14 @@ MIN_BLOCK, MAX_BLOCK = 3, 50  # steps
 MAX_ROUNDS = 24
 TARGET_HALF_WIDTH = 0.02  # of the ratio, at which an attempt ends
 MAX_AHEAD_BYTES = 2**28  # batches that are read ahead
-SMALL = str, bytes, int, float, complex, type(None)
-"""Parts of a batch whose bytes do not matter, such as names of files."""
+UNCOUNTED = str, bytes, int, float, complex, type(None)
+"""Types of the parts of a batch whose bytes are not counted, such as file names."""
 SEVERAL_LOADERS = "a step takes batches of several loaders"
-DRAWS = "the loader draws random numbers in the process of the training"
+DRAWS_RANDOM = "the loader draws random numbers in the process of the training"
 PALINDROME: tuple[Kind, ...] = ("normal", "at_hand", "at_hand", "settle", "normal")
 
-Reader = Literal["step", "other"]
-"""A step takes the batches of the loader with which it starts, and may take some of other loaders."""
+Role = Literal["step", "other"]
+"""Role of a loader in a step: `step` for the one with which the step starts, `other` for further ones."""
 
 
 class Account:
@@ -97,10 +97,10 @@ class Account:
         self._item_since, self._busy_since = now, busy
         return ended
 
-    def request(self, loader: Any, iterator: object, *, is_first: bool) -> Reader | None:
-        """Take note that the loop wants the next batch of a loader, or the first one; returns for whom it is read.
+    def request(self, loader: Any, iterator: object, *, is_first: bool) -> Role | None:
+        """Note that the loop requests a batch of a loader, start a step if needed, and return the loader's role in it.
 
-        None where the batch belongs to no step, as that of a validation.
+        `is_first` marks the first batch of an iterator. None: the batch belongs to no step, such as in a validation.
         """
         is_own, is_trained = loader is self._loader, self._before is not None and self._has_backward
         if not torch.is_grad_enabled():
@@ -156,7 +156,9 @@ class Account:
         self.switch(self._after_receive)
 
     def stop_replay(self, reason: str) -> None:
-        """Read no further batch ahead."""
+        """Read no further batch ahead, and measure again without that; a finished measurement stays."""
+        if self._is_done:
+            return
         self.why_not_measured = self.why_not_measured or reason
         if self._order != ("normal",):
             self._order, self._place, self._block = ("normal",), 0, []
@@ -249,9 +251,9 @@ class Account:
         return self._order[self._place % len(self._order)]
 
     def _find_length(self, loader: Any) -> float:
-        """Number of batches of a loader, infinite where it is unknown. Without effect on random numbers.
+        """Number of batches of a loader; infinite if it is unknown.
 
-        A batch sampler may form its batches, and draw random numbers, to find its length.
+        A batch sampler may draw random numbers to find it. They are restored, and no batch is read ahead any more.
         """
         if isinstance(loader.dataset, IterableDataset):
             return math.inf  # torch would warn if the stream has more batches than its length, once that was asked for
@@ -260,7 +262,7 @@ class Account:
             length = len(loader)
         if differ(before, random_state(loader)):
             set_random_state(before, loader)
-            self.stop_replay(DRAWS)
+            self.stop_replay(DRAWS_RANDOM)
         return length
 
     def _choose_order(self, loader: Any, num_bytes: int | None) -> None:
@@ -317,7 +319,7 @@ class Account:
 
 
 def num_samples_of(batch: Any) -> int:
-    """Number of samples of a batch; 0 where it shows no size, as a nested tensor."""
+    """Number of samples of a batch: the first size of its first tensor; 0 if it is unknown, as of a nested tensor."""
     with suppress(Exception):
         sized = (value for value in _leaves(batch) if isinstance(value, torch.Tensor) and value.ndim)
         return int(next(sized).shape[0])
@@ -325,9 +327,9 @@ def num_samples_of(batch: Any) -> int:
 
 
 def num_bytes_of(batch: Any) -> int | None:
-    """Bytes of the numbers of a batch; None where they are unknown, as those of a sparse tensor or of a class."""
+    """Bytes of the tensors and arrays of a batch; None if a part has no `nbytes`, such as a sparse tensor."""
     with suppress(Exception):
-        return sum(0 if isinstance(value, SMALL) else int(value.nbytes) for value in _leaves(batch))
+        return sum(0 if isinstance(value, UNCOUNTED) else int(value.nbytes) for value in _leaves(batch))
     return None
 
 

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from paceline.tasks.train.lightning.random_state import differ, random_state
-from paceline.tasks.watch.account import DRAWS, Account
+from paceline.tasks.watch.account import DRAWS_RANDOM, Account
 
 _followed: list[Account] = []
 """Hooks move the clock of the last one."""
@@ -76,7 +76,7 @@ class Batches:
             self._ahead.append((batch, is_ahead))
             self._num_read += 1
             if before is not None and self._num_read > 1 and differ(before, random_state(self._loader)):
-                self._account.stop_replay(DRAWS)
+                self._account.stop_replay(DRAWS_RANDOM)
                 return
 
 

@@ -38,7 +38,7 @@ def _siblings() -> Iterator[int]:
 
 
 def _group(process: psutil.Process) -> list[str | None] | None:
-    """What a rank was started with, and its group has in common; None of a process that is not a rank."""
+    """Values of `GROUP` with which a process was started; None if it is not a rank or cannot be read."""
     try:
         variables = process.environ()
     except (psutil.Error, OSError):  # it has ended, or belongs to another user

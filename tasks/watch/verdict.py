@@ -107,9 +107,9 @@ def format_gain(gain: Interval) -> str:
 
 
 def _parts(steps: Sequence[Step], step_seconds: float) -> dict[str, float]:
-    """Seconds of the parts of a step of `step_seconds`, as these steps divide their time.
+    """Seconds of each part of a step that takes `step_seconds`, in the proportions that `steps` have.
 
-    On a GPU these waited for it after each part, and so they take longer than the others.
+    On a GPU, `steps` are those that waited for it after each part, and so take longer than the others.
     """
     total = sum(step.seconds for step in steps)
     return {part: sum(step.parts[part] for step in steps) / total * step_seconds if total else 0.0 for part in PARTS}

@@ -67,7 +67,7 @@ def prepare_on_hosts(job: TrainJob, address: str) -> list[str]:
 
 
 def _prepare_there(client: Client, module: Lightning, copied: str | None, hosts: dict[str, str]) -> None:
-    """Prepare at once on a worker of each host."""
+    """Prepare on one worker of each host, at the same time. Raises RunError: it failed on one of them."""
     futures = {}
     for index, (host, worker) in enumerate(sorted(hosts.items())):
         request = child.Request(task="prepare", code=copied, settings=module.settings, host_index=index)
@@ -82,7 +82,7 @@ def _prepare_there(client: Client, module: Lightning, copied: str | None, hosts:
 
 
 def _prepare_here(module: Lightning, copied: str | None, host: str) -> None:
-    """Prepare in the process that has imported the code from the user's directory, if it is there."""
+    """Prepare on this host, if possible in the process that has read the settings: it has imported the user's code."""
     written: AbstractContextManager[None] = nullcontext()
     if module.code is not None and copied is not None:
         written = code.link_written(Path(module.code), Path(copied), code.data_paths(module.settings))

@@ -22,7 +22,12 @@ from paceline.conf.hints import did_you_mean, suggest
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
-from paceline.tasks.train.lightning.plain_settings import as_texts, is_special, leave_changed, without_objects
+from paceline.tasks.train.lightning.plain_settings import (
+    holds_special,
+    remove_changed,
+    with_yaml_numbers,
+    without_objects,
+)
 
 Settings = dict[str, Any]
 AVERAGES = (WeightAveraging, StochasticWeightAveraging)
@@ -84,14 +89,14 @@ class _Parser(LightningArgumentParser):
         """Set defaults; those of arguments of `model` and `data` wait for `set_class_defaults`."""
         for given in (*args, kwargs):
             for key, default in given.items():
-                section, _, name = _of_class(key).partition(".init_args.")
-                if section in CLASSES and key == f"{section}.{name}":
-                    self._class_defaults.setdefault(section, {})[name] = default
-                else:
+                if (of_class := _of_class(key)) == key:
                     super().set_defaults({key: default})
+                else:
+                    section, _, name = of_class.partition(".init_args.")
+                    self._class_defaults.setdefault(section, {})[name] = default
 
     def dump(self, cfg: Any, *args: Any, **options: Any) -> str:
-        """The settings as text; in a hook of the user's subclass, without those of the subcommand `fit`."""
+        """The settings as text, without `fit`: hooks of the user have it, and this parser does not know it."""
         sections = {name: value for name, value in vars(cfg).items() if name not in ("subcommand", "fit")}
         text: str = super().dump(type(cfg)(**sections), *args, **options)
         return text
@@ -183,13 +188,15 @@ class ModuleCLI(LightningCLI):
         super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
-        """Call this hook of the user's subclass, with the settings where `main.py fit` has them, and without `fit`."""
+        """Call this hook of the user's subclass.
+
+        It finds the settings under `fit`, as in `main.py fit`, and at the top level, as without subcommands.
+        """
         parsed = dict(vars(self.config))
-        both = type(self.config)(**self._as_fit(self.config), **parsed)
-        self.config, self.subcommand = both, "fit"
+        self.config, self.subcommand = self._with_fit(self.config), "fit"
         super().before_instantiate_classes()
-        self.subcommand = None
-        changed = {name: value for name, value in vars(both).items() if parsed.get(name, value) is not value}
+        self.subcommand, both = None, self.config  # which the hook may have replaced
+        changed = {name: value for name, value in vars(both).items() if name in parsed and parsed[name] != value}
         self.config = type(both)(**{name: value for name, value in vars(both.fit).items() if name in parsed} | changed)
 
     def instantiate_classes(self) -> None:
@@ -227,16 +234,16 @@ class ModuleCLI(LightningCLI):
             return
         if self.subcommand is None:
             self.subcommand = "fit"
-            make: Any = type(self.config)
-            self.config, self.config_init = (make(**self._as_fit(each)) for each in (self.config, self.config_init))
+            self.config, self.config_init = map(self._with_fit, (self.config, self.config_init))
         hook()
 
-    def _as_fit(self, config: Any) -> Settings:
-        """The settings as those of the subcommand `fit`."""
+    def _with_fit(self, config: Any) -> Any:
+        """The settings, and the same ones under `fit` as those of this subcommand."""
         arguments = inspect.signature(getattr(self.trainer_class, "fit", Trainer.fit)).parameters
         names = arguments.keys() - self.subcommands()["fit"] - {"self"}
         of_fit = {each: arguments[each].default for each in names}
-        return {"subcommand": "fit", "fit": type(config)(**of_fit | vars(config))}
+        make = type(config)
+        return make(**vars(config), subcommand="fit", fit=make(**of_fit | vars(config)))
 
     def given(self, arguments: Sequence[str]) -> Settings:
         """The settings that its arguments name, without the defaults of any class."""
@@ -250,9 +257,9 @@ class ModuleCLI(LightningCLI):
         trainer = tree.pop("trainer", {})
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
         tree = {name: value for name, value in (tree | {"trainer": given}).items() if value is not None}
-        if is_special(self.config):
+        if holds_special(self.config):
             read = self.parser.read_named(self._arguments)
-            leave_changed(tree, self.config, self.parser.parse_object(copy.deepcopy(tree)), read, "")
+            remove_changed(tree, self.config, self.parser.parse_object(copy.deepcopy(tree)), read, "")
         return tree | self._own()
 
     def averages(self) -> str | None:
@@ -266,7 +273,7 @@ class ModuleCLI(LightningCLI):
             dumped: Settings = json.loads(self.parser.dump(config, skip_unset=False, **options))
         finally:
             self.parser.parser_mode = mode
-        plain: Settings = as_texts(without_objects(dumped, config))
+        plain: Settings = with_yaml_numbers(without_objects(dumped, config))
         return plain
 
     def _own(self) -> Settings:

@@ -25,7 +25,7 @@ ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
 LIST = ".paceline.json"
-"""File in that folder with the names of what was copied: [files, links to directories of data]."""
+"""File in that folder with the relative paths of [copied files, links to data]."""
 START_CHECKPOINT = "start.ckpt"
 """Copy of the checkpoint that a run starts from, in its directory."""
 OUTPUTS = (
@@ -180,7 +180,7 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
         place.parent.mkdir(parents=True, exist_ok=True)
         if name in links:
             place.symlink_to((source / name).resolve())
-        else:
+        elif (source / name).exists():  # a training may have removed a file of its copy, which its ranks report
             write_durably(place, (source / name).read_bytes())
     _write_list(temporary, files, links)
     if identity not in (None, _identity(temporary, files)):
@@ -191,7 +191,7 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
 
 @contextmanager
 def link_written(source: Path, copied: Path, data: Sequence[str] = ()) -> Iterator[None]:
-    """Link from a copy to what the body writes next to the user's code, as `prepare_data` does."""
+    """Link from a copy to what the body, for example `prepare_data`, writes into the user's directory."""
     before = {name for name, _ in _walk(source, data)}
     yield
     for name, _ in _walk(source, data):
@@ -202,18 +202,18 @@ def link_written(source: Path, copied: Path, data: Sequence[str] = ()) -> Iterat
 
 
 def list_written(copied: Path) -> None:
-    """Add what has been written into a copy, or linked there, to its links: those who copy it link to that."""
+    """Record what was written into a copy, or linked there, as links, so that copies of it link there too."""
     files, links = _contents(copied, ())
     known = {part for name in (*files, *links) for part in (name, *name.parents)}
     for name, _ in sorted(_walk(copied, ())):
-        if (top := next((each for each in _downwards(name) if each not in known), None)) is not None:
-            known |= {top}
+        top = next((each for each in _downwards(name) if each in links or each not in known), None)
+        if top is not None and top not in links:
             links.append(top)
     _write_list(copied, files, links)
 
 
 def _downwards(name: Path) -> Iterator[Path]:
-    """A relative path after the folders above it, from the highest on."""
+    """The folders above a relative path from the top down, then the path itself."""
     return reversed((name, *name.parents))
 
 
@@ -247,7 +247,8 @@ def check_directory(directory: Path) -> None:
 
 def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """Files of a directory and directories of data in it, as `_walk` finds them; of a copy, what was copied."""
-    if directory.name == FOLDER and (directory / LIST).exists():  # trainings may have written next to their code
+    is_copy = directory.name == FOLDER and directory.resolve().parents[1].name == "runs"
+    if is_copy and (directory / LIST).exists():  # trainings may have written next to their code
         files, links = json.loads((directory / LIST).read_text(encoding="utf-8"))
         return list(map(Path, files)), list(map(Path, links))
     found = sorted(_walk(directory, data))

@@ -229,7 +229,7 @@ def join(spec: RankSpec) -> torch.device:
     use_threads(spec.plan.num_threads)
     device = group.pick_device(spec)
     group.join(spec, device)
-    group.set_variables(spec)
+    group.set_launcher_variables(spec)
     facts = {"code": module.packages, "device": gpu or spec.rank}
     group.check_agreement(spec, facts, same=("code",), unique=("device",))
     return device

@@ -1,4 +1,4 @@
-"""Settings of LightningCLI as plain values: JSON, in which they travel, has no objects, inf, nan or numbers as keys."""
+"""Settings of LightningCLI as plain values: ranks get them as JSON, without objects, inf, nan and numbers as keys."""
 
 import math
 from typing import Any
@@ -10,24 +10,22 @@ _OBJECT = "Unable to serialize instance "  # text that jsonargparse (4.53) write
 
 def without_objects(dumped: Any, parsed: Any) -> Any:
     """Settings without arguments that hold an object. It is a default of the code, which each rank takes there."""
-    from jsonargparse import Namespace
-
     if isinstance(parsed, list | tuple) and isinstance(dumped, list):
         return [without_objects(*each) for each in zip(dumped, parsed, strict=True)]
-    is_class = isinstance(parsed, Namespace)
-    if not (isinstance(parsed, Namespace | dict) and isinstance(dumped, dict)):
+    is_class = type(parsed).__name__ == "Namespace"
+    if not ((is_class or isinstance(parsed, dict)) and isinstance(dumped, dict)):
         return dumped
-    items = vars(parsed) if is_class else {str(name): value for name, value in parsed.items()}
+    items = {str(name): value for name, value in _items(parsed).items()}
     plain = {name: without_objects(value, items.get(name)) for name, value in dumped.items()}
     return {name: value for name, value in plain.items() if not (is_class and _OBJECT in str(value))}
 
 
-def as_texts(dumped: Any) -> Any:
-    """Settings with inf and nan as the texts of YAML: JSON has neither, and LightningCLI reads these as numbers."""
+def with_yaml_numbers(dumped: Any) -> Any:
+    """Settings with inf and nan as YAML writes them: JSON has neither. LightningCLI reads these texts as numbers."""
     if isinstance(dumped, dict):
-        return {name: as_texts(value) for name, value in dumped.items()}
+        return {name: with_yaml_numbers(value) for name, value in dumped.items()}
     if isinstance(dumped, list):
-        return [*map(as_texts, dumped)]
+        return [*map(with_yaml_numbers, dumped)]
     if isinstance(dumped, float) and not math.isfinite(dumped):
         return ".nan" if math.isnan(dumped) else ".inf" if dumped > 0 else "-.inf"
     return dumped
@@ -40,27 +38,28 @@ def _items(value: Any) -> dict[Any, Any]:
     return value if isinstance(value, dict) else vars(value) if type(value).__name__ == "Namespace" else {}
 
 
-def is_special(value: Any) -> bool:
-    """Whether a value holds inf, nan or a key that is not a text, which JSON changes."""
+def holds_special(value: Any) -> bool:
+    """Whether a value holds what JSON cannot represent: inf, nan, or a key of a dict that is not a text."""
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict) and not all(isinstance(key, str) for key in value):
         return True
-    return any(map(is_special, _items(value).values()))
+    return any(map(holds_special, _items(value).values()))
 
 
-def leave_changed(tree: Any, parsed: Any, again: Any, given: Any, place: str) -> bool:
-    """Whether special values of parsed settings differ in those that were parsed again from the tree.
+def remove_changed(tree: Any, parsed: Any, again: Any, given: Any, place: str) -> bool:
+    """Remove arguments of classes from the tree whose special values JSON has changed; ranks take their defaults.
 
-    Such arguments of classes are removed from the tree: each rank takes their defaults from the code.
+    `again` are the settings parsed from the tree, `given` those that the user named, and `place` is their key. Returns
+    whether the value itself has changed, so that the argument around it must be removed.
 
-    Raises InputError: one of them is given.
+    Raises InputError: the user has named such an argument.
     """
     if isinstance(parsed, float):
         return not math.isfinite(parsed) and repr(parsed) != repr(again)
     parts, parts_again, named = _items(parsed), _items(again), _items(given)
     is_class = type(parsed).__name__ == "Namespace"
-    if isinstance(parsed, dict) and is_special(dict.fromkeys(parts)) and parts.keys() != parts_again.keys():
+    if isinstance(parsed, dict) and holds_special(dict.fromkeys(parts)) and parts.keys() != parts_again.keys():
         return True
     parts_of_tree = _items(tree)
     changed = []
@@ -68,7 +67,7 @@ def leave_changed(tree: Any, parsed: Any, again: Any, given: Any, place: str) ->
         if is_class and name not in parts_of_tree:
             continue
         where = f"{place}.{name}".lstrip(".")
-        if leave_changed(parts_of_tree.get(name), value, parts_again.get(name), named.get(name), where):
+        if remove_changed(parts_of_tree.get(name), value, parts_again.get(name), named.get(name), where):
             changed.append(name)
             if is_class and name in named:
                 fault = f"{where}={value!r} would change on its way to the ranks, which get the settings as JSON"

@@ -24,8 +24,8 @@ ALONE_SECONDS = 1800
 LOOK_SECONDS = 1.0  # between two looks whether another rank has left
 COMPLETE, LEFT, WAITED = "complete", "left", "waited"
 """Outcomes of work on all ranks: all have ended it; one on which it failed has left; one has waited for too long."""
-VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Of launchers, by which a rank of own Lightning code may find its place."""
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables of launchers such as torchrun, from which a user's code may read its rank."""
 _joined: dict[str, Any] = {"number": 1_000_000}
 """Of the group that was joined: its `store`, the group of this rank alone (`own`), and the number of the next group of
 a user's code in it."""
@@ -60,11 +60,11 @@ class RankEnvironment(LightningEnvironment):
         return self._spec.node_rank
 
     def teardown(self) -> None:
-        """Nothing: Lightning's removes WORLD_SIZE, which the next trainer of this rank needs."""
+        """Do nothing: Lightning's method removes WORLD_SIZE, which the next trainer of this rank needs."""
 
 
 class AloneEnvironment(LightningEnvironment):
-    """Gives Lightning the position of a trainer on one rank alone, whatever the variables say of a rank."""
+    """Gives Lightning the position of a trainer on one rank alone. It ignores the launcher's variables."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -77,7 +77,7 @@ class AloneEnvironment(LightningEnvironment):
         return 0
 
     def teardown(self) -> None:
-        """Nothing, see `RankEnvironment`."""
+        """Do nothing: see `RankEnvironment`."""
 
 
 def lightning_environment(spec: RankSpec, is_group: bool) -> LightningEnvironment:
@@ -89,15 +89,15 @@ def lightning_environment(spec: RankSpec, is_group: bool) -> LightningEnvironmen
     return RankEnvironment(spec) if is_group else AloneEnvironment()
 
 
-def set_variables(spec: RankSpec) -> None:
+def set_launcher_variables(spec: RankSpec) -> None:
     """Set the variables by which a user's code finds its part of the data, as the launchers of Lightning and torch do.
 
-    A training on one device has none, as a script without a launcher; nor has an arm, see `alone`.
+    A training on one device has none, like a script without a launcher. Nor has an arm on one rank: see `alone`.
     """
     if spec.world_size > 1:
         local = spec.rank, spec.local_rank, spec.node_rank, spec.world_size, spec.num_devices
         values = (*local, spec.master_address, spec.master_port)
-        os.environ.update(zip(VARIABLES, map(str, values), strict=True))
+        os.environ.update(zip(LAUNCHER_VARIABLES, map(str, values), strict=True))
 
 
 def pick_device(spec: RankSpec) -> torch.device:
@@ -157,12 +157,12 @@ def _has_met() -> bool:
 def alone() -> Iterator[None]:
     """Let this rank be the whole default group, in the body, so that collectives of a user's code wait for nobody.
 
-    It has no variables of a launcher then, as a script on one device.
+    The launcher's variables are removed in the body, because a script on one device has none.
     """
     if not _has_met():
         yield
         return
-    variables = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+    variables = {name: os.environ.pop(name) for name in LAUNCHER_VARIABLES if name in os.environ}
     world, whole = distributed.distributed_c10d._world, distributed.group.WORLD
     # Names of groups have numbers, which must stay the same on all ranks.
     number, world.group_count = world.group_count, _joined["number"]

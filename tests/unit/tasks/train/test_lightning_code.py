@@ -242,6 +242,7 @@ def test_what_prepare_data_writes_next_to_the_code_is_linked(tmp_path, monkeypat
         pass
     (copied / "other").mkdir()
     (copied / "other" / "y.pt").touch()
+    (copied / "other" / "z.pt").touch()
     list_written(copied)
     assert (copied / "data").readlink() == directory / "data"
     assert (copied / "net" / "cache.bin").readlink() == directory / "net" / "cache.bin"

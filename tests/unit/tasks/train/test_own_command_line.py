@@ -47,6 +47,20 @@ class Changing(LightningCLI):
         if isinstance(self, ModuleCLI):
             assert "max_epochs: 2" in self.parser.dump(self.config)
 
+    def before_fit(self) -> None:
+        """Look at the settings as text."""
+        assert "max_epochs: 2" in self.parser.dump(self.config)
+
+
+class Replacing(LightningCLI):
+    """Replaces the settings in a hook."""
+
+    def before_instantiate_classes(self) -> None:
+        """Change two settings of a copy."""
+        self.config = self.config.clone()
+        self.config.fit.trainer.max_epochs = 2
+        self.config.fit.seed_everything = 5
+
 
 class Flat(LightningCLI):
     """Changes settings in a hook, as a script without subcommands does."""
@@ -81,13 +95,14 @@ def parse(own, *arguments, content=None):
     return settings, ModuleCLI(settings, quiet)
 
 
-@pytest.mark.parametrize("own", ["Changing", "Flat"])
+@pytest.mark.parametrize("own", ["Changing", "Replacing", "Flat"])
 def test_a_hook_before_the_classes_changes_the_settings_as_in_its_script(own):
     settings, rank = parse(own)
     assert (settings["seed_everything"], settings["trainer"]["max_epochs"]) == (5, 2)
     assert (rank.trainer.max_epochs, rank.config.seed_everything, rank.subcommand) == (2, 5, None)
     assert {"fit", "subcommand", "ckpt_path"}.isdisjoint(vars(rank.config))
     if own == "Changing":
+        rank.run_hook("before_fit")
         script = Changing(Net, Numbers, args={"subcommand": "fit", "fit": FIT}, save_config_callback=None)
         assert (script.trainer.max_epochs, script.config.fit.seed_everything) == (2, 5)
 

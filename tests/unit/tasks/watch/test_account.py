@@ -202,6 +202,20 @@ def test_an_account_that_is_done_waits_for_no_gpu(monkeypatch):
     assert len([0 for is_done, _ in waits if is_done]) > 50
 
 
+@pytest.mark.usefixtures("short_blocks")
+def test_steps_of_another_kind_leave_a_finished_measurement(monkeypatch):
+    monkeypatch.setattr(module, "ValidityWatch", QuietWatch)
+    account, weight = Account(), torch.ones(8, 1, requires_grad=True)
+    with follow(account):
+        for inputs, _ in islice(DataLoader(Numbers(), 1), 300):
+            (inputs @ weight).sum().backward()
+        measured = [*account.blocks.normal]
+        for (first, _), (second, _) in islice(zip(*(DataLoader(Numbers(), 1) for _ in range(2)), strict=True), 10):
+            ((first + second) @ weight).sum().backward()
+    assert measured
+    assert (account.blocks.normal, account.why_not_measured) == (measured, "")
+
+
 def test_the_rate_on_a_gpu_is_that_of_the_steps_that_do_not_wait_for_it():
     account = Account()
     names = dict.fromkeys(PARTS, 0.0)
