@@ -78,9 +78,8 @@ def _seats(client: Client, accelerator: str) -> list[Seat]:
     slots = find_seats(client, accelerator)
     seats, totals, numbers = [], Counter(slot.host for slot, _ in slots), Counter[str]()
     for slot, host in slots:
-        cores = host.compute_threads if accelerator == "cpu" else host.num_cores
-        num_threads = max(1, cores // totals[slot.host])
         gpu = next((gpu for gpu in host.gpus if gpu.uuid == slot.device), None)
+        num_threads = max(1, (host.num_cores if gpu else host.compute_threads) // totals[slot.host])
         device = DeviceFigures(
             host=host.host,
             device=gpu.uuid if gpu else f"cpu-{numbers[slot.host]}",

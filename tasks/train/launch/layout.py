@@ -8,12 +8,13 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.host import keep_memory
 from paceline.tasks.records.record import Record
 
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables of launchers such as torchrun, from which a user's code may read its rank."""
 # With inherited values of these, torch or Lightning would join another group (Lightning#16313, #5651).
 SCRUBBED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "PMI_", "OMPI_", "PL_", "LSB_", "JSM_")
 SCRUBBED = (
-    *("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK"),
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
-    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+    *LAUNCHER_VARIABLES,
+    *("GROUP_RANK", "ROLE_RANK", "GROUP_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"),
 )
 PROBE_FILE = "probe.json"  # file in rank 0's directory: its probe before training
 STEPS_FILE = "steps.npz"  # file in rank 0's directory: the time of each step of its probe

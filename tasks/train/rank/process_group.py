@@ -14,6 +14,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import distributed, nn
 
 from paceline.tasks.errors import RunError, one_line
+from paceline.tasks.train.launch.layout import LAUNCHER_VARIABLES
 from paceline.tasks.train.rank_spec import RankSpec
 
 # The default of 30 minutes would hide a lost rank for as long; no step of a healthy group takes 2 minutes.
@@ -24,8 +25,6 @@ ALONE_SECONDS = 1800
 LOOK_SECONDS = 1.0  # between two looks whether another rank has left
 COMPLETE, LEFT, WAITED = "complete", "left", "waited"
 """Outcomes of work on all ranks: all have ended it; one on which it failed has left; one has waited for too long."""
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables of launchers such as torchrun, from which a user's code may read its rank."""
 _joined: dict[str, Any] = {"number": 1_000_000}
 """Of the group that was joined: its `store`, the group of this rank alone (`own`), and the number of the next group of
 a user's code in it."""
@@ -63,30 +62,13 @@ class RankEnvironment(LightningEnvironment):
         """Do nothing: Lightning's method removes WORLD_SIZE, which the next trainer of this rank needs."""
 
 
-class AloneEnvironment(LightningEnvironment):
-    """Gives Lightning the position of a trainer on one rank alone. It ignores the launcher's variables."""
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return False
-
-    def local_rank(self) -> int:
-        return 0
-
-    def node_rank(self) -> int:
-        return 0
-
-    def teardown(self) -> None:
-        """Do nothing: see `RankEnvironment`."""
-
-
 def lightning_environment(spec: RankSpec, is_group: bool) -> LightningEnvironment:
     """The environment of a trainer, on all of the group's ranks or on this one alone; to be given in both cases.
 
     Without one, Lightning looks for that of a launcher and starts MPI where mpi4py is installed. MPI ends the process
     on a host that cannot start MPI's daemon.
     """
-    return RankEnvironment(spec) if is_group else AloneEnvironment()
+    return RankEnvironment(spec) if is_group else LightningEnvironment()
 
 
 def set_launcher_variables(spec: RankSpec) -> None:
