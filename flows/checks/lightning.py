@@ -176,10 +176,12 @@ def read_again(config: Config, run: Path | None, environment: Environment) -> Co
 def load_prediction(trained: Lightning, precision: Precision, overrides: Sequence[str]) -> Config:
     """The configuration of a prediction with trained code; raises InputError as `load_lightning`."""
     of_cli = [override for override in overrides if override.startswith(PREDICTION)]
+    given: dict[str, Any] = dict(each.split("=", 1) for each in overrides if each.startswith(f"{CHECKPOINT}="))
+    overrides = [override for override in overrides if override.partition("=")[0] not in given]
     for override in overrides:
         key = override.partition("=")[0]
         if override not in of_cli and not override.startswith(("execution.", "cluster.", "limits.", "track.")):
-            near = suggest(key, ["trainer.limit_predict_batches"])
+            near = suggest(key, ["trainer.limit_predict_batches", CHECKPOINT])
             hint = did_you_mean(near, "use settings of model, data, execution, cluster, limits or track")
             raise InputError(f"{key} is not a setting of a prediction with your own code", hint=hint, setting=key)
     directory = Path(trained.code) if trained.code else None
@@ -191,8 +193,9 @@ def load_prediction(trained: Lightning, precision: Precision, overrides: Sequenc
     trainer = trained.settings.get("trainer", {})
     settings = trained.settings | {"trainer": {key: trainer[key] for key in PREDICTION_KEPT if key in trainer}}
     require_named(settings, trained.packages, directory)
-    request = child.Request(task="predict", code=trained.code, settings=settings, variants=(tuple(of_cli),))
-    (parsed,) = child.ask(request)["variants"]
+    request = child.Request(task="predict", code=trained.code, settings=settings, variants=(tuple(of_cli),), **given)
+    answer = child.ask(request)
+    (parsed,), found = answer["variants"], answer[CHECKPOINT]
     tree = apply({}, *(override for override in overrides if override not in of_cli))
     execution = EXECUTION | {"precision": precision, "num_devices": 1} | tree.get("execution", {})
     for name, value in (("num_devices", 1), ("num_nodes", 1), ("compile", "off")):
@@ -205,7 +208,7 @@ def load_prediction(trained: Lightning, precision: Precision, overrides: Sequenc
             "name": settings["model"]["class_path"].rpartition(".")[2],
             "execution": execution,
             "speedup": FIXED["speedup"],
-            "lightning": parsed | {"code": trained.code},
+            "lightning": parsed | {"code": trained.code} | ({CHECKPOINT: str(Path(found).absolute())} if found else {}),
         }
     )
 

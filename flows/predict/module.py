@@ -101,6 +101,8 @@ def check(trained: TrainedModule, request: PredictRequest, environment: Environm
         )
     overrides = [*filter(None, [request.source]), *request.overrides]
     config = load_prediction(trained.lightning, trained.precision, overrides)
+    if config.lightning.ckpt_path is not None:
+        trained = trained._replace(checkpoint=Path(config.lightning.ckpt_path), model=None, digest=None)
     hardware = preflight.training_host(config, environment)
     if config.cluster.address is not None:
         require_code(config.lightning, config.cluster.address)

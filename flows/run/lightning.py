@@ -52,7 +52,7 @@ NOT_MEASURED = ("energy",)
 TRAIN_KEYS = (
     *("world_size", "num_epochs", "num_batches", "num_steps", "seconds", "samples_per_second", "units_per_second"),
     *("checkpoint", "resumed_from", "data_wait_fraction", "wall_seconds", "clock_difference", "restarts", "compile"),
-    *("limit", "validity"),
+    *("limit", "validity", "best_models"),
 )
 
 

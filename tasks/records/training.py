@@ -95,6 +95,14 @@ class Trained(Record):
     restarts: tuple[Restart, ...] = ()  # within this training, the oldest first
 
 
+class BestModel(Record):
+    """What a ModelCheckpoint callback of the user's has kept."""
+
+    path: str
+    monitor: str | None  # metric that chose it; None: it is the newest
+    score: float | None  # its value
+
+
 class TrainResult(Trained):
     """Result of a training of a preset."""
 
@@ -124,6 +132,7 @@ class ModuleResult(Trained):
     not_finite: tuple[str, ...] = ()  # the other metrics
     not_tested: str | None = None  # reason not to use the metrics of the test; None without one
     checkpoint: str | None
+    best_models: tuple[BestModel, ...] = ()  # of the user's ModelCheckpoint callbacks
     weights: str | None = None  # state dict, readable with weights_only; None where it is not, or code is not installed
     units_per_second: dict[str, float] = Field(default_factory=dict)  # throughput in other units, such as tokens
     partitions: PreparedPartitions | None = None  # that the DataModule had prepared; None for nothing

@@ -131,6 +131,9 @@ def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "compile", f"{graphs} in {format_seconds(stats['seconds'])}, {origin}{rate}"
     yield "restarts", "; ".join(map(_restart_text, train.get("restarts") or ()))
     yield "metrics", ", ".join(f"{name} {value:.4g}" for name, value in (summary.get("metrics") or {}).items())
+    for best in train.get("best_models") or ():
+        chosen = "newest" if best["score"] is None else f"{best['monitor']} {best['score']:.4g}"
+        yield "best model", f"{chosen}: {best['path']}"
     yield "not measured", ", ".join(summary.get("not_measured") or ())
     choice = ((summary.get("execution") or {}).get("reasons") or {}).get("checkpoint_steps")
     if choice and isinstance(choice["value"], int):  # else the training was over before one was due

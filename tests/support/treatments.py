@@ -90,6 +90,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline predict RUN_ID": AS_LIGHTNING,
     "paceline predict RUN_ID data.class_path=prose.corpus.Prompts": AS_LIGHTNING,
     "paceline predict RUN_ID trainer.limit_predict_batches=10 --out continuations": AS_LIGHTNING,
+    "paceline predict RUN_ID ckpt_path=models/epoch=3-val_loss=0.842.ckpt": AS_LIGHTNING,
     "paceline predict models:/prose@champion": AS_LIGHTNING,
     "paceline watch train.py --epochs 3": AS_WATCHED,
     "paceline judge --old 'python train.py 32' --new 'python train.py 64' --metric 'loss=(.+)' "

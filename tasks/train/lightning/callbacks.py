@@ -16,17 +16,15 @@ from typing import Any, Literal
 import torch
 from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, Checkpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint, Timer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import distributed
 
-from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import one_line
 from paceline.tasks.names import Metric, metric_name
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval, FailureHistory
-from paceline.tasks.train.lightning.cli import refuse_checkpoints
 from paceline.tasks.train.lightning.feed import FeedState, Position
 from paceline.tasks.train.lightning.step_parts import (
     StepParts,
@@ -37,10 +35,10 @@ from paceline.tasks.train.lightning.step_parts import (
     require_loss,
 )
 from paceline.tasks.train.rank.callbacks import MAX_LOG_STEPS, LogMetrics, Window, write_atomically, writer_of
-from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS, checkpoint_path
+from paceline.tasks.train.rank.checkpoint import checkpoint_path
+from paceline.tasks.train.rank.model_checkpoint import forget_removed
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
-from paceline.tasks.train.rank_spec import RankSpec
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
@@ -197,6 +195,8 @@ class SaveCheckpoint(Checkpoint):
     At the end of epochs and of the training, and inside an epoch after every so many batches. With `auto`, rank 0
     decides by a `CheckpointInterval` for all ranks whether a checkpoint is due, also at the end of an epoch. Not before
     a validation that is due, nor between the batches of one update: Lightning resumes there without them.
+
+    It comes after the user's ModelCheckpoint, whose state it saves.
     """
 
     def __init__(
@@ -225,6 +225,11 @@ class SaveCheckpoint(Checkpoint):
     def state_key(self) -> str:
         return "paceline"
 
+    @property
+    def best_model_path(self) -> str:
+        """Path of the newest checkpoint, as of the ModelCheckpoint that Lightning adds where the user has none."""
+        return str(self.last or "")
+
     def state_dict(self) -> dict[str, Any]:
         return self._saved
 
@@ -236,7 +241,7 @@ class SaveCheckpoint(Checkpoint):
         self._account.losses = list(state_dict.get("losses", []))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        refuse_checkpoints(trainer, self)
+        _settings(trainer).callbacks = [*filter(lambda each: each is not self, _settings(trainer).callbacks), self]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the interval, and after a resume do what Lightning 2.6 does not.
@@ -254,6 +259,7 @@ class SaveCheckpoint(Checkpoint):
         if resume is None:
             return
         loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_progress
+        forget_removed(trainer)
         if _settings(trainer).reload_dataloaders_every_n_epochs > 1:
             self._account.note(RELOADS)
         loop._restarting = False  # of the epochs alone
@@ -367,32 +373,6 @@ class SaveCheckpoint(Checkpoint):
             self._account.write_progress(trainer)
 
 
-class RequireSpace(Callback):
-    """Refuses a training whose checkpoints would fill the disk, on rank 0, in the first update of an arm or of the fit.
-
-    It counts what is there at once: the newest checkpoints, the one that is being written, and two copies of the final
-    weights. Raises InputError there. A resumed training has its checkpoints already.
-    """
-
-    def __init__(self, spec: RankSpec) -> None:
-        self._limits, self._home = spec.config.limits, Path(spec.home)
-        self._num_weights = NUM_CHECKPOINTS + 1 + (2 if spec.config.lightning.code is None else 0)
-        self._is_needed = spec.rank == 0 and spec.resume_from is None
-        self.reports: list[str] = []
-        """Free space and need as text, once they are known."""
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self._is_needed or trainer.global_step == 0:
-            return
-        self._is_needed = False
-        states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
-        num_bytes = self._num_weights * _num_bytes(pl_module.state_dict())
-        num_bytes += (NUM_CHECKPOINTS + 1) * sum(map(_num_bytes, states))
-        self.reports.append(require_space(self._limits, self._home, {"checkpoints": num_bytes}))
-
-
 class FileLogger(Logger):
     """Lightning's logger of a rank: metrics go to MLflow under the names that the module gives them.
 
@@ -401,15 +381,22 @@ class FileLogger(Logger):
     Args:
         log: Takes metrics; None to drop them.
         directory: For the files of that logger.
+        save_dir: Directory above that of the files of a ModelCheckpoint, the same after a restart.
         run_id: Of MLflow.
         note: Takes a text for the user.
     """
 
     def __init__(
-        self, log: LogMetrics | None, directory: Path, run_id: str, note: Callable[[str], None] | None = None
+        self,
+        log: LogMetrics | None,
+        directory: Path,
+        run_id: str,
+        note: Callable[[str], None] | None = None,
+        save_dir: Path | None = None,
     ) -> None:
         super().__init__()
         self._log, self._directory, self._run_id, self._note = log, directory, run_id, note
+        self._save_dir = save_dir or directory
         self._default: TensorBoardLogger | CSVLogger | None = None
         self._is_written = False
         self.trained: Collection[str] = ()
@@ -453,7 +440,7 @@ class FileLogger(Logger):
 
     @property
     def save_dir(self) -> str:
-        return str(self._directory)
+        return str(self._save_dir)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         if self._log is None:
@@ -494,7 +481,3 @@ def _epoch_end(trainer: Trainer, position: int) -> int:
     """The first position from this one on at which an epoch ends, if all are as long as the present one."""
     number = trainer.num_training_batches
     return math.ceil(position / number) * int(number) if math.isfinite(number) else sys.maxsize
-
-
-def _num_bytes(tensors: dict[str, Any]) -> int:
-    return sum(value.nbytes for value in tensors.values() if isinstance(value, torch.Tensor))

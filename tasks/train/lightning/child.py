@@ -179,7 +179,7 @@ def _do(request: Request) -> dict[str, Any]:
     checkpoint = tree.get("ckpt_path") if request.ckpt_path is None else request.ckpt_path
     checkpoint = None if checkpoint in ("", "null") else checkpoint
     if checkpoint is not None:
-        _check_checkpoint(Path(checkpoint))
+        _check_checkpoint(Path(checkpoint), is_resumed=request.task == "parse")
     own = request.cli or tree.get("cli")
     own = own["class_path"] if isinstance(own, dict) else own
     tree = {key: value for key, value in tree.items() if key not in (*WRAPPED, "cli")}
@@ -199,8 +199,8 @@ def _do(request: Request) -> dict[str, Any]:
     return {"variants": variants, "ckpt_path": checkpoint}
 
 
-def _check_checkpoint(path: Path) -> None:
-    """Raise InputError: a training cannot start from this file."""
+def _check_checkpoint(path: Path, *, is_resumed: bool) -> None:
+    """Raise InputError: a training cannot start from this file, or a prediction cannot use it."""
     import torch
 
     hint = "give a file that Lightning's Trainer saved, for example ckpt_path=checkpoints/last.ckpt"
@@ -215,7 +215,8 @@ def _check_checkpoint(path: Path) -> None:
         raise InputError(fault, hint="save it with trainer.save_checkpoint and plain values alone") from error
     except (RuntimeError, OSError) as error:
         raise InputError(f"ckpt_path={path} cannot be read ({one_line(error)})", hint=hint) from error
-    if not isinstance(content, dict) or not {"state_dict", "loops", "optimizer_states"} <= content.keys():
+    needed = {"state_dict", "loops", "optimizer_states"} if is_resumed else {"state_dict"}
+    if not isinstance(content, dict) or not needed <= content.keys():
         raise InputError(f"ckpt_path={path} is no checkpoint of a training: it has weights at most", hint=hint)
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import ProgressBar, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -57,8 +57,8 @@ class _Parser(LightningArgumentParser):
     def __init__(self, *args: Any, content: Settings | None = None, file: str | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self._content, self._file = content, file
-        self.sections: list[tuple[str, Any]] = []
-        """Keys and classes of the sections that have been added."""
+        self.classes: list[Any] = []
+        """Classes whose arguments are sections."""
         self._class_defaults: dict[str, Settings] = {}
         """Defaults of arguments of `model` and `data`, until their classes are known."""
 
@@ -82,7 +82,7 @@ class _Parser(LightningArgumentParser):
 
     def add_lightning_class_args(self, lightning_class: Any, nested_key: str, *args: Any, **options: Any) -> list[str]:
         """Add the arguments of a class."""
-        self.sections.append((nested_key, lightning_class))
+        self.classes.append(lightning_class)
         return super().add_lightning_class_args(lightning_class, nested_key, *args, **options)
 
     def set_defaults(self, *args: Settings, **kwargs: Any) -> None:
@@ -200,13 +200,7 @@ class ModuleCLI(LightningCLI):
         self.config = type(both)(**{name: value for name, value in vars(both.fit).items() if name in parsed} | changed)
 
     def instantiate_classes(self) -> None:
-        """Instantiate all classes, or none where only the settings are checked.
-
-        Raises InputError: a callback saves checkpoints.
-        """
-        for place, callback in self._callbacks(Checkpoint):
-            where = place if place == "trainer.callbacks" else f"{place} in the code of your LightningCLI"
-            raise checkpoint_refusal(place, callback, where)
+        """Instantiate all classes, or none where only the settings are checked."""
         if not self._only_parse:
             super().instantiate_classes()
         if self._partitions is not None:
@@ -216,8 +210,9 @@ class ModuleCLI(LightningCLI):
         """Instantiate the trainer with the execution and the callbacks of Paceline, without progress bars."""
         given = self.config_init["trainer"]
         given["callbacks"] = _without_bars(given.get("callbacks"))
-        is_arm = self._options.get("enable_checkpointing") is False
-        own = [] if is_arm else _without_bars(self.trainer_defaults.get("callbacks"))  # of the user's subclass
+        own = _without_bars(self.trainer_defaults.get("callbacks"))  # of the user's subclass
+        if self._options.get("enable_checkpointing") is False:  # an arm, or a prediction
+            own, self.parser.callback_keys = [], []
         self.trainer_defaults = self.trainer_defaults | {"callbacks": [*own, *self._options.get("callbacks", [])]}
         # Where `int | float` was first imported as `float | int`, jsonargparse makes 1 batch 1.0: all batches.
         numbers = {name: value for name, value in self._given.items() if type(value) is int}
@@ -264,7 +259,10 @@ class ModuleCLI(LightningCLI):
 
     def averages(self) -> str | None:
         """Name of the class of a callback that averages weights; None without one."""
-        return next((callback.__name__ for _, callback in self._callbacks(*AVERAGES)), None)
+        given = [load_class(each.class_path) for each in _several(self.config.trainer.callbacks)]
+        given += [type(each) for each in _several(self.trainer_defaults.get("callbacks"))]
+        classes = (each for each in (*given, *self.parser.classes) if isinstance(each, type))
+        return next((each.__name__ for each in classes if issubclass(each, AVERAGES)), None)
 
     def _dump(self, config: Any, **options: Any) -> Settings:
         """Settings as plain values, without objects. As YAML, jsonargparse (4.53) would make the text 1e5 a number."""
@@ -278,15 +276,6 @@ class ModuleCLI(LightningCLI):
 
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
-
-    def _callbacks(self, *kinds: type) -> Iterator[tuple[str, type]]:
-        """Places and classes of the callbacks of these kinds: of the settings, and of the user's subclass."""
-        paths = [each.class_path for each in _several(self.config.trainer.callbacks)]
-        given = [("trainer.callbacks", load_class(path)) for path in paths]
-        defaults = [("trainer_defaults", type(each)) for each in _several(self.trainer_defaults.get("callbacks"))]
-        for place, callback in (*given, *defaults, *self.parser.sections):
-            if isinstance(callback, type) and issubclass(callback, kinds):
-                yield place, callback
 
 
 def _several(callbacks: Any) -> list[Any]:
@@ -315,26 +304,6 @@ def _load_cli(path: str) -> type:
         fault = f"cli={path} defines fit, which cannot be used with Paceline: Lightning's Trainer.fit trains"
         raise InputError(fault, hint="move the rest of fit into before_fit and after_fit", setting="cli")
     return found
-
-
-def checkpoint_refusal(place: str, callback: type, where: str) -> InputError:
-    """The error about a callback that saves checkpoints."""
-    return InputError(
-        f"{place}={callback.__name__} cannot be used with Paceline",
-        hint=f"remove it from {where}; Paceline saves checkpoints: see execution.checkpoint_steps",
-        setting=place,
-    )
-
-
-def refuse_checkpoints(trainer: Trainer, own: Checkpoint | None = None) -> None:
-    """Raise InputError: a trainer has another callback that saves checkpoints, of the user's code.
-
-    To be called in `setup`, after Lightning has added those of `configure_callbacks`.
-    """
-    for callback in trainer.checkpoint_callbacks:
-        if callback is not own:
-            where = f"configure_callbacks of {type(trainer.lightning_module).__name__}, or from before_fit"
-            raise checkpoint_refusal("trainer.callbacks", type(callback), where)
 
 
 def with_classes(tree: Settings, overrides: Sequence[str]) -> Settings:

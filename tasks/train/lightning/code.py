@@ -38,6 +38,8 @@ OUTPUTS = (
     "mlflow.db-wal",
 )
 """Files and folders that Lightning and MLflow write next to a script by default. Each training changes them."""
+OUTPUT_ENDINGS = (".ckpt", ".log", ".out", ".err")
+"""Endings of files that a shell, Slurm or a callback writes while a training runs; they are data."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
 
@@ -246,7 +248,7 @@ def check_directory(directory: Path) -> None:
 
 
 def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Files of a directory and directories of data in it, as `_walk` finds them; of a copy, what was copied."""
+    """Files of a directory and the data in it, as `_walk` finds them; of a copy, what was copied."""
     is_copy = directory.name == FOLDER and directory.resolve().parents[1].name == "runs"
     if is_copy and (directory / LIST).exists():  # trainings may have written next to their code
         files, links = json.loads((directory / LIST).read_text(encoding="utf-8"))
@@ -256,12 +258,12 @@ def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Pa
 
 
 def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
-    """Files of a directory by their relative paths, and directories of data (True), which are not entered.
+    """Files of a directory by their relative paths, and data (True), of which directories are not entered.
 
     Without what is hidden or compiled, what trainings have written into the user's directory, virtual environments,
     directories that this user may not read, and links to what holds the code.
-    Of data is a directory that `data` names from the current one, or to which a link leads, if neither it nor a
-    directory in it holds a Python file, or if it is both.
+    Data are files with one of the `OUTPUT_ENDINGS`. A directory is, if `data` names it from the current one, or a link
+    leads to it, if neither it nor a directory in it holds a Python file, or if it is both.
     """
     directory, home = directory.resolve(), Environment().root.resolve()
     named = [Path(text).resolve() for text in data if os.path.isdir(text)]  # noqa: PTH112  which takes any text
@@ -274,7 +276,7 @@ def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
             if path.name.startswith(".") or path.name == "__pycache__" or name.parts[0] in OUTPUTS:
                 continue
             if path.is_file():
-                yield name, False
+                yield name, path.suffix in OUTPUT_ENDINGS
             elif path.is_dir():
                 place, is_link = path.resolve(), path.is_symlink()
                 is_above = place == home or any(each.is_relative_to(place) for each in above)

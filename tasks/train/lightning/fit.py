@@ -32,17 +32,18 @@ from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.after_fit import finish, leave_out_preparation
-from paceline.tasks.train.lightning.callbacks import FileLogger, RequireSpace, SaveCheckpoint, StepAccount
+from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
-from paceline.tasks.train.lightning.step_parts import RequireOneScaler
+from paceline.tasks.train.lightning.step_parts import RequireOneScaler, RequireSpace
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.context import bind, own_processes
 from paceline.tasks.train.rank.device_limit import known_limit
+from paceline.tasks.train.rank.model_checkpoint import best_models
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch, compile_callbacks
@@ -93,10 +94,15 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         options: dict[str, Any] = {
             **shared,
             **placed,
-            "plugins": [AtomicCheckpointIO(directory.parent, Path(spec.checkpoint_directory)), *placed["plugins"]],
+            "plugins": [
+                AtomicCheckpointIO(
+                    directory.parent, Path(spec.checkpoint_directory), partial(stopwatch.during, "checkpoint")
+                ),
+                *placed["plugins"],
+            ],
             "precision": lightning_precision(plan.precision),
             "callbacks": [*compile_callbacks(plan.compile), RequireOneScaler(), space, account, checkpoints],
-            "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note),
+            "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note, _save_dir(spec)),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
         cli = _instantiate(spec, options)
@@ -109,9 +115,9 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
         start = spec.resume_from or (str(given) if module.ckpt_path is not None else None)
         trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=start, weights_only=True)
         validity = watch.stop() if watch else None
-        # Written before the test, whose `setup` may build the network again.
+        # Before the test, whose `setup` may build the network again, and which makes new callbacks of the module.
         facts["weights"] = _save_weights(spec, trainer.strategy.lightning_module_state_dict())
-        facts |= finish(cli, stopwatch, account.note)
+        facts |= {"best_models": best_models(trainer)} | finish(cli, stopwatch, account.note)
     if facts.get("cost"):
         with stopwatch.during("limit"):
             facts |= known_limit(spec, device, lambda: ValidityWatch(own_processes(spec), gpu_uuids=spec.devices))
@@ -233,6 +239,12 @@ def join(spec: RankSpec) -> torch.device:
     facts = {"code": module.packages, "device": gpu or spec.rank}
     group.check_agreement(spec, facts, same=("code",), unique=("device",))
     return device
+
+
+def _save_dir(spec: RankSpec) -> Path:
+    """Directory above that of the files of a ModelCheckpoint: the user's, or that of the run for all attempts."""
+    given = spec.config.lightning.settings.get("trainer", {}).get("default_root_dir")
+    return Path(given or Path(spec.checkpoint_directory).parent)
 
 
 def options_of(spec: RankSpec) -> dict[str, Any]:

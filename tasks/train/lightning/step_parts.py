@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,8 +10,11 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 
+from paceline.tasks.disk_space import require_space
 from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
 
 UNITS = "paceline.units"
 """Key of a batch with a number for each unit in it."""
@@ -64,6 +68,32 @@ class RequireOneScaler(Callback):
                 if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                     fault = f"{type(part).__name__}.{name} scales the loss, which 16-mixed does too"
                     raise RunError(fault, hint="use execution.precision=32-true, or remove the scaler of the module")
+
+
+class RequireSpace(Callback):
+    """Refuses a training whose checkpoints would fill the disk, on rank 0, in the first update of an arm or of the fit.
+
+    It counts what is there at once: the newest checkpoints, the one that is being written, and two copies of the final
+    weights. Raises InputError there. A resumed training has its checkpoints already.
+    """
+
+    def __init__(self, spec: RankSpec) -> None:
+        self._limits, self._home = spec.config.limits, Path(spec.home)
+        self._num_weights = NUM_CHECKPOINTS + 1 + (2 if spec.config.lightning.code is None else 0)
+        self._is_needed = spec.rank == 0 and spec.resume_from is None
+        self.reports: list[str] = []
+        """Free space and need as text, once they are known."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._is_needed or trainer.global_step == 0:
+            return
+        self._is_needed = False
+        states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
+        num_bytes = self._num_weights * _num_bytes(pl_module.state_dict())
+        num_bytes += (NUM_CHECKPOINTS + 1) * sum(map(_num_bytes, states))
+        self.reports.append(require_space(self._limits, self._home, {"checkpoints": num_bytes}))
 
 
 def num_samples(batch: Any) -> float:
@@ -123,3 +153,7 @@ def require_end(*, has_end: bool) -> None:
             hint="give trainer.max_steps, or a number of batches as trainer.limit_train_batches",
             setting="trainer.max_steps",
         )
+
+
+def _num_bytes(tensors: dict[str, Any]) -> int:
+    return sum(value.nbytes for value in tensors.values() if isinstance(value, torch.Tensor))

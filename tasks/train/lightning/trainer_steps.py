@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from torch.utils.data import DataLoader
 
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.model.flops import StepCount
 from paceline.tasks.records.cost import Cost
 from paceline.tasks.train.lightning import pausing
-from paceline.tasks.train.lightning.cli import refuse_checkpoints
 from paceline.tasks.train.lightning.feed import LoaderProxy, is_for_trainer
 from paceline.tasks.train.lightning.step_parts import loss_value, num_samples, require_loss
 from paceline.tasks.train.step.benchmark_step import exchange
@@ -114,8 +114,8 @@ class TrainerSteps(Callback):
         return endless
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        refuse_checkpoints(trainer)
         attributes: Any = trainer  # its connectors set them
+        attributes.callbacks = [each for each in attributes.callbacks if not isinstance(each, Checkpoint)]
         for owner in (*attributes.callbacks, attributes.datamodule):
             # `close` ends the trainer by an error, which is not the module's.
             if owner is not None and vars(owner).get("on_exception") is not do_nothing:

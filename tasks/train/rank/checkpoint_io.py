@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,18 @@ def load_rest(path: Path) -> dict[str, Any]:
 class AtomicCheckpointIO(CheckpointIO):
     """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory.
 
-    Where `checkpoints` is given, only those in this directory are written so, and others at once, as by Lightning.
+    Where `checkpoints` is given, only those in this directory are written so, and others at once, as by Lightning, in
+    the context `during`.
     """
 
     # Lightning's `AsyncCheckpointIO` (2.6) copies on the GPU, queues checkpoints, reports errors a checkpoint later.
-    def __init__(self, attempt: Path, checkpoints: Path | None = None) -> None:
-        self._attempt, self._checkpoints = attempt, checkpoints
+    def __init__(
+        self,
+        attempt: Path,
+        checkpoints: Path | None = None,
+        during: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._attempt, self._checkpoints, self._during = attempt, checkpoints, during
         self._executor = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
         self._may_write, self._is_dropped = threading.Event(), False
@@ -97,7 +104,8 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
         if self._is_foreign(path):
-            TorchCheckpointIO().save_checkpoint(checkpoint, path, storage_options)
+            with self._during():
+                TorchCheckpointIO().save_checkpoint(checkpoint, path, storage_options)
             return
         if self._written is not None:  # else `hold` has waited, which `wait` would undo
             self.wait()
@@ -155,7 +163,10 @@ class AtomicCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove the file or the directory."""
-        remove(Path(path))
+        if self._is_foreign(path):
+            TorchCheckpointIO().remove_checkpoint(path)
+        else:
+            remove(Path(path))
 
     def teardown(self) -> None:
         """Wait for the last checkpoint."""

@@ -185,9 +185,6 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.demos.boring_classes import BoringModel
 class WeightAveragingReport(callbacks.Callback): pass
 class Smooth(callbacks.EMAWeightAveraging): pass
-class Best(callbacks.ModelCheckpoint): pass
-class Outer:
-    class Inner(callbacks.OnExceptionCheckpoint): pass
 """
     (tmp_path / "acme.py").write_text(code)
 
@@ -225,14 +222,6 @@ def test_a_strategy_of_the_file_is_refused_next_to_shards_also_in_a_study(strate
 def test_a_callback_with_the_word_in_its_name_averages_nothing(load_with):
     config = load_with("acme.WeightAveragingReport", *SHARDS)
     assert config.execution.strategy == "fsdp"
-
-
-@pytest.mark.parametrize("path", ["acme.Best", "ModelCheckpoint", "acme.Outer.Inner"])
-def test_callbacks_that_save_checkpoints_are_refused_by_their_class(load_with, path):
-    settings = ("trainer.callbacks.dirpath=.",) if path == "acme.Outer.Inner" else ()
-    with refused("trainer.callbacks", f"trainer.callbacks={path.rpartition('.')[2]}") as refusal:
-        load_with(path, *settings)
-    assert "execution.checkpoint_steps" in refusal.value.hint
 
 
 def test_a_model_is_registered_with_its_package_only():

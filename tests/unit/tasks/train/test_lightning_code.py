@@ -95,6 +95,20 @@ def test_what_trainings_write_beside_the_code_does_not_change_it(tmp_path, monke
     assert identities({}, directory) != before
 
 
+@pytest.mark.parametrize("name", ["run.log", "slurm-17.out", "models/best.ckpt"])
+def test_what_a_shell_slurm_or_a_callback_writes_is_linked_and_no_code(tmp_path, name):
+    directory, run = tmp_path / "code", tmp_path / "runs" / "1"
+    (directory / "models").mkdir(parents=True)
+    (directory / "net.py").touch()
+    (before,) = identities({}, directory)
+    (directory / name).write_text("first")
+    copy(directory, run, identity=before)
+    with (directory / name).open("a") as file:
+        file.write(", second")
+    assert (run / FOLDER / name).read_text() == "first, second"
+    assert identities({}, directory) == identities({}, run / FOLDER) == (before,)
+
+
 def test_code_that_changes_between_its_reading_and_its_copy_is_refused(tmp_path):
     directory, run = tmp_path / "code", tmp_path / "run"
     directory.mkdir()

@@ -18,7 +18,7 @@ from paceline.tasks.names import metric_name
 from paceline.tasks.train import checkpoint_interval, prefect_tasks
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.launch.layout import PROBE_FILE
-from paceline.tasks.train.lightning import callbacks
+from paceline.tasks.train.lightning import step_parts
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from tests.support.own_lightning import train
 from tests.support.refusals import refused
@@ -151,7 +151,7 @@ def test_a_training_whose_checkpoints_would_fill_the_disk_is_refused_before_its_
 
 def test_the_space_is_that_of_the_checkpoints_and_the_weights(make_spec, monkeypatch):
     needs = []
-    monkeypatch.setattr(callbacks, "require_space", lambda limits, home, parts: needs.append(parts) or "enough")
+    monkeypatch.setattr(step_parts, "require_space", lambda limits, home, parts: needs.append(parts) or "enough")
     result = train(make_spec(baseline="none"))
     stored = torch.load(result.checkpoint, weights_only=True)
     weights = sum(each.nbytes for each in stored["state_dict"].values())

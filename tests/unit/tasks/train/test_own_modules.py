@@ -16,7 +16,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import (
     Callback,
-    ModelCheckpoint,
     ProgressBar,
     RichProgressBar,
     StochasticWeightAveraging,
@@ -399,24 +398,6 @@ def test_callbacks_of_a_command_line_of_its_own_are_those_of_the_trainer(monkeyp
     assert [type(each) for each in callbacks if isinstance(each, Counted | ProgressBar)] == [Counted]
 
 
-def test_checkpoints_of_a_command_line_of_its_own_are_refused(own_packages, monkeypatch):
-    import optimizers
-
-    class Section(LightningCLI):
-        def add_arguments_to_parser(self, parser):
-            parser.add_lightning_class_args(ModelCheckpoint, "my_checkpoint")
-
-    class Default(LightningCLI):
-        def __init__(self, *args, **settings):
-            super().__init__(*args, trainer_defaults={"callbacks": ModelCheckpoint()}, **settings)
-
-    path = "optimizers.LinkedCLI"
-    for script, place in ((Section, "my_checkpoint"), (Default, "trainer_defaults")):
-        monkeypatch.setattr(optimizers, "LinkedCLI", script)
-        with refused(place, "ModelCheckpoint"):
-            ModuleCLI(["--model=optimizers.Regression"], own=path, only_parse=True)
-
-
 def test_hooks_of_a_command_line_of_its_own_are_called_as_in_its_script(make_spec, monkeypatch):
     import optimizers
 
@@ -459,19 +440,6 @@ def test_a_command_line_of_its_own_that_replaces_the_fit_is_refused(monkeypatch)
     with refused("cli", "cli=optimizers.LinkedCLI") as refusal:
         _do(Request(task="parse", settings=settings, cli="optimizers.LinkedCLI", variants=((),)))
     assert "before_fit" in refusal.value.hint
-
-
-@pytest.mark.parametrize("baseline", ["probe", "none"])
-def test_checkpoints_of_the_module_are_refused_before_the_first_step(pictures, make_spec, monkeypatch, baseline):
-    from more_shapes import Perceptron
-
-    steps = []
-    monkeypatch.setattr(Perceptron, "configure_callbacks", lambda self: ModelCheckpoint(), raising=False)
-    monkeypatch.setattr(Perceptron, "training_step", lambda self, batch, batch_idx: steps.append(batch_idx))
-    with refused("trainer.callbacks", "trainer.callbacks=ModelCheckpoint", "Perceptron") as refusal:
-        train(make_spec(settings=pictures, baseline=baseline))
-    assert "execution.checkpoint_steps" in refusal.value.hint
-    assert not steps
 
 
 def test_classes_in_the_code_of_a_script_are_named_and_linked():

@@ -1,0 +1,137 @@
+"""The user's own ModelCheckpoint in a rank, compared with Lightning alone."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+
+from paceline.tasks.train.lightning.cli import ModuleCLI
+from tests.support.own_lightning import QUIET, train
+
+pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+pytestmark = [pytest.mark.usefixtures("own_packages"), pytest.mark.filterwarnings("ignore")]  # Lightning's advice
+
+BEST = {"monitor": "val/accuracy", "mode": "max", "save_top_k": 2, "save_last": True}
+
+
+@pytest.fixture
+def settings():
+    """Settings of a training of three epochs with a callback that keeps two models."""
+    torch.set_num_threads(1)
+    callback = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": BEST.copy()}
+    return {
+        "seed_everything": 3,
+        "model": {"class_path": "more_shapes.Perceptron"},
+        "data": {"class_path": "more_shapes.Pictures"},
+        "trainer": {"max_epochs": 3, "accelerator": "cpu", "devices": 1, "callbacks": [callback]},
+    }
+
+
+def files_of(directory):
+    """Names of the files that a callback has kept."""
+    return {path.name for path in Path(directory).rglob("epoch*.ckpt")}
+
+
+def keep_in(settings, directory):
+    """Set the directory of the callback."""
+    settings["trainer"]["callbacks"][0]["init_args"]["dirpath"] = str(directory)
+
+
+def test_the_files_are_those_of_lightning_alone(settings, make_spec, tmp_path):
+    keep_in(settings, tmp_path / "plain")
+    cli = ModuleCLI(settings, QUIET | {"enable_checkpointing": True})
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    alone = cli.trainer.checkpoint_callback
+    keep_in(settings, tmp_path / "ours")
+    result = train(make_spec(settings=settings, baseline="none"))
+    assert files_of(tmp_path / "ours") == files_of(tmp_path / "plain")
+    (best,) = result.best_models
+    assert (best.monitor, best.score) == ("val/accuracy", float(alone.best_model_score))
+    assert Path(best.path) == tmp_path / "ours" / Path(alone.best_model_path).name
+    kept, expected = (torch.load(path, weights_only=True) for path in (best.path, alone.best_model_path))
+    assert all(torch.equal(kept["state_dict"][name], weights) for name, weights in expected["state_dict"].items())
+    assert kept["optimizer_states"][0]["param_groups"] == expected["optimizer_states"][0]["param_groups"]
+    assert (tmp_path / "ours" / "last.ckpt").exists()
+    assert result.time_budget["checkpoint"] > 0
+
+
+def test_a_resume_continues_with_what_was_kept_and_forgets_what_is_gone(settings, make_spec):
+    whole = make_spec(settings=settings, baseline="none")
+    (best,) = train(whole).best_models
+    kept = files_of(Path(whole.checkpoint_directory).parent)
+    assert len(kept) == BEST["save_top_k"]
+    settings["trainer"]["max_epochs"] = 2
+    spec = make_spec(settings=settings, baseline="none", attempt=1)
+    first = train(spec)
+    gone = first.best_models[0].path
+    settings["trainer"]["max_epochs"] = 3
+    later = {"resume_from": first.checkpoint, "checkpoint_directory": spec.checkpoint_directory}
+    resumed = train(make_spec(settings=settings, baseline="none", attempt=2).model_copy(update=later))
+    assert files_of(Path(spec.checkpoint_directory).parent) == kept
+    assert resumed.best_models[0].score == best.score
+    Path(gone).unlink(missing_ok=True)
+    again = train(make_spec(settings=settings, baseline="none", attempt=3).model_copy(update=later))
+    assert again.best_models[0].path != gone
+    assert Path(again.best_models[0].path).exists()
+
+
+@pytest.mark.parametrize("baseline", ["probe", "none"])
+def test_one_of_the_module_saves_in_the_training_alone(settings, make_spec, monkeypatch, baseline):
+    from more_shapes import Perceptron
+
+    saved = []
+
+    class Watched(ModelCheckpoint):
+        def _save_checkpoint(self, trainer, filepath):
+            saved.append(trainer.current_epoch)
+            super()._save_checkpoint(trainer, filepath)
+
+    del settings["trainer"]["callbacks"]
+    callback = {"every_n_train_steps": 1, "save_top_k": -1}
+    monkeypatch.setattr(Perceptron, "configure_callbacks", lambda self: Watched(**callback), raising=False)
+    spec = make_spec(settings=settings, baseline=baseline)
+    result = train(spec)
+    assert len(saved) == result.num_batches
+    assert len(files_of(Path(spec.checkpoint_directory).parent)) == result.num_batches
+    assert result.best_models[0].monitor is None
+    assert (result.probe is not None) is (baseline == "probe")
+
+
+class Section(LightningCLI):
+    """Has the callback's arguments as a section."""
+
+    def add_arguments_to_parser(self, parser):
+        parser.add_lightning_class_args(ModelCheckpoint, "my_checkpoint")
+
+
+class Default(LightningCLI):
+    """Gives the callback to its trainer."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, trainer_defaults={"callbacks": ModelCheckpoint()}, **settings)
+
+
+@pytest.mark.parametrize("script", [Section, Default])
+def test_one_of_a_command_line_of_its_own_is_part_of_the_training_alone(settings, monkeypatch, script):
+    import optimizers
+
+    monkeypatch.setattr(optimizers, "LinkedCLI", script)
+    own = {"model": {"class_path": "optimizers.Regression"}, "cli": {"class_path": "optimizers.LinkedCLI"}}
+    for is_training in (True, False):
+        options = {"enable_checkpointing": is_training, "enable_progress_bar": False, "accelerator": "cpu"}
+        callbacks = ModuleCLI(own, options).trainer.callbacks
+        assert any(isinstance(each, ModelCheckpoint) for each in callbacks) is is_training
+
+
+def test_the_trainer_names_the_newest_checkpoint_where_the_user_has_no_callback(settings, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    named = []
+    ends = lambda self: named.append(self.trainer.checkpoint_callback.best_model_path)  # noqa: E731
+    monkeypatch.setattr(Perceptron, "on_fit_end", ends, raising=False)
+    del settings["trainer"]["callbacks"]
+    result = train(make_spec(settings=settings, baseline="none"))
+    assert named == [result.checkpoint]
+    assert result.best_models == ()
