@@ -130,7 +130,8 @@ def test_a_diagnosis_names_the_precision_and_leaves_the_losses_as_they_are(run, 
 @pytest.mark.slow
 def test_a_compiled_module_in_the_faster_precision_learns_as_the_script(run, paceline, code, tmp_path):
     plain = train_plainly(code, tmp_path)
-    summary = summary_of(run("execution.precision=auto", "execution.compile=step"))
+    keep = ("trainer.callbacks+=ModelCheckpoint", "trainer.callbacks.every_n_train_steps=4")
+    summary = summary_of(run("execution.precision=auto", "execution.compile=step", *keep))
     own = curves(summary["run_id"])["train_loss"]
     assert own == pytest.approx(plain["train_loss"], rel=0.05)
     assert summary["train"]["compile"]["num_graphs"] > 0
@@ -138,8 +139,11 @@ def test_a_compiled_module_in_the_faster_precision_learns_as_the_script(run, pac
     precision = summary["execution"]["precision"]
     assert precision in ("32-true", "bf16-mixed")
     assert summary["execution"]["reasons"]["precision"]["value"] == precision
-    told = summary_of(paceline("predict", summary["run_id"], "trainer.limit_predict_batches=1", "--json"))
+    (best,) = summary["train"]["best_models"]
+    settings = (f"ckpt_path={best['path']}", "trainer.limit_predict_batches=1")
+    told = summary_of(paceline("predict", summary["run_id"], *settings, "--json"))
     assert told["execution"]["precision"] == precision
+    assert told["checkpoint"] == best["path"] != summary["train"]["checkpoint"]
 
 
 @pytest.mark.slow
