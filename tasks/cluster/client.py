@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -102,7 +103,8 @@ def _find_fault(address: str, security: Security | None) -> tuple[str, Exception
 
     # Dask's client does not limit the time of its handshake, and takes the first bytes of any server for a length.
     try:
-        part = asyncio.run(_ask_part(address, security))
+        with ThreadPoolExecutor(1) as pool:  # this thread may run an event loop, as in a notebook
+            part = pool.submit(asyncio.run, _ask_part(address, security)).result()
     except TimeoutError as error:
         return "something accepts connections there and does not answer", error
     except CommClosedError as error:

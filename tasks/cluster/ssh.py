@@ -9,6 +9,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,7 +100,8 @@ def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[Host
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(_ask(host, command) for host in settings.hosts))
 
-    answers = asyncio.run(ask_all())
+    with ThreadPoolExecutor(1) as pool:  # this thread may run an event loop, as in a notebook
+        answers = pool.submit(asyncio.run, ask_all()).result()
     return [_parse_answer(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
 
 

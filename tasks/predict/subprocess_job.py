@@ -5,6 +5,7 @@ A worker starts it and waits for it; it ends with the worker. It reads `spec.jso
 """
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from paceline.tasks.train.launch.rank_process import end_group
 from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
 
 SPAWNED_AT = "PACELINE_SPAWNED_AT"  # when it was started, by the clock that all processes of a host share
+FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
+SOURCE = Path(__file__).parents[2]
 SPEC, RESULT, LOG = "spec.json", "result.json", "log.txt"
 
 Spec = TypeVar("Spec", bound=Record)
@@ -34,6 +37,13 @@ class SubprocessJob(Record):
     num_threads: int
     devices: tuple[str, ...] = ()  # UUIDs of GPUs that it may use
     interface: str | None = None  # network interface for gloo and NCCL
+
+
+def _place_in(lines: list[str]) -> str:
+    """The newest place of a traceback that is neither ours, nor of Python or an installed package; empty without."""
+    frames = [found for line in lines if (found := FRAME.match(line))]
+    own = [found for found in frames if not found[1].startswith((sys.prefix, sys.base_prefix, str(SOURCE), "<"))]
+    return f" in {own[-1][1]}, line {own[-1][2]}" if own else ""
 
 
 def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
@@ -56,7 +66,8 @@ def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
         end_group(process)
     if status != 0:
         lines = (place / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise RunError(f"{job.module} ended with status {status}: {lines[-1] if lines else 'it printed nothing'}")
+        last = lines[-1] if lines else "it printed nothing"
+        raise RunError(f"{job.module} ended with status {status}: {last}{_place_in(lines)}; see {place / LOG}")
     return (place / RESULT).read_text(encoding="utf-8")
 
 

@@ -52,9 +52,10 @@ class Account:
         why_not_measured: str = "",
         after_receive: str = "forward",
         is_training: Callable[[], bool] = lambda: True,
+        num_ranks: int = 1,
     ) -> None:
         self.stopwatch = Stopwatch("outside")
-        self.why_not_measured, self.is_training = why_not_measured, is_training
+        self.why_not_measured, self.is_training, self.num_ranks = why_not_measured, is_training, num_ranks
         site = Environment()
         self.environment = site.model_copy(update={"home": site.root})  # also once the script is in another directory
         self.num_steps, self.num_backward, self._num_samples, self._num_batches = 0, 0, 0, 0
@@ -70,9 +71,11 @@ class Account:
         self._trained: Any = None  # the loader of the newest step with a backward pass
         self._before: dict[str, float] | None = None  # the budget at the start of the open step
         self._has_backward = self._has_other = self._is_left_out = self._is_irregular = False
+        self._has_ended = self._is_untrained = False  # the loader: whether a batch of it is still to be trained on
         self._in_update = self._syncs = self._is_done = False
         self._item_since = self._busy_since = self._idle = 0.0
-        self._num_in_epoch, self._num_to_settle = 0, 1
+        self._num_in_epoch, self._num_to_settle = 0, 1  # of the newest batch, from 0
+        self._num_trained = 0  # steps of the epoch
         self._warm_up: list[Step] = []
         self._block: list[Step] = []
         self._order: tuple[Kind, ...] = ("normal",)
@@ -106,14 +109,16 @@ class Account:
         if not torch.is_grad_enabled():
             self._is_left_out |= is_trained  # a validation in the middle of a step
             return None
-        if is_trained and not is_own and self._num_in_epoch > 0 and self._iterator() is None:
-            self.leave()  # a loop over the loader was left before its end, and no other one can continue it
+        is_over = self._has_ended or (self._num_in_epoch > 0 and self._iterator() is None)
+        if is_trained and not is_own and is_over:
+            self.leave()  # a loop over the loader has ended, or was left before that: no other one can continue it
             is_trained = False
         if is_trained and not is_own:
             self._has_other = True
             return "other"
         if self._before is None or is_trained or is_first or not is_own:
             self.leave(is_counted=True)
+            self._is_untrained = self._has_ended = False
             self._loader, self._iterator = loader, weakref.ref(iterator)
             self.start_step()
         return "step"
@@ -123,6 +128,11 @@ class Account:
         self._before, self._idle = self.stopwatch.budget(), 0.0
         self._has_backward = self._has_other = self._is_left_out = False
         self._num_batches = self._num_samples = 0
+
+    def end_loader(self) -> None:
+        """End the open step with its loader, whose last batch may be trained on later."""
+        self.leave()
+        self._has_ended, self._is_untrained = True, self._num_trained <= self._num_in_epoch
 
     def leave_out(self) -> None:
         """Do not count the open step: another loader has ended in it."""
@@ -144,6 +154,7 @@ class Account:
     def receive(self, batch: Any, *, is_first: bool, was_ahead: bool) -> None:
         """Take note that a batch was handed to the loop, and whether it was read before the step."""
         self._num_in_epoch = 0 if is_first else self._num_in_epoch + 1
+        self._num_trained = 0 if is_first else self._num_trained
         self._is_left_out |= was_ahead != (self._kind == "at_hand")
         self._num_batches += 1
         self._num_samples += num_samples_of(batch)
@@ -167,6 +178,9 @@ class Account:
     def start_backward(self) -> None:
         """Start a backward pass. What came before it was its forward pass, also in the closure of an optimizer."""
         self.num_backward += 1
+        if self._before is None and self._is_untrained:  # a loop that reads a batch ahead
+            self.start_step()
+            self._is_left_out, self._is_untrained = True, False
         if self._before is not None:
             if self._has_other:  # it is trained on, so that it is not a validation
                 self.stop_replay(SEVERAL_LOADERS)
@@ -210,6 +224,7 @@ class Account:
         parts = {part: budget.get(part, 0.0) - self._before.get(part, 0.0) for part in PARTS}
         step, self._before = Step(parts, self._idle, self._num_samples), None
         self.num_steps += self._has_backward
+        self._num_trained += self._has_backward
         is_settled = self._num_in_epoch >= self._num_to_settle
         if is_counted and self._has_backward and not self._is_left_out and is_settled:
             self._count(step)

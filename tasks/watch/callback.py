@@ -48,6 +48,7 @@ class SpeedAccount(Callback):
             why_not_measured=SEVERAL_RANKS if trainer.world_size > 1 else why,
             after_receive="transfer",
             is_training=lambda: trainer.training and not trainer.sanity_checking,
+            num_ranks=trainer.world_size,
         )
         self._hooks.enter_context(follow(self._account))
 

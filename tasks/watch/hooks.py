@@ -10,8 +10,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from paceline.tasks.train.lightning.random_state import differ, random_state
+from paceline.tasks.train.lightning.random_state import RandomState, differ, random_state
 from paceline.tasks.watch.account import DRAWS_RANDOM, Account
+from paceline.tasks.watch.generators import Generators
 
 _followed: list[Account] = []
 """Hooks move the clock of the last one."""
@@ -28,6 +29,7 @@ class Batches:
         self._ahead: deque[tuple[Any, bool]] = deque()  # batches, and whether they were read before their step
         self._end: Exception | None = None
         self._num_read = self._num_given = 0
+        self._generators: Generators | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
@@ -53,7 +55,7 @@ class Batches:
                 account.start_step()
         if not self._ahead and (end := self._end) is not None:
             if is_step:
-                account.leave()
+                account.end_loader()
             elif reader:
                 account.leave_out()
             if not isinstance(end, StopIteration):
@@ -67,7 +69,7 @@ class Batches:
 
     def _read(self, number: int, *, is_ahead: bool, is_probing: bool) -> None:
         for _ in range(number):
-            before = random_state(self._loader) if is_probing else None
+            before = self._states() if is_probing else None
             try:
                 batch = next(self._iterator)
             except Exception as error:  # noqa: BLE001  raised when its batch is due
@@ -75,9 +77,18 @@ class Batches:
                 return
             self._ahead.append((batch, is_ahead))
             self._num_read += 1
-            if before is not None and self._num_read > 1 and differ(before, random_state(self._loader)):
+            if before is None or self._num_read == 1:
+                continue
+            after = self._states()
+            if before[1] != after[1] or differ(before[0], after[0]):
                 self._account.stop_replay(DRAWS_RANDOM)
                 return
+
+    def _states(self) -> tuple[RandomState, list[str]]:
+        """States of the generators of this process, and of those of the user's that the loader may draw from."""
+        if self._generators is None:
+            self._generators = Generators(self._loader)
+        return random_state(self._loader), self._generators.states()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from paceline.tasks.redact import redact_tree
 from paceline.tasks.watch import card
 from paceline.tasks.watch.account import Account
 from paceline.tasks.watch.hooks import follow
-from paceline.tasks.watch.ranks import SEVERAL_RANKS, has_several_ranks, is_first_rank
+from paceline.tasks.watch.ranks import SEVERAL_RANKS, has_several_ranks, is_first_rank, num_ranks
 
 TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 NO_LOOP = (
@@ -75,7 +75,7 @@ def main(replay: str, script: str, *arguments: str) -> int:
     sys.meta_path.insert(0, TrainerFinder(replay=is_replayed))
     is_first = is_first_rank()
     why = "" if is_replayed else "of --no-replay"
-    account = Account(why_not_measured=SEVERAL_RANKS if has_several_ranks() else why)
+    account = Account(why_not_measured=SEVERAL_RANKS if has_several_ranks() else why, num_ranks=num_ranks())
     ended: BaseException | None = None
     try:
         with follow(account) if is_first else nullcontext():

@@ -11,10 +11,15 @@ GROUP = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SEVERAL_RANKS = "the training has several ranks"
 
 
+def num_ranks() -> int:
+    """Number of ranks of the training."""
+    number = os.environ.get("WORLD_SIZE", "")
+    return max(1, int(number)) if number.isdecimal() and "RANK" in os.environ else 1
+
+
 def has_several_ranks() -> bool:
     """Whether this process is one of several ranks."""
-    number = os.environ.get("WORLD_SIZE", "")
-    return number.isdecimal() and int(number) > 1 and "RANK" in os.environ
+    return num_ranks() > 1
 
 
 def is_first_rank() -> bool:

@@ -66,7 +66,7 @@ class WatchResult(Record):
     num_measured: int  # steps as the user wrote them in the blocks that the figures come from
     step_seconds: float
     parts: dict[str, float]  # seconds of a step by `PARTS`; they add up to `step_seconds`
-    samples_per_second: float | None  # None where batches show no size
+    samples_per_second: float | None  # over all ranks, if their batches are alike; None where batches show no size
     shares: dict[str, Interval]
     """Of a step: `input`, `transfer`, `wait` (in forward and backward, the thread does not run), `update`, `loop` and
     `compute`, the remainder."""

@@ -76,7 +76,8 @@ def judge(account: Account, name: str) -> WatchResult | None:
         num_measured=len(steps),
         step_seconds=step_seconds,
         parts=parts,
-        samples_per_second=sum(step.num_samples for step in steps) / len(steps) / step_seconds or None
+        samples_per_second=account.num_ranks * sum(step.num_samples for step in steps) / len(steps) / step_seconds
+        or None
         if step_seconds
         else None,
         shares=shares,

@@ -36,9 +36,9 @@ from paceline.tasks.train.lightning.step_parts import (
 )
 from paceline.tasks.train.rank.callbacks import MAX_LOG_STEPS, LogMetrics, Window, write_atomically, writer_of
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
-from paceline.tasks.train.rank.model_checkpoint import forget_removed
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank.user_callbacks import forget_removed, start_epoch_again
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
@@ -241,6 +241,7 @@ class SaveCheckpoint(Checkpoint):
         self._account.losses = list(state_dict.get("losses", []))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._state.start_epoch_again = partial(start_epoch_again, trainer)
         _settings(trainer).callbacks = [*filter(lambda each: each is not self, _settings(trainer).callbacks), self]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

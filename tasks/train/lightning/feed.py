@@ -78,6 +78,8 @@ class FeedState:
         """Whether a resume has started persistent workers, whose own random numbers are not restored."""
         self.resume: Position | None = None
         """Position to resume at, until the first batch has been read."""
+        self.start_epoch_again: Callable[[], None] = lambda: None
+        """Calls the hooks of an epoch's start in a resume inside an epoch."""
         self.training_loaders: Callable[[], Any] = lambda: None
         """What the training reads: a feed, or a tree of them."""
 
@@ -180,6 +182,8 @@ class Feed(LoaderProxy):
         if self._is_first:
             resume, state.resume = state.resume, None
             if resume is not None:  # hooks may have drawn other numbers since
+                if resume.num_trained:
+                    state.start_epoch_again()
                 first = resume.first_random if resume.num_trained else {}
                 set_random_state(first or self._drawn, self._loader)
             state.first_random = random_state(self._loader)

@@ -43,8 +43,8 @@ from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.context import bind, own_processes
 from paceline.tasks.train.rank.device_limit import known_limit
-from paceline.tasks.train.rank.model_checkpoint import best_models
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank.user_callbacks import best_models
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch, compile_callbacks
 from paceline.tasks.train.step.precision import lightning_precision

@@ -18,6 +18,7 @@ from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice
 from paceline.tasks.train.lightning.rows import PartWriter
+from paceline.tasks.train.lightning.step_parts import num_samples
 from paceline.tasks.train.step.precision import lightning_precision
 
 
@@ -53,7 +54,8 @@ class WriteRows(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._writer.add(outputs, **({"dataloader": dataloader_idx} if len(trainer.num_predict_batches) > 1 else {}))
+        more = {"dataloader": dataloader_idx} if len(trainer.num_predict_batches) > 1 else {}
+        self._writer.add(outputs, num_samples(batch), **more)
 
 
 def predict_module(job: ModulePrediction) -> ModulePredicted:

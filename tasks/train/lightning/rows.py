@@ -1,6 +1,7 @@
 """Results of a user's `predict_step` as rows of Parquet files: a row for each sample, a column for each output."""
 
 import io
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,26 @@ from paceline.tasks.files import write_durably
 
 PART_BYTES = 64 * 2**20
 SHAPES = "return a tensor, a list with a value for each sample, or a dict or tuple of these, from predict_step"
+SAME = "return the same names and types for each batch from predict_step"
+SEPARATE = "return a tuple or a dict of tensors for several columns"
 SCALARS = (str, bytes, int, float, np.generic, type(None))
 
 
-def table_of(result: Any) -> pa.Table:
-    """The rows of a batch's result.
+def table_of(result: Any, num_samples: float = math.nan) -> pa.Table:
+    """The rows of a batch's result; NaN samples: the batch does not show its size.
 
     A dict gives a column for each key, a tuple one for each of its parts; anything else is the column `prediction`. A
     column is a tensor or an array whose first dimension are the samples, or a list with a value for each sample.
 
-    Raises InputError: it is nothing of this, or the columns have different numbers of samples.
+    Raises InputError: it is nothing of this, or the columns have different numbers of samples, or two have one name.
     """
-    columns = {}
+    columns: dict[str, pa.Array] = {}
     for name, values in _outputs(result):
+        if name in columns:
+            raise InputError(f"predict_step returned two columns {name}", hint=f"give one {name} another name")
+        if _holds_batches(values) and not math.isnan(num_samples) and len(values) != num_samples:
+            fault = f"{name} of predict_step is a list of {len(values)} tensors for {num_samples:g} samples"
+            raise InputError(fault, hint=SEPARATE)
         try:
             columns[name] = _column(values)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -52,6 +60,11 @@ def _outputs(result: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         return
     for key, part in result.items():
         yield from _outputs(part, f"{name}.{key}" if name else str(key))
+
+
+def _holds_batches(values: Any) -> bool:
+    """Whether this is a list of tensors, each of which may have values of all samples."""
+    return isinstance(values, list) and all(isinstance(value, torch.Tensor) and value.ndim for value in values)
 
 
 def _is_scalar(value: Any) -> bool:
@@ -100,40 +113,49 @@ class PartWriter:
         self.schema = pa.schema([])
         self._tables: list[pa.Table] = []
 
-    def add(self, result: Any, **more: Any) -> None:
+    def add(self, result: Any, num_samples: float = math.nan, **more: Any) -> None:
         """Add the result of a batch; `more` are columns with one value for all of its samples.
 
         Raises InputError: it is not as `table_of` has it, or other columns than those of the batches before.
         """
-        table = table_of(result)
+        table = table_of(result, num_samples)
         for name, value in more.items():
+            if name in table.column_names:
+                fault = f"the column {name} of predict_step has the name of a column of Paceline"
+                raise InputError(fault, hint=f"give {name} another name")
             table = table.append_column(name, pa.array([value] * len(table)))
         if not self.num_batches:
             self.schema = table.schema
         try:
             if table.column_names != self.schema.names:
                 raise ValueError(f"has the columns {', '.join(table.column_names)}")
-            if self.num_parts:
-                table = table.cast(self.schema)
-            else:  # of the first batch perhaps all values are None
-                self.schema = pa.unify_schemas([self.schema, table.schema], promote_options="permissive")
+            # Of the first batch perhaps all values are None.
+            schema = pa.unify_schemas([self.schema, table.schema], promote_options="permissive")
+            if self.num_parts and schema != self.schema:  # a cast would round values, or leave out fields
+                wider = next(field for field, known in zip(schema, self.schema, strict=True) if field != known)
+                raise ValueError(f"{wider.name} is of type {wider.type}")
+            self.schema = schema
+            table.cast(schema)
         except (pa.ArrowException, ValueError) as error:
             before = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
             fault = (
                 f"the result of batch {self.num_batches} differs from those before, with {before}: {one_line(error)}"
             )
-            raise InputError(fault, hint="return the same names and types for each batch from predict_step") from error
+            raise InputError(fault, hint=SAME) from error
         self.num_batches, self.num_rows = self.num_batches + 1, self.num_rows + len(table)
         self._tables.append(table)
         if sum(table.nbytes for table in self._tables) >= PART_BYTES:
             self.write()
 
     def write(self) -> None:
-        """Write the rows since the last part, if there are any."""
+        """Write the rows since the last part, if there are any. Raises InputError: a column has no type for all."""
         if not self._tables:
             return
         buffer = io.BytesIO()
-        rows = pa.concat_tables([table.cast(self.schema) for table in self._tables])
+        try:
+            rows = pa.concat_tables([table.cast(self.schema) for table in self._tables])
+        except pa.ArrowException as error:  # such as integers that no float is equal to
+            raise InputError(f"predict_step returned values of several types: {one_line(error)}", hint=SAME) from error
         pq.write_table(rows, buffer, compression="zstd")
         write_durably(self._directory / f"part-{self.num_parts:05d}.parquet", buffer.getbuffer())
         self.num_parts, self._tables = self.num_parts + 1, []

@@ -101,3 +101,44 @@ def test_a_batch_of_other_columns_is_named(tmp_path, monkeypatch, later, part_by
     writer.add({"label": torch.tensor([1])})
     with pytest.raises(InputError, match=r"batch 1 differs from those before, with label \(int64\)"):
         writer.add(later)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "fault"),
+    [
+        ([{"word": 1}], [{"word": 2, "error": "bad"}], "error"),
+        ([True], [5], "differs"),
+        (torch.tensor([1.5]), torch.tensor([0.1], dtype=torch.float64), "double"),
+    ],
+)
+def test_a_later_file_loses_no_field_and_rounds_no_value(tmp_path, monkeypatch, first, later, fault):
+    monkeypatch.setattr(rows, "PART_BYTES", 1)
+    writer = PartWriter(tmp_path)
+    writer.add(first)
+    with pytest.raises(InputError, match=fault):
+        writer.add(later)
+    assert pq.read_table(tmp_path).num_rows == 1
+
+
+def test_values_without_a_type_for_all_are_refused(tmp_path):
+    writer = PartWriter(tmp_path)
+    writer.add([2**53 + 1])
+    writer.add([1.5])
+    with pytest.raises(InputError, match="predict_step"):
+        writer.write()
+
+
+def test_a_list_of_tensors_has_a_value_for_each_sample():
+    pair = [torch.arange(8), torch.ones(8)]
+    assert table_of(pair, 2).num_rows == 2, "one tensor for each sample"
+    for result in (pair, {"both": pair}):
+        with pytest.raises(InputError, match="a list of 2 tensors for 8 samples") as refusal:
+            table_of(result, 8)
+        assert "tuple" in refusal.value.hint
+
+
+def test_two_columns_have_two_names(tmp_path):
+    with pytest.raises(InputError, match=r"two columns a\.b"):
+        table_of({"a": {"b": [1]}, "a.b": [2]})
+    with pytest.raises(InputError, match="dataloader"):
+        PartWriter(tmp_path).add({"dataloader": [1]}, dataloader=0)

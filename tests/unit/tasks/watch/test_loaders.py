@@ -3,12 +3,14 @@
 import random
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from paceline.tasks.watch import account as module
-from paceline.tasks.watch.account import Account
+from paceline.tasks.watch.account import DRAWS_RANDOM, Account
 from paceline.tasks.watch.hooks import follow
 from paceline.tasks.watch.verdict import judge
 from tests.support.watched_loops import BATCH, CLOCK, NUM_SAMPLES, QUIET, Numbers, QuietWatch, train, watched
@@ -175,3 +177,81 @@ def test_each_epoch_may_have_a_loader_that_is_not_read_to_its_end():
     assert account.num_steps == 4 * 50
     assert account.why_not_measured == ""
     assert account.blocks.at_hand
+
+
+class ReadAhead(DataLoader):
+    """Reads a batch before the one before it is trained on."""
+
+    def __iter__(self):
+        batches = super().__iter__()
+        newest = next(batches)
+        for batch in batches:
+            yield newest
+            newest = batch
+        yield newest
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 5])
+def test_the_last_batch_of_a_loop_that_reads_ahead_counts(num_batches):
+    def train_ahead():
+        model = nn.Linear(1, 1)
+        for _ in range(3):
+            for (numbers,) in ReadAhead(TensorDataset(torch.rand(num_batches, 1)), 1):
+                model(numbers).sum().backward()
+
+    account = Account()
+    with follow(account):
+        train_ahead()
+    account.stop()
+    assert account.num_steps == 3 * num_batches
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def from_module(number):
+    return number + GENERATOR.normal()
+
+
+class Transform:
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __call__(self, number):
+        return number + draw_from(self.generator)
+
+
+def draw_from(generator):
+    if isinstance(generator, torch.Generator):
+        return torch.rand(1, generator=generator)
+    return generator.random()
+
+
+class Transformed(Numbers):
+    """Changes each sample by a transform."""
+
+    def __init__(self, transform=None):
+        super().__init__()
+        self.transform = transform
+
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return (self.transform(inputs).float() if self.transform else inputs), targets
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: from_module,
+        lambda: Transform(random.Random(0)),
+        lambda: Transform(torch.Generator().manual_seed(0)),
+        lambda: Transform(np.random.RandomState(0)),
+    ],
+    ids=["of a module", "of Python", "of torch", "of NumPy"],
+)
+def test_a_loader_that_draws_from_a_generator_of_the_user_is_not_read_ahead(make):
+    (_, _), account = watched(DataLoader(Transformed(make()), BATCH), 2)
+    assert account.why_not_measured == DRAWS_RANDOM
+    (_, _), account = watched(DataLoader(Transformed(), BATCH), 2)
+    assert not account.why_not_measured

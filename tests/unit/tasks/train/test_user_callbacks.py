@@ -1,13 +1,14 @@
-"""The user's own ModelCheckpoint in a rank, compared with Lightning alone."""
+"""The user's own callbacks in a rank, compared with Lightning alone: ModelCheckpoint, and starts of epochs."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 
 from paceline.tasks.train.lightning.cli import ModuleCLI
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from tests.support.own_lightning import QUIET, train
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
@@ -135,3 +136,64 @@ def test_the_trainer_names_the_newest_checkpoint_where_the_user_has_no_callback(
     result = train(make_spec(settings=settings, baseline="none"))
     assert named == [result.checkpoint]
     assert result.best_models == ()
+
+
+class Dropping(Callback):
+    """Sets a dropout that no checkpoint holds."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.layers[3].p = 0.3 * trainer.current_epoch
+        self.log("dropout", pl_module.layers[3].p)
+
+
+class Counting(Callback):
+    """Counts epochs in a state of its own."""
+
+    number = 0
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.number += 1
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
+def test_a_resume_inside_an_epoch_sets_what_its_start_set(settings, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    def start(self):
+        self.layers[1].bias.data.mul_(0.5)  # which a checkpoint holds
+        self.trainer.optimizers[0].param_groups[0]["lr"] *= 0.9
+        self.log("halved", 1.0)
+
+    def fail(self, batch, batch_idx):
+        if self.trainer.fit_loop.total_batch_idx == 11:
+            raise ConnectionError("in the second epoch")
+        return step(self, batch, batch_idx)
+
+    counting, step = Counting(), Perceptron.training_step
+    accumulating = GradientAccumulationScheduler({0: 1, 1: 2})
+    given = lambda self: [Dropping(), counting, accumulating]  # noqa: E731
+    monkeypatch.setattr(Perceptron, "configure_callbacks", given, raising=False)
+    monkeypatch.setattr(Perceptron, "on_train_epoch_start", start, raising=False)
+    settings["trainer"] |= {"callbacks": [], "limit_train_batches": 8}
+    whole = train(make_spec(settings=settings, baseline="none"))
+    counting.number = 0
+    spec = make_spec(settings=settings, baseline="none", attempt=1, execution={"checkpoint_steps": 2})
+    monkeypatch.setattr(Perceptron, "training_step", fail)
+    with pytest.raises(ConnectionError):
+        train(spec)
+    monkeypatch.setattr(Perceptron, "training_step", step)
+    checkpoint = newest_valid_checkpoint(Path(spec.checkpoint_directory))
+    assert step_of(checkpoint) == 10, "inside the second epoch"
+    counting.number = 0
+    again = make_spec(settings=settings, baseline="none", attempt=2)
+    resumed = train(again.model_copy(update={"resume_from": str(checkpoint)}))
+    assert resumed.losses == whole.losses
+    assert resumed.num_steps == whole.num_steps
+    assert counting.number == 3
+    trained, expected = (torch.load(each.checkpoint, weights_only=True)["state_dict"] for each in (resumed, whole))
+    assert all(torch.equal(trained[name], weights) for name, weights in expected.items())

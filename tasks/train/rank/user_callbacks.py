@@ -1,0 +1,103 @@
+"""The user's callbacks and hooks around a resume: what ModelCheckpoint keeps, and what an epoch's start sets."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    Callback,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from paceline.tasks.records.training import BestModel
+
+ENGINES = ("lightning", "pytorch_lightning", "paceline")
+"""Packages with callbacks that are not the user's."""
+EPOCH_CALLBACKS = (GradientAccumulationScheduler, StochasticWeightAveraging)
+"""Callbacks of Lightning that set something at the start of an epoch. Called twice, they set the same."""
+
+
+def best_models(trainer: Trainer) -> tuple[BestModel, ...]:
+    """The best model that each callback has kept, by the metric that it monitors, or else the newest one."""
+    return tuple(
+        BestModel(
+            path=each.best_model_path,
+            monitor=each.monitor,
+            score=None if each.best_model_score is None else float(each.best_model_score),
+        )
+        for each in _callbacks(trainer)
+        if each.best_model_path
+    )
+
+
+def forget_removed(trainer: Trainer) -> None:
+    """After a resume, forget the files that were removed after its checkpoint was saved; call it on all ranks."""
+    for each in _callbacks(trainer):
+        scores = each.best_k_models
+        if removed := [path for path in scores if not each.file_exists(path, trainer)]:
+            kept = {path: score for path, score in scores.items() if path not in removed}
+            choose = min if each.mode == "min" else max
+            each.best_k_models = kept
+            best = choose(kept.items(), key=lambda item: float(item[1]), default=("", None))
+            each.best_model_path, each.best_model_score = best
+
+
+def start_epoch_again(trainer: Trainer) -> None:
+    """Call `on_train_epoch_start` in a resume inside an epoch, which Lightning 2.6 leaves out.
+
+    It may set what no checkpoint holds, such as the number of accumulated batches or which layers learn. What a
+    checkpoint holds stays as it was restored: weights, buffers and settings of the optimizers. Nothing is logged again.
+    Callbacks with a state of their own are left out.
+    """
+    module = trainer.lightning_module
+    callbacks = [each for each in trainer.callbacks if _sets_epoch(each)]  # type: ignore[attr-defined]  # a connector's
+    if not callbacks and not is_overridden("on_train_epoch_start", module, LightningModule):
+        return
+    weights = {name: value.detach().clone() for name, value in _tensors(module).items()}
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    settings = [group.copy() for group in groups]
+    with _silent([*callbacks, module]):
+        for callback in callbacks:
+            callback.on_train_epoch_start(trainer, module)
+        module.on_train_epoch_start()
+    with torch.no_grad():
+        for name, value in _tensors(module).items():
+            if name in weights:
+                value.copy_(weights[name])
+    for group, setting in zip(groups, settings, strict=True):
+        group.update(setting)
+
+
+def _sets_epoch(callback: Callback) -> bool:
+    """Whether the callback sets something at the start of an epoch that no checkpoint holds."""
+    origin = type(callback).on_train_epoch_start.__module__.partition(".")[0]
+    return isinstance(callback, EPOCH_CALLBACKS) or (origin not in ENGINES and not callback.state_dict())
+
+
+def _tensors(module: LightningModule) -> dict[str, torch.Tensor]:
+    """Weights and buffers; without what else a state may hold."""
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+@contextmanager
+def _silent(owners: Iterable[object]) -> Iterator[None]:
+    """Let `log` and `log_dict` of modules and callbacks do nothing."""
+    with ExitStack() as stack:
+        for owner in owners:
+            for name in ("log", "log_dict"):
+                stack.enter_context(patch.object(owner, name, _log_nothing))
+        yield
+
+
+def _log_nothing(*args: Any, **options: Any) -> None:
+    """Stand in for `log`."""
+
+
+def _callbacks(trainer: Trainer) -> list[ModelCheckpoint]:
+    return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
