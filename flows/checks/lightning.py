@@ -59,11 +59,10 @@ def load_lightning(
     Raises InputError: a class or one of its arguments does not exist, or a setting is Paceline's.
     """
     given: dict[str, Any] = dict(each.split("=", 1) for each in overrides if each.startswith(WHOLE))
-    if preset != LIGHTNING and not Path(preset).is_file():
-        raise InputError(
-            f"no file is called {preset}", hint="give a file of LightningCLI, or lightning", setting="file"
-        )
-    file = None if preset == LIGHTNING and not Path(preset).is_file() else str(Path(preset).absolute())
+    is_file = Path(preset).is_file()
+    if preset != LIGHTNING and not is_file:
+        raise InputError(f"no file is called {preset}", hint="give the path of a file of LightningCLI", setting="file")
+    file = str(Path(preset).absolute()) if is_file else None
     of_file = read_tree(Path(file)) if file else {}
     has_own_sections = "cli" in given or "cli" in (of_file.get("fit") or of_file)
     for_paceline, of_cli = _split([override for override in overrides if not override.startswith(WHOLE)])

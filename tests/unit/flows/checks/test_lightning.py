@@ -224,6 +224,11 @@ def test_a_callback_with_the_word_in_its_name_averages_nothing(load_with):
     assert config.execution.strategy == "fsdp"
 
 
+def test_a_file_that_does_not_exist_is_reported():
+    with refused("file", "missing.yaml"):
+        lightning.load_lightning("missing.yaml", [], None)
+
+
 def test_a_model_is_registered_with_its_package_only():
     tree = own(track={"register": "tagger"})
     tree["lightning"] |= {"packages": ["tagger 1.2 (code 0123456789ab)"]}

@@ -1,5 +1,6 @@
 """Questions to many workers in few messages, and the results of many tasks at once, with real workers."""
 
+import asyncio
 import os
 import signal
 import time
@@ -57,3 +58,12 @@ def test_an_error_of_one_worker_is_its_answer(client, monkeypatch):
 def test_results_come_all_at_once(client):
     futures = [client.submit(time.monotonic, key=f"clock-{number}", pure=False) for number in range(4)]
     assert len(set(fetch(client, futures, 10.0))) == 4
+
+
+def test_a_scheduler_is_reached_also_where_an_event_loop_runs():
+    async def count(address):
+        with connect(address) as client:
+            return len(workers(client))
+
+    with two_workers() as address:
+        assert asyncio.run(count(address)) == 2

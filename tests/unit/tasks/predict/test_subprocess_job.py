@@ -41,3 +41,12 @@ def test_arms_are_timed_in_turn():
     assert found == {"eager": [2.0] * 6, "executed": [1.0] * 6}
     assert order[:4] == ["eager", "executed", "executed", "eager"]
     assert len(_rounds({"eager": arm("eager", 1.0)}, seconds=60.0)["eager"]) == MAX_ROUNDS
+
+
+def test_an_error_names_its_place_in_the_users_code_and_the_log(tmp_path, monkeypatch):
+    (tmp_path / "rows.py").write_text("import json\n\njson.loads('{')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = SubprocessJob(module="rows", spec="{}", directory=str(tmp_path), num_threads=1)
+    with pytest.raises(RunError, match="JSONDecodeError") as failure:
+        run_in_subprocess(job)
+    assert f"in {tmp_path / 'rows.py'}, line 3; see {tmp_path / LOG}" in str(failure.value)

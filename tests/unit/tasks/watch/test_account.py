@@ -229,6 +229,8 @@ def test_the_rate_on_a_gpu_is_that_of_the_steps_that_do_not_wait_for_it():
     result = judge(account, "train.py")
     assert result.step_seconds == pytest.approx(0.004)
     assert result.samples_per_second == pytest.approx(2000)
+    account.num_ranks = 2
+    assert judge(account, "train.py").samples_per_second == pytest.approx(4000)
     expected = {"data_wait": 0.001, "forward": 0.001, "backward": 0.002, "transfer": 0, "optimizer": 0, "rest": 0}
     assert result.parts == pytest.approx(expected)
     assert result.shares["input"].value == pytest.approx(0.25)
