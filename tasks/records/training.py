@@ -100,7 +100,7 @@ class BestModel(Record):
 
     path: str
     monitor: str | None  # metric that chose it; None: it is the newest
-    score: float | None  # its value
+    score: float | None  # its value; None if that is not finite
 
 
 class TrainResult(Trained):

@@ -132,7 +132,8 @@ def _run_rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "restarts", "; ".join(map(_restart_text, train.get("restarts") or ()))
     yield "metrics", ", ".join(f"{name} {value:.4g}" for name, value in (summary.get("metrics") or {}).items())
     for best in train.get("best_models") or ():
-        chosen = "newest" if best["score"] is None else f"{best['monitor']} {best['score']:.4g}"
+        score = "not finite" if best["score"] is None else f"{best['score']:.4g}"
+        chosen = f"{best['monitor']} {score}" if best["monitor"] else "newest"
         yield "best model", f"{chosen}: {best['path']}"
     yield "not measured", ", ".join(summary.get("not_measured") or ())
     choice = ((summary.get("execution") or {}).get("reasons") or {}).get("checkpoint_steps")

@@ -1,5 +1,6 @@
 """The user's callbacks and hooks around a resume: what ModelCheckpoint keeps, and what an epoch's start sets."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,7 +30,7 @@ def best_models(trainer: Trainer) -> tuple[BestModel, ...]:
         BestModel(
             path=each.best_model_path,
             monitor=each.monitor,
-            score=None if each.best_model_score is None else float(each.best_model_score),
+            score=_finite(each.best_model_score),
         )
         for each in _callbacks(trainer)
         if each.best_model_path
@@ -97,6 +98,11 @@ def _silent(owners: Iterable[object]) -> Iterator[None]:
 
 def _log_nothing(*args: Any, **options: Any) -> None:
     """Stand in for `log`."""
+
+
+def _finite(score: torch.Tensor | None) -> float | None:
+    """The score; None for infinity too, which stands for NaN there and is not JSON."""
+    return None if score is None or not math.isfinite(score) else float(score)
 
 
 def _callbacks(trainer: Trainer) -> list[ModelCheckpoint]:

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 
+from paceline.tasks.report.summary import summary_table
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from tests.support.own_lightning import QUIET, train
@@ -197,3 +198,16 @@ def test_a_resume_inside_an_epoch_sets_what_its_start_set(settings, make_spec, m
     assert counting.number == 3
     trained, expected = (torch.load(each.checkpoint, weights_only=True)["state_dict"] for each in (resumed, whole))
     assert all(torch.equal(trained[name], weights) for name, weights in expected.items())
+
+
+def test_a_score_that_is_not_finite_is_none(settings, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    validate = lambda self, batch, batch_idx: self.log("val/accuracy", torch.tensor(torch.nan))  # noqa: E731
+    monkeypatch.setattr(Perceptron, "validation_step", validate)
+    (best,) = train(make_spec(settings=settings, baseline="none")).best_models
+    assert (best.monitor, best.score) == ("val/accuracy", None)
+    newest = best.model_copy(update={"monitor": None, "path": "last.ckpt"})
+    rows = summary_table({"train": {"best_models": [best.model_dump(), newest.model_dump()]}})
+    shown = [text for name, text in rows if name == "best model"]
+    assert shown == [f"val/accuracy not finite: {best.path}", "newest: last.ckpt"]
