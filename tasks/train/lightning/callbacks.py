@@ -244,6 +244,10 @@ class SaveCheckpoint(Checkpoint):
         self._state.start_epoch_again = partial(start_epoch_again, trainer)
         _settings(trainer).callbacks = [*filter(lambda each: each is not self, _settings(trainer).callbacks), self]
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._resume is not None:
+            forget_removed(trainer)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the interval, and after a resume do what Lightning 2.6 does not.
 
@@ -260,7 +264,6 @@ class SaveCheckpoint(Checkpoint):
         if resume is None:
             return
         loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_progress
-        forget_removed(trainer)
         if _settings(trainer).reload_dataloaders_every_n_epochs > 1:
             self._account.note(RELOADS)
         loop._restarting = False  # of the epochs alone

@@ -64,7 +64,8 @@ def _outputs(result: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _holds_batches(values: Any) -> bool:
     """Whether this is a list of tensors, each of which may have values of all samples."""
-    return isinstance(values, list) and all(isinstance(value, torch.Tensor) and value.ndim for value in values)
+    is_list = isinstance(values, list) and bool(values)
+    return is_list and all(isinstance(value, torch.Tensor) and value.ndim for value in values)
 
 
 def _is_scalar(value: Any) -> bool:

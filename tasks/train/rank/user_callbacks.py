@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from typing import Any
 from unittest.mock import patch
 
@@ -41,6 +42,8 @@ def forget_removed(trainer: Trainer) -> None:
     """After a resume, forget the files that were removed after its checkpoint was saved; call it on all ranks."""
     for each in _callbacks(trainer):
         scores = each.best_k_models
+        if not scores and each.best_model_path and not each.file_exists(each.best_model_path, trainer):
+            each.best_model_path = ""  # the newest one, without a metric
         if removed := [path for path in scores if not each.file_exists(path, trainer)]:
             kept = {path: score for path, score in scores.items() if path not in removed}
             choose = min if each.mode == "min" else max
@@ -53,37 +56,35 @@ def start_epoch_again(trainer: Trainer) -> None:
     """Call `on_train_epoch_start` in a resume inside an epoch, which Lightning 2.6 leaves out.
 
     It may set what no checkpoint holds, such as the number of accumulated batches or which layers learn. What a
-    checkpoint holds stays as it was restored: weights, buffers and settings of the optimizers. Nothing is logged again.
-    Callbacks with a state of their own are left out.
+    checkpoint holds stays as it was restored: the state of the module, and settings of the optimizers. `self.log`
+    does nothing. Those that save a state of their own are left out, as by Lightning: the hook might reset it.
     """
     module = trainer.lightning_module
     callbacks = [each for each in trainer.callbacks if _sets_epoch(each)]  # type: ignore[attr-defined]  # a connector's
-    if not callbacks and not is_overridden("on_train_epoch_start", module, LightningModule):
+    owners: list[Any] = [*callbacks]
+    has_state = is_overridden("on_save_checkpoint", module, LightningModule)
+    if is_overridden("on_train_epoch_start", module, LightningModule) and not has_state:
+        owners.append(module)
+    if not owners:
         return
-    weights = {name: value.detach().clone() for name, value in _tensors(module).items()}
+    state = deepcopy(module.state_dict())
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    settings = [group.copy() for group in groups]
-    with _silent([*callbacks, module]):
-        for callback in callbacks:
-            callback.on_train_epoch_start(trainer, module)
-        module.on_train_epoch_start()
-    with torch.no_grad():
-        for name, value in _tensors(module).items():
-            if name in weights:
-                value.copy_(weights[name])
+    settings = [deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups]
+    with _silent(owners):
+        for owner in owners:
+            owner.on_train_epoch_start(*([] if owner is module else [trainer, module]))
+    module.load_state_dict(state, strict=False)
     for group, setting in zip(groups, settings, strict=True):
         group.update(setting)
 
 
 def _sets_epoch(callback: Callback) -> bool:
     """Whether the callback sets something at the start of an epoch that no checkpoint holds."""
+    if isinstance(callback, EPOCH_CALLBACKS):
+        return True
     origin = type(callback).on_train_epoch_start.__module__.partition(".")[0]
-    return isinstance(callback, EPOCH_CALLBACKS) or (origin not in ENGINES and not callback.state_dict())
-
-
-def _tensors(module: LightningModule) -> dict[str, torch.Tensor]:
-    """Weights and buffers; without what else a state may hold."""
-    return {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    has_state = bool(callback.state_dict()) or is_overridden("on_save_checkpoint", callback, Callback)
+    return origin not in ENGINES and not has_state
 
 
 @contextmanager

@@ -131,6 +131,7 @@ def test_values_without_a_type_for_all_are_refused(tmp_path):
 def test_a_list_of_tensors_has_a_value_for_each_sample():
     pair = [torch.arange(8), torch.ones(8)]
     assert table_of(pair, 2).num_rows == 2, "one tensor for each sample"
+    assert table_of([], 8).num_rows == 0, "nothing was found in the batch"
     for result in (pair, {"both": pair}):
         with pytest.raises(InputError, match="a list of 2 tensors for 8 samples") as refusal:
             table_of(result, 8)

@@ -1,15 +1,19 @@
 """The user's own callbacks in a rank, compared with Lightning alone: ModelCheckpoint, and starts of epochs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import nn
 
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
+from paceline.tasks.train.rank.user_callbacks import start_epoch_again
 from tests.support.own_lightning import QUIET, train
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
@@ -211,3 +215,80 @@ def test_a_score_that_is_not_finite_is_none(settings, make_spec, monkeypatch):
     rows = summary_table({"train": {"best_models": [best.model_dump(), newest.model_dump()]}})
     shown = [text for name, text in rows if name == "best model"]
     assert shown == [f"val/accuracy not finite: {best.path}", "newest: last.ckpt"]
+
+
+class Remembering(Callback):
+    """Resets a sum at the start of an epoch, which its hooks of checkpoints keep."""
+
+    total = 0.0
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.total = 0.0
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.total += float(outputs["loss"])
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        checkpoint["total"] = self.total
+
+    def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+        self.total = checkpoint["total"]
+
+
+class Remembered(nn.Module):
+    """Has a number that is no tensor in its state."""
+
+    number = 0
+
+    def get_extra_state(self):
+        return self.number
+
+    def set_extra_state(self, state):
+        self.number = state
+
+
+def trainer_of(module, *callbacks):
+    """What a resume sees of a trainer."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.5), capturable=True)
+    return SimpleNamespace(lightning_module=module, callbacks=[*callbacks], optimizers=[optimizer])
+
+
+def test_a_state_of_checkpoints_is_not_reset_by_the_start_of_an_epoch():
+    class Started(BoringModel):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.started = Remembered(), 0
+
+        def on_train_epoch_start(self):
+            self.started += 1
+            self.inner.number = 0
+            trainer.optimizers[0].param_groups[0]["lr"].mul_(0.5)
+            self.layer.weight.data.zero_()
+
+    class Kept(Started):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["started"] = self.started
+
+    callback = Remembering()
+    for kind, number in ((Started, 1), (Kept, 0)):
+        module = kind()
+        module.inner.number, callback.total = 7, 1.5
+        weights = module.layer.weight.detach().clone()
+        trainer = trainer_of(module, callback)
+        start_epoch_again(trainer)
+        assert module.started == number
+        assert (module.inner.number, callback.total) == (7, 1.5)
+        assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
+        assert torch.equal(module.layer.weight, weights)
+
+
+def test_the_newest_file_without_a_metric_is_forgotten_if_it_is_gone(settings, make_spec):
+    settings["trainer"]["callbacks"][0]["init_args"] = {}
+    settings["trainer"]["max_epochs"] = 2
+    spec = make_spec(settings=settings, baseline="none")
+    first = train(spec)
+    (kept,) = first.best_models
+    Path(kept.path).unlink()
+    later = {"resume_from": first.checkpoint, "checkpoint_directory": spec.checkpoint_directory}
+    again = make_spec(settings=settings, baseline="none", attempt=1).model_copy(update=later)
+    assert train(again).best_models == ()
