@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -103,8 +103,7 @@ def _find_fault(address: str, security: Security | None) -> tuple[str, Exception
 
     # Dask's client does not limit the time of its handshake, and takes the first bytes of any server for a length.
     try:
-        with ThreadPoolExecutor(1) as pool:  # this thread may run an event loop, as in a notebook
-            part = pool.submit(asyncio.run, _ask_part(address, security)).result()
+        part = run_apart(_ask_part(address, security))
     except TimeoutError as error:
         return "something accepts connections there and does not answer", error
     except CommClosedError as error:
@@ -114,6 +113,12 @@ def _find_fault(address: str, security: Security | None) -> tuple[str, Exception
     except Exception as error:  # noqa: BLE001  whatever another server's bytes lead to
         return "something answers there in another protocol than Dask's", error
     return "" if part == "Scheduler" else f"a Dask {part.lower()} answers there, not a scheduler", None
+
+
+def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread of its own: this one may run an event loop, as in a notebook."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 async def _ask_part(address: str, security: Security | None) -> str:

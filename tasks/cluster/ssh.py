@@ -9,14 +9,13 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
 
 from paceline.conf.cluster import Cluster
-from paceline.tasks.cluster.client import ClusterResources, wait_for_workers
+from paceline.tasks.cluster.client import ClusterResources, run_apart, wait_for_workers
 from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.host_report import HostFacts
 from paceline.tasks.cluster.local import QUIET_HTTP
@@ -100,8 +99,7 @@ def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[Host
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(_ask(host, command) for host in settings.hosts))
 
-    with ThreadPoolExecutor(1) as pool:  # this thread may run an event loop, as in a notebook
-        answers = pool.submit(asyncio.run, ask_all()).result()
+    answers = run_apart(ask_all())
     return [_parse_answer(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
 
 

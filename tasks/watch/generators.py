@@ -1,7 +1,6 @@
 """Generators of random numbers of the user's code that a loader may draw from in the process of the training."""
 
 import gc
-import random
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -12,23 +11,28 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from paceline.tasks.train.lightning.random_state import OTHERS, state_of
+
 MAX_OBJECTS = 20_000
 """Objects that are looked at. Those of a large data set come after what is near."""
 LEAVES = str, bytes, int, float, complex, bool, type(None), torch.Tensor, np.ndarray, ModuleType, type
 ROOTS = "dataset", "sampler", "batch_sampler", "collate_fn", "generator"
-ENGINES = {"torch", "torchvision", "numpy", "lightning", "pytorch_lightning", "paceline"}
-KINDS = torch.Generator, np.random.Generator, np.random.RandomState, random.Random
+NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "lightning", "paceline"}
+"""Packages whose functions are not entered."""
+KINDS = torch.Generator, *OTHERS
 
 
 class Generators:
     """The generators that the objects of a loader, and the functions of the user's classes, refer to."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._found = [each for each in islice(_reached(loader), MAX_OBJECTS) if isinstance(each, KINDS)]
+        self._found = [each for each in islice(_reached(loader), MAX_OBJECTS) if issubclass(type(each), KINDS)]
 
-    def states(self) -> list[str]:
-        """Their states, each as a text."""
-        return [_state_of(each) for each in self._found]
+    def states(self) -> list[Any]:
+        """Their states, in plain types."""
+        return [
+            each.get_state().tolist() if isinstance(each, torch.Generator) else state_of(each) for each in self._found
+        ]
 
 
 def _reached(loader: Any) -> Iterator[Any]:
@@ -37,7 +41,7 @@ def _reached(loader: Any) -> Iterator[Any]:
     seen = {id(each) for each in queue}
     for each in queue:
         yield each
-        if isinstance(each, (*LEAVES, *KINDS)):
+        if issubclass(type(each), (*LEAVES, *KINDS)):
             continue
         if isinstance(each, FunctionType):
             further = [*_globals_of(each), each.__closure__, each.__defaults__] if _is_users(each.__module__) else []
@@ -58,20 +62,4 @@ def _globals_of(function: FunctionType) -> list[Any]:
 
 def _is_users(module: str | None) -> bool:
     """Whether a module is the user's, and neither Python's own nor an engine's."""
-    name = (module or "").partition(".")[0]
-    return name not in sys.stdlib_module_names - {"__main__"} and name not in (
-        "torch",
-        "numpy",
-        "lightning",
-        "paceline",
-    )
-
-
-def _state_of(generator: Any) -> str:
-    if isinstance(generator, torch.Generator):
-        return str(generator.get_state().tolist())
-    if isinstance(generator, random.Random):
-        return str(generator.getstate())
-    state = generator.get_state(legacy=False) if isinstance(generator, np.random.RandomState) else None
-    with np.printoptions(threshold=sys.maxsize):
-        return str(state or generator.bit_generator.state)
+    return (module or "").partition(".")[0] not in NOT_USERS

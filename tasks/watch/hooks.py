@@ -84,7 +84,7 @@ class Batches:
                 self._account.stop_replay(DRAWS_RANDOM)
                 return
 
-    def _states(self) -> tuple[RandomState, list[str]]:
+    def _states(self) -> tuple[RandomState, list[Any]]:
         """States of the generators of this process, and of those of the user's that the loader may draw from."""
         if self._generators is None:
             self._generators = Generators(self._loader)

@@ -69,6 +69,7 @@ def judge(account: Account, name: str) -> WatchResult | None:
     gain, source = _gain(account, shares, clauses[0]) if clauses else (None, None)
     device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
     share = {} if validity.contaminated or not steps else _limit_share(account, device, step_seconds)
+    num_samples = account.num_ranks * sum(step.num_samples for step in steps) / max(1, len(steps))  # of a step
     return WatchResult(
         name=name,
         device=device.type,
@@ -76,10 +77,7 @@ def judge(account: Account, name: str) -> WatchResult | None:
         num_measured=len(steps),
         step_seconds=step_seconds,
         parts=parts,
-        samples_per_second=account.num_ranks * sum(step.num_samples for step in steps) / len(steps) / step_seconds
-        or None
-        if step_seconds
-        else None,
+        samples_per_second=num_samples / step_seconds or None if step_seconds else None,
         shares=shares,
         cause=cause,
         verdict=verdict,

@@ -242,7 +242,8 @@ class SaveCheckpoint(Checkpoint):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.start_epoch_again = partial(start_epoch_again, trainer)
-        _settings(trainer).callbacks = [*filter(lambda each: each is not self, _settings(trainer).callbacks), self]
+        settings = _settings(trainer)
+        settings.callbacks = [each for each in settings.callbacks if each is not self] + [self]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resume is not None:
@@ -385,9 +386,9 @@ class FileLogger(Logger):
     Args:
         log: Takes metrics; None to drop them.
         directory: For the files of that logger.
-        save_dir: Directory above that of the files of a ModelCheckpoint, the same after a restart.
         run_id: Of MLflow.
         note: Takes a text for the user.
+        save_dir: Directory above that of the files of a ModelCheckpoint, the same after a restart.
     """
 
     def __init__(

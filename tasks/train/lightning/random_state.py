@@ -29,7 +29,7 @@ def random_state(loader: Any) -> RandomState:
         "numpy": [kind, np.asarray(keys).tolist(), *rest],
         "torch": torch.get_rng_state(),
         "loader": [generator.get_state() for generator in _owned(loader, torch.Generator)],
-        "own": [_state_of(generator) for generator in _owned(loader, *OTHERS)],
+        "own": [state_of(generator) for generator in _owned(loader, *OTHERS)],
     }
     return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
@@ -61,7 +61,7 @@ def _owned(loader: Any, *kinds: type) -> list[Any]:
     return list({id(value): value for value in values if type(value) in kinds}.values())
 
 
-def _state_of(generator: Any) -> Any:
+def state_of(generator: Any) -> Any:
     """The state of a generator of Python or NumPy, in plain types."""
     if isinstance(generator, random.Random):
         return generator.getstate()

@@ -135,8 +135,7 @@ class PartWriter:
             if self.num_parts and schema != self.schema:  # a cast would round values, or leave out fields
                 wider = next(field for field, known in zip(schema, self.schema, strict=True) if field != known)
                 raise ValueError(f"{wider.name} is of type {wider.type}")
-            self.schema = schema
-            table.cast(schema)
+            self.schema, table = schema, table.cast(schema)
         except (pa.ArrowException, ValueError) as error:
             before = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
             fault = (
