@@ -185,14 +185,13 @@ def _end_descendants(defer: Defer) -> Iterator[Any]:
     before = set(psutil.Process().children(recursive=True))
 
     def alive() -> list[psutil.Process]:
-        found = []
-        for process in set(psutil.Process().children(recursive=True)) - before:
-            with suppress(psutil.NoSuchProcess, ChildProcessError):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-                else:
-                    os.waitpid(process.pid, os.WNOHANG)  # an orphan that this process has adopted
-        return found
+        seen = None
+        while True:  # a process may end after it was listed and its last child started after that: list again
+            started = set(psutil.Process().children(recursive=True)) - before
+            states = {process: _is_running(process) for process in started}
+            if any(states.values()) or states == seen:
+                return [process for process, runs in states.items() if runs]
+            seen = states
 
     def remaining() -> list[str]:
         until = time.monotonic() + GRACE_SECONDS
@@ -215,3 +214,12 @@ def _end_descendants(defer: Defer) -> Iterator[Any]:
                         process.kill()
                 time.sleep(POLL_SECONDS)
             prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """Whether a process has not ended; one that has, and that this process has adopted, is removed."""
+    with suppress(psutil.NoSuchProcess, ChildProcessError):
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return True
+        os.waitpid(process.pid, os.WNOHANG)
+    return False

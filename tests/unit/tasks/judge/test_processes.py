@@ -151,6 +151,21 @@ def test_a_side_that_does_not_work_is_refused_and_leaves_nothing(command, option
     assert caught.value.hint
 
 
+def test_a_process_that_starts_another_and_ends_while_it_is_looked_at_hides_none(monkeypatch):
+    status, slow = psutil.Process.status, [None]
+
+    def status_after_a_moment(process):
+        if slow:
+            slow.pop()
+            process.wait(10)
+        return status(process)
+
+    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(psutil.Process, "status", status_after_a_moment)
+    with refused("--new", LEFT):
+        run_process(*ask(f"(sleep 0.2; setsid sleep {LEFT} & ) & echo done"))
+
+
 def test_a_helper_that_ends_soon_after_the_program_is_no_fault():
     run = run_process(*ask("sleep 0.3 & echo done"))
     assert run.seconds < 0.3, "it is not waited for"
