@@ -129,8 +129,8 @@ class Account:
         self._has_backward = self._has_other = self._is_left_out = False
         self._num_batches = self._num_samples = 0
 
-    def end_loader(self) -> None:
-        """End the open step with its loader, whose last batch may be trained on later."""
+    def note_loader_end(self) -> None:
+        """End the open step: the loader has no more batches. A loop that reads ahead trains on the last one later."""
         self.leave()
         self._has_ended, self._is_untrained = True, self._num_trained <= self._num_in_epoch
 

@@ -4,7 +4,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,15 @@ from paceline.tasks.train.lightning.random_state import OTHERS, state_of
 
 MAX_OBJECTS = 20_000
 """Objects that are looked at. Those of a large data set come after what is near."""
-LEAVES = str, bytes, int, float, complex, bool, type(None), torch.Tensor, np.ndarray, ModuleType, type
+LEAVES = str, bytes, int, float, complex, bool, type(None), torch.Tensor, np.ndarray, ModuleType
 ROOTS = "dataset", "sampler", "batch_sampler", "collate_fn", "generator"
-NOT_USERS = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "lightning", "paceline"}
-"""Packages whose functions are not entered."""
+NOT_ENTERED = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "lightning", "pytorch_lightning", "paceline"}
+"""Packages whose classes and functions have no generator of the user."""
 KINDS = torch.Generator, *OTHERS
 
 
 class Generators:
-    """The generators that the objects of a loader, and the functions of the user's classes, refer to."""
+    """The generators that the objects of a loader, their classes, and the functions of these refer to."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._found = [each for each in islice(_reached(loader), MAX_OBJECTS) if issubclass(type(each), KINDS)]
@@ -36,30 +36,41 @@ class Generators:
 
 
 def _reached(loader: Any) -> Iterator[Any]:
-    """Objects from near to far. Modules are not entered, except the variables of the user's functions."""
+    """Objects from near to far."""
     queue = [getattr(loader, name, None) for name in ROOTS]
     seen = {id(each) for each in queue}
     for each in queue:
         yield each
-        if issubclass(type(each), (*LEAVES, *KINDS)):
-            continue
-        if isinstance(each, FunctionType):
-            further = [*_globals_of(each), each.__closure__, each.__defaults__] if _is_users(each.__module__) else []
-        else:
-            methods = [function for kind in type(each).__mro__ for function in vars(kind).values()]
-            further = [function for function in methods if isinstance(function, FunctionType)]
-            further = [*gc.get_referents(each), *further]
-        for one in further:
+        for one in _inside(each):
             if id(one) not in seen:
                 seen.add(id(one))
                 queue.append(one)
 
 
-def _globals_of(function: FunctionType) -> list[Any]:
-    """Variables of its module that a function names."""
-    return [function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__]
+def _inside(each: Any) -> list[Any]:
+    """What an object refers to. Of a class: its variables, methods and properties; of a function: what it names."""
+    kind = type(each)
+    if issubclass(kind, (*LEAVES, *KINDS)):
+        return []
+    if issubclass(kind, type):
+        return [value for base in each.__mro__ if _may_enter(base) for value in vars(base).values()]
+    if issubclass(kind, FunctionType):
+        return [*_named_by(each), each.__closure__, each.__defaults__, each.__kwdefaults__] if _may_enter(each) else []
+    return [*gc.get_referents(each), kind]
 
 
-def _is_users(module: str | None) -> bool:
-    """Whether a module is the user's, and neither Python's own nor an engine's."""
-    return (module or "").partition(".")[0] not in NOT_USERS
+def _named_by(function: FunctionType) -> list[Any]:
+    """The variables of modules that a function names, also in functions and comprehensions inside of it."""
+    codes, names = [function.__code__], set[str]()
+    for code in codes:
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    values = [function.__globals__[name] for name in sorted(names & function.__globals__.keys())]
+    modules = [value for value in values if issubclass(type(value), ModuleType) and _may_enter(value)]
+    return values + [vars(module)[name] for module in modules for name in sorted(names & vars(module).keys())]
+
+
+def _may_enter(owner: Any) -> bool:
+    """Whether a class, a function or a module is neither of Python nor of an engine: the user's, or a third party's."""
+    module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
+    return isinstance(module, str) and module.partition(".")[0] not in NOT_ENTERED

@@ -55,7 +55,7 @@ class Batches:
                 account.start_step()
         if not self._ahead and (end := self._end) is not None:
             if is_step:
-                account.end_loader()
+                account.note_loader_end()
             elif reader:
                 account.leave_out()
             if not isinstance(end, StopIteration):

@@ -2,6 +2,7 @@
 
 import random
 from itertools import islice
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -207,6 +208,8 @@ def test_the_last_batch_of_a_loop_that_reads_ahead_counts(num_batches):
 
 
 GENERATOR = np.random.default_rng(0)
+drawing = ModuleType("drawing")
+drawing.GENERATOR = np.random.default_rng(0)
 
 
 def from_module(number):
@@ -225,6 +228,46 @@ def draw_from(generator):
     if isinstance(generator, torch.Generator):
         return torch.rand(1, generator=generator)
     return generator.random()
+
+
+class ByClass:
+    """Draws from a generator of its class, by all kinds of methods."""
+
+    generator = np.random.default_rng(0)
+
+    def plain(self, number):
+        return number + self.generator.normal()
+
+    @classmethod
+    def of_class(cls, number):
+        return number + cls.generator.normal()
+
+    @staticmethod
+    def static(number):
+        return from_module(number)
+
+    @property
+    def noise(self):
+        return GENERATOR.normal()
+
+    def by_property(self, number):
+        return number + self.noise
+
+
+def from_class(number):
+    return number + ByClass.generator.normal()
+
+
+def inside(number):
+    return number + sum(GENERATOR.normal() for _ in range(2))
+
+
+def by_default(number, *, generator=ByClass.generator):
+    return number + generator.normal()
+
+
+def from_other_module(number):
+    return number + drawing.GENERATOR.normal()
 
 
 class Transformed(Numbers):
@@ -247,9 +290,20 @@ class Transformed(Numbers):
         lambda: Transform(random.Random(0)),
         lambda: Transform(torch.Generator().manual_seed(0)),
         lambda: Transform(np.random.RandomState(0)),
+        lambda: ByClass().plain,
+        lambda: ByClass.of_class,
+        lambda: ByClass.static,
+        lambda: ByClass().by_property,
+        lambda: from_class,
+        lambda: inside,
+        lambda: by_default,
+        lambda: from_other_module,
     ],
-    ids=["of a module", "of Python", "of torch", "of NumPy"],
-)
+    ids=[
+        "of a module", "of Python", "of torch", "of NumPy", "of a class", "in a class method", "in a static method",
+        "in a property", "of a class that is named", "in a comprehension", "as a default", "of another module",
+    ],
+)  # fmt: skip
 def test_a_loader_that_draws_from_a_generator_of_the_user_is_not_read_ahead(make):
     (_, _), account = watched(DataLoader(Transformed(make()), BATCH), 2)
     assert account.why_not_measured == DRAWS_RANDOM
