@@ -38,7 +38,7 @@ from paceline.tasks.train.rank.callbacks import MAX_LOG_STEPS, LogMetrics, Windo
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
-from paceline.tasks.train.rank.user_callbacks import forget_removed, start_epoch_again
+from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks, forget_removed
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
@@ -241,7 +241,7 @@ class SaveCheckpoint(Checkpoint):
         self._account.losses = list(state_dict.get("losses", []))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._state.start_epoch_again = partial(start_epoch_again, trainer)
+        self._state.call_epoch_start_hooks = partial(call_epoch_start_hooks, trainer)
         settings = _settings(trainer)
         settings.callbacks = [each for each in settings.callbacks if each is not self] + [self]
 

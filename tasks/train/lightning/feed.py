@@ -78,7 +78,7 @@ class FeedState:
         """Whether a resume has started persistent workers, whose own random numbers are not restored."""
         self.resume: Position | None = None
         """Position to resume at, until the first batch has been read."""
-        self.start_epoch_again: Callable[[], None] = lambda: None
+        self.call_epoch_start_hooks: Callable[[], None] = lambda: None
         """Calls the hooks of an epoch's start in a resume inside an epoch."""
         self.training_loaders: Callable[[], Any] = lambda: None
         """What the training reads: a feed, or a tree of them."""
@@ -183,7 +183,7 @@ class Feed(LoaderProxy):
             resume, state.resume = state.resume, None
             if resume is not None:  # hooks may have drawn other numbers since
                 if resume.num_trained:
-                    state.start_epoch_again()
+                    state.call_epoch_start_hooks()
                 first = resume.first_random if resume.num_trained else {}
                 set_random_state(first or self._drawn, self._loader)
             state.first_random = random_state(self._loader)

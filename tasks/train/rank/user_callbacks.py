@@ -52,44 +52,45 @@ def forget_removed(trainer: Trainer) -> None:
             each.best_model_path, each.best_model_score = best
 
 
-def start_epoch_again(trainer: Trainer) -> None:
+def call_epoch_start_hooks(trainer: Trainer) -> None:
     """Call `on_train_epoch_start` in a resume inside an epoch, which Lightning 2.6 leaves out.
 
-    It may set what no checkpoint holds, such as the number of accumulated batches or which layers learn. What a
-    checkpoint holds stays as it was restored: the state of the module, and settings of the optimizers. `self.log`
-    does nothing. Those that save a state of their own are left out, as by Lightning: the hook might reset it.
+    The hook may set what no checkpoint holds, such as the number of batches whose gradients are added up, or which
+    layers learn. Therefore it is called on the module and on the user's callbacks. Those that save a state of their
+    own in a checkpoint are left out, because the hook might reset what was restored. The state of the module and the
+    settings of the optimizers stay as restored, whatever the hooks do to them, and nothing is logged a second time.
     """
     module = trainer.lightning_module
-    callbacks = [each for each in trainer.callbacks if _sets_epoch(each)]  # type: ignore[attr-defined]  # a connector's
-    owners: list[Any] = [*callbacks]
-    has_state = is_overridden("on_save_checkpoint", module, LightningModule)
-    if is_overridden("on_train_epoch_start", module, LightningModule) and not has_state:
-        owners.append(module)
-    if not owners:
+    callbacks = [each for each in trainer.callbacks if _is_called_again(each)]  # type: ignore[attr-defined]  # a connector's
+    saves_state = is_overridden("on_save_checkpoint", module, LightningModule)
+    is_called = is_overridden("on_train_epoch_start", module, LightningModule) and not saves_state
+    if not callbacks and not is_called:
         return
     state = deepcopy(module.state_dict())
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     settings = [deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups]
-    with _silent(owners):
-        for owner in owners:
-            owner.on_train_epoch_start(*([] if owner is module else [trainer, module]))
+    with _silent([module, *callbacks]):
+        for callback in callbacks:
+            callback.on_train_epoch_start(trainer, module)
+        if is_called:
+            module.on_train_epoch_start()
     module.load_state_dict(state, strict=False)
     for group, setting in zip(groups, settings, strict=True):
         group.update(setting)
 
 
-def _sets_epoch(callback: Callback) -> bool:
-    """Whether the callback sets something at the start of an epoch that no checkpoint holds."""
+def _is_called_again(callback: Callback) -> bool:
+    """Whether the hook of a callback is called: one of `EPOCH_CALLBACKS`, or the user's that saves no state."""
     if isinstance(callback, EPOCH_CALLBACKS):
         return True
     origin = type(callback).on_train_epoch_start.__module__.partition(".")[0]
-    has_state = bool(callback.state_dict()) or is_overridden("on_save_checkpoint", callback, Callback)
-    return origin not in ENGINES and not has_state
+    saves_state = bool(callback.state_dict()) or is_overridden("on_save_checkpoint", callback, Callback)
+    return origin not in ENGINES and not saves_state
 
 
 @contextmanager
 def _silent(owners: Iterable[object]) -> Iterator[None]:
-    """Let `log` and `log_dict` of modules and callbacks do nothing."""
+    """Let `log` and `log_dict` of the module and the callbacks do nothing."""
     with ExitStack() as stack:
         for owner in owners:
             for name in ("log", "log_dict"):
@@ -102,7 +103,7 @@ def _log_nothing(*args: Any, **options: Any) -> None:
 
 
 def _finite(score: torch.Tensor | None) -> float | None:
-    """The score; None for infinity too, which stands for NaN there and is not JSON."""
+    """The score as a number; None for infinity, as which ModelCheckpoint keeps NaN, because JSON has neither."""
     return None if score is None or not math.isfinite(score) else float(score)
 
 

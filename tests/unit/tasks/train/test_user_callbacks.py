@@ -13,7 +13,7 @@ from torch import nn
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
-from paceline.tasks.train.rank.user_callbacks import start_epoch_again
+from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks
 from tests.support.own_lightning import QUIET, train
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
@@ -275,11 +275,28 @@ def test_a_state_of_checkpoints_is_not_reset_by_the_start_of_an_epoch():
         module.inner.number, callback.total = 7, 1.5
         weights = module.layer.weight.detach().clone()
         trainer = trainer_of(module, callback)
-        start_epoch_again(trainer)
+        call_epoch_start_hooks(trainer)
         assert module.started == number
         assert (module.inner.number, callback.total) == (7, 1.5)
         assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
         assert torch.equal(module.layer.weight, weights)
+
+
+def test_nothing_is_logged_twice_by_the_start_of_an_epoch():
+    class Logging(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            logged.append("called")
+            pl_module.log("epoch", 1.0)
+            pl_module.log_dict({"epochs": 1.0})
+            self.log("epoch", 1.0)
+
+    logged, module, callback = [], BoringModel(), Logging()
+    for owner in (module, callback):  # as a trainer does to callbacks
+        owner.log = owner.log_dict = lambda *args, **options: logged.append("logged")
+    call_epoch_start_hooks(trainer_of(module, callback))
+    assert logged == ["called"]
+    module.log("later", 1.0)
+    assert logged == ["called", "logged"]
 
 
 def test_the_newest_file_without_a_metric_is_forgotten_if_it_is_gone(settings, make_spec):
