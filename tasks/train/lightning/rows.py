@@ -23,18 +23,23 @@ SCALARS = (str, bytes, int, float, np.generic, type(None))
 
 
 def table_of(result: Any, num_samples: float = math.nan) -> pa.Table:
-    """The rows of a batch's result; NaN samples: the batch does not show its size.
+    """The rows of a batch's result.
 
-    A dict gives a column for each key, a tuple one for each of its parts; anything else is the column `prediction`. A
-    column is a tensor or an array whose first dimension are the samples, or a list with a value for each sample.
+    A dict gives a column for each key. A tuple gives a column for each of its parts, unless all are plain values:
+    these are one column. Anything else is the column `prediction`. A column is a tensor or an array whose first
+    dimension is the samples, or a list or tuple with a value for each sample.
 
-    Raises InputError: it is nothing of this, or the columns have different numbers of samples, or two have one name.
+    Args:
+        result: what `predict_step` returned.
+        num_samples: of the batch, with which a list of tensors must agree; NaN where the batch does not show it.
+
+    Raises InputError: it is none of these, or the columns have different numbers of samples, or two have one name.
     """
     columns: dict[str, pa.Array] = {}
     for name, values in _outputs(result):
         if name in columns:
             raise InputError(f"predict_step returned two columns {name}", hint=f"give one {name} another name")
-        if _holds_batches(values) and not math.isnan(num_samples) and len(values) != num_samples:
+        if _is_list_of_tensors(values) and not math.isnan(num_samples) and len(values) != num_samples:
             fault = f"{name} of predict_step is a list of {len(values)} tensors for {num_samples:g} samples"
             raise InputError(fault, hint=SEPARATE)
         try:
@@ -42,9 +47,11 @@ def table_of(result: Any, num_samples: float = math.nan) -> pa.Table:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             fault = f"{name} of predict_step cannot be written: {one_line(error)[:200]}"
             raise InputError(fault, hint=SHAPES) from error
+    if not columns:
+        raise InputError("predict_step returned an empty dict", hint=SHAPES)
     sizes = {name: len(column) for name, column in columns.items()}
-    if len({*sizes.values()}) != 1:
-        shown = ", ".join(f"{name} of {size}" for name, size in sizes.items()) or "nothing"
+    if len({*sizes.values()}) > 1:
+        shown = ", ".join(f"{name} of {size}" for name, size in sizes.items())
         raise InputError(f"predict_step returned {shown} samples", hint="return as many values of each for a batch")
     return pa.table(columns)
 
@@ -62,8 +69,8 @@ def _outputs(result: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _outputs(part, f"{name}.{key}" if name else str(key))
 
 
-def _holds_batches(values: Any) -> bool:
-    """Whether this is a list of tensors, each of which may have values of all samples."""
+def _is_list_of_tensors(values: Any) -> bool:
+    """Whether it is a list of tensors. Each is the value of one sample, or has by mistake values of all samples."""
     is_list = isinstance(values, list) and bool(values)
     return is_list and all(isinstance(value, torch.Tensor) and value.ndim for value in values)
 
@@ -115,9 +122,17 @@ class PartWriter:
         self._tables: list[pa.Table] = []
 
     def add(self, result: Any, num_samples: float = math.nan, **more: Any) -> None:
-        """Add the result of a batch; `more` are columns with one value for all of its samples.
+        """Add the result of a batch.
 
-        Raises InputError: it is not as `table_of` has it, or other columns than those of the batches before.
+        Columns may come in any order. Until the first part is written, the type of a column becomes one that has the
+        values of all batches, such as float for integers and floats. After that it cannot change.
+
+        Args:
+            result: what `predict_step` returned, as `table_of` describes it.
+            num_samples: of the batch, or NaN.
+            more: columns with one value for all samples of the batch.
+
+        Raises InputError: it is not as `table_of` has it, or has other columns than those of the batches before.
         """
         table = table_of(result, num_samples)
         for name, value in more.items():
@@ -128,34 +143,37 @@ class PartWriter:
         if not self.num_batches:
             self.schema = table.schema
         try:
-            if table.column_names != self.schema.names:
-                raise ValueError(f"has the columns {', '.join(table.column_names)}")
+            if {*table.column_names} != {*self.schema.names}:
+                raise ValueError(f"it has the columns {', '.join(table.column_names)}")
+            table = table.select(self.schema.names)
             # Of the first batch perhaps all values are None.
             schema = pa.unify_schemas([self.schema, table.schema], promote_options="permissive")
             if self.num_parts and schema != self.schema:  # a cast would round values, or leave out fields
-                wider = next(field for field, known in zip(schema, self.schema, strict=True) if field != known)
-                raise ValueError(f"{wider.name} is of type {wider.type}")
+                name = next(name for name in schema.names if schema.field(name) != self.schema.field(name))
+                raise ValueError(f"{name} is of type {table.schema.field(name).type} now")
             self.schema, table = schema, table.cast(schema)
         except (pa.ArrowException, ValueError) as error:
             before = ", ".join(f"{field.name} ({field.type})" for field in self.schema)
-            fault = (
-                f"the result of batch {self.num_batches} differs from those before, with {before}: {one_line(error)}"
-            )
-            raise InputError(fault, hint=SAME) from error
+            fault = f"batch {self.num_batches} of predict_step differs from those before"
+            raise InputError(f"{fault}, which have {before}: {one_line(error)}", hint=SAME) from error
         self.num_batches, self.num_rows = self.num_batches + 1, self.num_rows + len(table)
         self._tables.append(table)
         if sum(table.nbytes for table in self._tables) >= PART_BYTES:
             self.write()
 
     def write(self) -> None:
-        """Write the rows since the last part, if there are any. Raises InputError: a column has no type for all."""
+        """Write the rows since the last part, if there are any.
+
+        Raises InputError: a value does not fit the type of its column, such as a large integer among floats.
+        """
         if not self._tables:
             return
         buffer = io.BytesIO()
         try:
             rows = pa.concat_tables([table.cast(self.schema) for table in self._tables])
         except pa.ArrowException as error:  # such as integers that no float is equal to
-            raise InputError(f"predict_step returned values of several types: {one_line(error)}", hint=SAME) from error
+            fault = "a value of predict_step does not fit the type that its column has by the other batches"
+            raise InputError(f"{fault}: {one_line(error)}", hint=SAME) from error
         pq.write_table(rows, buffer, compression="zstd")
         write_durably(self._directory / f"part-{self.num_parts:05d}.parquet", buffer.getbuffer())
         self.num_parts, self._tables = self.num_parts + 1, []

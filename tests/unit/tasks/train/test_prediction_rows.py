@@ -57,7 +57,8 @@ def test_a_result_has_a_row_for_each_sample(result, expected):
             {"loss": 0.5, "label": torch.tensor([1, 2])},
             "loss of predict_step cannot be written: one value of type float",
         ),
-        ({}, "predict_step returned nothing"),
+        ({}, "predict_step returned an empty dict"),
+        ({"head": {}}, "predict_step returned an empty dict"),
         ({"a": torch.zeros(2), "b": torch.zeros(3)}, "a of 2, b of 3 samples"),
         ({"a": object()}, "a of predict_step cannot be written: of type object"),
         ([object(), object()], "prediction of predict_step cannot be written: Could not convert"),
@@ -99,8 +100,21 @@ def test_a_batch_of_other_columns_is_named(tmp_path, monkeypatch, later, part_by
     monkeypatch.setattr(rows, "PART_BYTES", part_bytes)
     writer = PartWriter(tmp_path)
     writer.add({"label": torch.tensor([1])})
-    with pytest.raises(InputError, match=r"batch 1 differs from those before, with label \(int64\)"):
+    with pytest.raises(
+        InputError, match=r"batch 1 of predict_step differs from those before, which have label \(int64\)"
+    ):
         writer.add(later)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 1000])
+def test_columns_and_fields_may_come_in_another_order(tmp_path, monkeypatch, part_bytes):
+    monkeypatch.setattr(rows, "PART_BYTES", part_bytes)
+    writer = PartWriter(tmp_path)
+    writer.add({"label": [1], "box": [{"x": 2, "y": 3}]}, dataloader=0)
+    writer.add({"box": [{"y": 6, "x": 5}], "label": [4]}, dataloader=1)
+    writer.write()
+    expected = {"label": [1, 4], "box": [{"x": 2, "y": 3}, {"x": 5, "y": 6}], "dataloader": [0, 1]}
+    assert pq.read_table(tmp_path).to_pydict() == expected
 
 
 @pytest.mark.parametrize(
