@@ -103,7 +103,7 @@ def _find_fault(address: str, security: Security | None) -> tuple[str, Exception
 
     # Dask's client does not limit the time of its handshake, and takes the first bytes of any server for a length.
     try:
-        part = run_apart(_ask_part(address, security))
+        part = run_in_thread(_ask_part(address, security))
     except TimeoutError as error:
         return "something accepts connections there and does not answer", error
     except CommClosedError as error:
@@ -115,8 +115,8 @@ def _find_fault(address: str, security: Security | None) -> tuple[str, Exception
     return "" if part == "Scheduler" else f"a Dask {part.lower()} answers there, not a scheduler", None
 
 
-def run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a thread of its own: this one may run an event loop, as in a notebook."""
+def run_in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a thread of its own and wait: the current one may run an event loop, as in a notebook."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
 

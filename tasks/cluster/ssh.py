@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from paceline.conf.cluster import Cluster
-from paceline.tasks.cluster.client import ClusterResources, run_apart, wait_for_workers
+from paceline.tasks.cluster.client import ClusterResources, run_in_thread, wait_for_workers
 from paceline.tasks.cluster.gpu_workers import PRELOAD
 from paceline.tasks.cluster.host_report import HostFacts
 from paceline.tasks.cluster.local import QUIET_HTTP
@@ -99,7 +99,7 @@ def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[Host
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(_ask(host, command) for host in settings.hosts))
 
-    answers = run_apart(ask_all())
+    answers = run_in_thread(ask_all())
     return [_parse_answer(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
 
 

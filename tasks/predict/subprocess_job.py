@@ -22,6 +22,8 @@ from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
 
 SPAWNED_AT = "PACELINE_SPAWNED_AT"  # when it was started, by the clock that all processes of a host share
 FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
+CHAINED = "The above exception was the direct cause", "During handling of the above exception"
+"""Beginnings of the line before the next error of a chain, as Python prints them."""
 SOURCE = Path(__file__).parents[2]
 SPEC, RESULT, LOG = "spec.json", "result.json", "log.txt"
 
@@ -40,8 +42,14 @@ class SubprocessJob(Record):
 
 
 def _place_in(lines: list[str]) -> str:
-    """The newest place of a traceback that is neither ours, nor of Python or an installed package; empty without."""
-    frames = [found for line in lines if (found := FRAME.match(line))]
+    """The newest place in the last error and its causes that is neither ours, nor of Python or a package; or empty."""
+    start = len(lines)
+    for number in reversed(range(len(lines))):
+        if lines[number].startswith("Traceback (most recent call last)"):
+            start = number
+            if not any(line.startswith(CHAINED) for line in lines[max(0, number - 2) : number]):
+                break
+    frames = [found for line in lines[start:] if (found := FRAME.match(line))]
     own = [found for found in frames if not found[1].startswith((sys.prefix, sys.base_prefix, str(SOURCE), "<"))]
     return f" in {own[-1][1]}, line {own[-1][2]}" if own else ""
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.predict.subprocess_job import LOG, SubprocessJob, run_in_subprocess
+from paceline.tasks.predict.subprocess_job import LOG, SOURCE, SubprocessJob, _place_in, run_in_subprocess
 from paceline.tasks.predict.throughput import MAX_ROUNDS, _rounds
 from tests.support.refusals import refused
 
@@ -50,3 +50,22 @@ def test_an_error_names_its_place_in_the_users_code_and_the_log(tmp_path, monkey
     with pytest.raises(RunError, match="JSONDecodeError") as failure:
         run_in_subprocess(job)
     assert f"in {tmp_path / 'rows.py'}, line 3; see {tmp_path / LOG}" in str(failure.value)
+
+
+def test_the_place_is_one_of_the_last_error_and_its_causes():
+    header, cause = "Traceback (most recent call last):", "The above exception was the direct cause of the following:"
+    ours = f'  File "{SOURCE}/predict/job.py", line 9, in main'
+    printed = [header, '  File "/code/early.py", line 1, in read', "KeyError: 3"]
+    assert _place_in([*printed, header, ours, "RunError: wrong"]) == ""
+    chain = [
+        header,
+        '  File "/code/late.py", line 2, in rows',
+        "ValueError: 2",
+        "",
+        cause,
+        "",
+        header,
+        ours,
+        "RunError: 2",
+    ]
+    assert _place_in([*printed, *chain]) == " in /code/late.py, line 2"
