@@ -262,7 +262,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
                 "class_names": list(checked.facts.class_names),
                 "num_values": checked.num_values,
             }
-            write_facts(checked.out, facts)
+            write_facts(checked.out, facts, is_complete=False)
             if not facts["model_recorded"]:
                 log.warning(UNRECORDED, request.model, digest)
             # Quoted, or Prefect would inspect every name.
@@ -279,7 +279,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
                 "execution": executed.model_dump(mode="json", include=EXECUTION),
                 "seconds": time.monotonic() - started,
             }
-            write_facts(checked.out, summary)
+            write_facts(checked.out, summary, is_complete=True)
             tracking.log_document(handle, Artifact.SUMMARY, summary)
             tracking.log_facts(handle, _metrics(summary, predicted), {})
     return summary

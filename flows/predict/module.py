@@ -140,7 +140,7 @@ def predict_with(
                 "checkpoint": str(trained.checkpoint) if trained.checkpoint else None,
                 "packages": config.lightning.packages,
             }
-            write_facts(out, facts)
+            write_facts(out, facts, is_complete=False)
             own, home = config.lightning, str(environment.root)
             partitions = prepare_module_partitions(own, own.code, home, address, config.limits)
             job = ModuleJob(
@@ -165,7 +165,7 @@ def predict_with(
                 "execution": plan.model_dump(mode="json"),
                 "seconds": time.monotonic() - started,
             }
-            write_facts(out, summary)
+            write_facts(out, summary, is_complete=True)
             tracking.log_document(handle, Artifact.SUMMARY, summary)
             metrics: dict[str, float | None] = {
                 "predict/num_samples": predicted.num_samples,

@@ -70,6 +70,6 @@ def require_room(config: Config, out: Path, environment: Environment) -> None:
     require_space(config.limits, out, {}, named="--out")
 
 
-def write_facts(out: Path, facts: dict[str, Any]) -> None:
-    """Write the file that describes the prediction next to its parts."""
-    write_durably(out / PREDICTIONS_FILE, json.dumps(facts, indent=2).encode())
+def write_facts(out: Path, facts: dict[str, Any], *, is_complete: bool) -> None:
+    """Write the file that describes the prediction next to its parts, and says whether it has all of them."""
+    write_durably(out / PREDICTIONS_FILE, json.dumps({**facts, "is_complete": is_complete}, indent=2).encode())

@@ -122,6 +122,7 @@ def test_every_image_gets_a_row(predicted, unseen):
     assert (summary["num_samples"], summary["num_rejected"], summary["num_reused"]) == (NUM_MORE + 2, 1, 0)
     assert summary["accuracy"] == 1.0, "of the two in folders named like a class"
     assert summary["parity"]["agreement"] > 0.98
+    assert json.loads((out / "predictions.json").read_text())["is_complete"]
     rows = rows_of(out)
     pictures = sorted(str(path.relative_to(unseen)) for path in unseen.rglob("*.*") if path.suffix in (".png", ".jpg"))
     assert [row["path"] for row in rows] == pictures

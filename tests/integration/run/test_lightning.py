@@ -483,6 +483,7 @@ def test_a_package_is_registered_and_its_champion_continues_texts(paceline, tmp_
     champion = summary_of(paceline("predict", "models:/prose@champion", "--json", "--out", str(tmp_path / "out")))
     assert champion["model_digest"] is not None
     assert rows_of(champion) == rows_of(told)
+    assert json.loads((tmp_path / "out" / "predictions.json").read_text())["is_complete"]
 
     prompts = ["data.class_path=prose.corpus.Prompts", "model.init_args.num_new_bytes=5"]
     asked = summary_of(paceline("predict", run_id, *prompts, "--json"))
@@ -495,7 +496,7 @@ def test_a_package_is_registered_and_its_champion_continues_texts(paceline, tmp_
 
 
 @pytest.mark.slow
-def test_a_directory_of_code_predicts_by_its_copy_and_is_not_registered(run, paceline, code):
+def test_a_directory_of_code_predicts_by_its_copy_and_is_not_registered(run, paceline, code, tmp_path):
     fault, hint = refused(run("track.register=prose"))
     assert f"track.register=prose cannot be used with --code {code}" in fault
     assert "install your code as a package" in hint
@@ -510,7 +511,13 @@ def test_a_directory_of_code_predicts_by_its_copy_and_is_not_registered(run, pac
     assert told["num_samples"] == len(rows_of(told)) == 32
 
     module = Environment().root / "runs" / trained["run_id"] / "code" / "prose" / "gpt.py"
-    module.write_text(module.read_text().replace("def predict_step", "def tell"))
+    failing = "def predict_step(self, *args):\n        raise KeyError(3)\n\n    def tell"
+    module.write_text(module.read_text().replace("def predict_step", failing))
+    with paceline("predict", trained["run_id"], "--out", str(tmp_path / "out")) as failed:
+        assert "KeyError" in failed.communicate()[1]
+    assert failed.returncode == 1
+    assert json.loads((tmp_path / "out" / "predictions.json").read_text())["is_complete"] is False
+    module.write_text(module.read_text().replace("def predict_step", "def fail"))
     fault, hint = refused(paceline("predict", trained["run_id"]))
     assert "model.class_path=prose.gpt.GPT has no predict_step" in fault
     assert "define predict_step" in hint
