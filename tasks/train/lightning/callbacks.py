@@ -25,7 +25,7 @@ from paceline.tasks.names import Metric, metric_name
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval, FailureHistory
-from paceline.tasks.train.lightning.feed import FeedState, Position
+from paceline.tasks.train.lightning.feed import FeedState, Position, StartEpoch
 from paceline.tasks.train.lightning.step_parts import (
     StepParts,
     count_units,
@@ -92,6 +92,7 @@ class StepAccount(StepParts):
         self._state.reloads = _settings(trainer).reload_dataloaders_every_n_epochs == 1
         self._state.training_loaders = lambda: trainer.train_dataloader
         self._state.num_started = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        self._state.current_epoch = lambda: trainer.current_epoch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if math.isinf(trainer.num_training_batches) and trainer.max_steps == -1:
@@ -243,7 +244,8 @@ class SaveCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.call_epoch_start_hooks = partial(call_epoch_start_hooks, trainer)
         settings = _settings(trainer)
-        settings.callbacks = [each for each in settings.callbacks if each is not self] + [self]
+        others = [each for each in settings.callbacks if each is not self]
+        settings.callbacks = [StartEpoch(self._state), *others, self]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resume is not None:
@@ -277,7 +279,7 @@ class SaveCheckpoint(Checkpoint):
             loop.epoch_loop.update_lr_schedulers(interval, update_plateau_schedulers=True)
         if resume.num_trained:
             return
-        loop.epoch_loop.restarting = False
+        loop.epoch_loop.restarting = loop._resuming_from_checkpoint = False  # so that it starts the loaders again
         loop.reset_restart_stage()
         loop.epoch_loop.reset_restart_stage()
         progress.current.completed, progress.total.completed = progress.current.ready, progress.total.ready

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch import distributed
@@ -77,7 +77,8 @@ class FeedState:
         self.has_new_workers = False
         """Whether a resume has started persistent workers, whose own random numbers are not restored."""
         self.resume: Position | None = None
-        """Position to resume at, until the first batch has been read."""
+        """Position to resume at, until its epoch starts, or the first batch of the rest of it is read."""
+        self.current_epoch: Callable[[], int] = lambda: 0
         self.call_epoch_start_hooks: Callable[[], None] = lambda: None
         """Calls the hooks of an epoch's start in a resume inside an epoch."""
         self.training_loaders: Callable[[], Any] = lambda: None
@@ -86,6 +87,19 @@ class FeedState:
     def feeds(self) -> list["Feed"]:
         """The feeds of the training; of several, the places inside an epoch are not known."""
         return [leaf for leaf in _leaves(self.training_loaders()) if isinstance(leaf, Feed)]
+
+    def start_after_resume(self) -> None:
+        """Restore the random numbers of the end of an epoch, before the hooks of the start of the next one."""
+        resume, feeds = self.resume, self.feeds()
+        if resume is None or resume.num_trained:
+            return
+        self.resume, first = None, feeds[0]._loader
+        set_random_state(resume.random, first)
+        if resume.had_iterator:
+            self.loader = first
+        if self.reloads:
+            for each in feeds:  # of a new loader, Lightning makes one iterator before these hooks
+                each.start()
 
     def position(self, num_trained: int) -> Position:
         """The position after so many batches of the epoch."""
@@ -135,29 +149,22 @@ class Feed(LoaderProxy):
     def __init__(self, state: FeedState, loader: Any) -> None:
         super().__init__(loader)
         self._state = state
-        self._is_first = True  # the only feed of the training, or the one of several that a resume starts with
-        self._drawn: RandomState = {}
+        self._is_first = True  # the only feed of the training, or the first of several
 
     def __iter__(self) -> Iterator[Any]:
         state = self._state
         feeds = state.feeds() if state.is_training() and is_for_trainer() else []
         if self not in feeds:
             return iter(self._loader)
-        self._is_first = self is feeds[0]
-        if self._is_first:
-            if (resume := state.resume) is not None:
-                if resume.had_iterator:
-                    state.has_new_workers = any([each.start_workers() for each in feeds])
-                set_random_state(resume.epoch_random if resume.num_trained else resume.random, self._loader)
-                if state.reloads and not resume.num_trained:
-                    for each in feeds:  # Lightning makes two iterators of a new loader, except in a resume
-                        iter(each._loader)
-            state.had_iterator = state.loader is self._loader if resume is None else resume.had_iterator
-            state.loader, state.num_read = self._loader, 0
-            state.epoch_random = random_state(self._loader)
-        iterator = iter(self._loader)  # made now: a DataLoader draws a random number for it
-        feeds[0].note_drawn()
-        return self._batches(iterator)
+        self._is_first, resume = self is feeds[0], state.resume
+        if resume is None:
+            return self._batches(self._start_epoch())
+        if self._is_first and resume.had_iterator:
+            state.has_new_workers = any([each.start_workers() for each in feeds])
+        if not resume.num_trained:
+            return repeat(None)  # Lightning asks again after the hooks of the epoch's start: workers get what these set
+        started = None if state.current_epoch() else self._start_epoch_again(resume)  # as Lightning: before the hooks
+        return self._resumed(resume, started)
 
     def start_workers(self) -> bool:
         """Start workers that stay from one epoch to the next, if the loader has them; return whether it has.
@@ -166,32 +173,52 @@ class Feed(LoaderProxy):
         """
         is_persistent = bool(getattr(self._loader, "persistent_workers", False))
         if is_persistent and not self._takes_state():
-            iter(self._loader)
+            self.start()
         return is_persistent
+
+    def start(self) -> Iterator[Any]:
+        """Make an iterator of the user's loader: a DataLoader draws a random number for it, and starts its workers."""
+        return iter(self._loader)
 
     def _takes_state(self) -> bool:
         """Whether the loader's next iterator takes a state of its own."""
         return False
 
-    def note_drawn(self) -> None:
-        """Note the random numbers after the iterators were made."""
-        self._drawn = random_state(self._loader)
+    def _start_epoch(self) -> Iterator[Any]:
+        state = self._state
+        if self._is_first:
+            state.had_iterator, state.loader, state.num_read = state.loader is self._loader, self._loader, 0
+            state.epoch_random = random_state(self._loader)
+        return self.start()
+
+    def _start_epoch_again(self, resume: Position) -> tuple[Iterator[Any], RandomState]:
+        """An iterator as at the start of the epoch, and the random numbers after it was made."""
+        set_random_state(resume.epoch_random, self._loader)
+        iterator = self._start_epoch()
+        self._state.had_iterator = resume.had_iterator
+        return iterator, random_state(self._loader)
+
+    def _resumed(self, resume: Position, started: tuple[Iterator[Any], RandomState] | None) -> Iterator[Any]:
+        """The rest of an epoch."""
+        state, state.resume = self._state, None
+        state.call_epoch_start_hooks()
+        iterator, drawn = started or self._start_epoch_again(resume)
+        state.first_random = resume.first_random or drawn  # hooks may have drawn other numbers since
+        set_random_state(state.first_random, self._loader)
+        ahead = self._read_again(iterator, resume)
+        set_random_state(resume.random, self._loader)
+        state.num_read = resume.num_read
+        yield from ahead
+        yield from self._read(iterator)
 
     def _batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        state, resume = self._state, None
+        """A whole epoch."""
         if self._is_first:
-            resume, state.resume = state.resume, None
-            if resume is not None:  # hooks may have drawn other numbers since
-                if resume.num_trained:
-                    state.call_epoch_start_hooks()
-                first = resume.first_random if resume.num_trained else {}
-                set_random_state(first or self._drawn, self._loader)
-            state.first_random = random_state(self._loader)
-        if resume is not None and resume.num_trained:
-            ahead = self._read_again(iterator, resume)
-            set_random_state(resume.random, self._loader)
-            state.num_read = resume.num_read
-            yield from ahead
+            self._state.first_random = random_state(self._loader)
+        yield from self._read(iterator)
+
+    def _read(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        state = self._state
         while True:
             self._note_place()
             with state.stopwatch.during("data_wait"):
@@ -224,6 +251,16 @@ class Feed(LoaderProxy):
         """Called before a batch is read."""
         if self._is_ahead:
             self._state.last_read_random = random_state(self._loader)
+
+
+class StartEpoch(Callback):
+    """Restores random numbers before the hooks of the first epoch after a resume; it has to be the first callback."""
+
+    def __init__(self, state: FeedState) -> None:
+        self._state = state
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._state.start_after_resume()
 
 
 class StatefulFeed(Feed):
