@@ -38,7 +38,7 @@ from paceline.tasks.train.rank.callbacks import MAX_LOG_STEPS, LogMetrics, Windo
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
-from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks, forget_removed
+from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks, end_again, forget_removed
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
@@ -103,15 +103,12 @@ class StepAccount(StepParts):
         self.startup_seconds = self.stopwatch.seconds_without("probe")
         self._open_window(trainer)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._num_samples += num_samples(batch)
-        self._window_units.update(count_units(pl_module, batch))
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._num_samples += num_samples(batch)
+        self._window_units.update(count_units(pl_module, batch))
         if not self.losses and not self._pending:
             require_loss(pl_module, outputs)
         loss = loss_value(outputs)
@@ -209,8 +206,11 @@ class SaveCheckpoint(Checkpoint):
         rank: int,
         read_failures: Callable[[], FailureHistory],
         world_size: int = 1,
+        *,
+        is_restart: bool = True,
     ) -> None:
         self._account, self._state, self._directory, self._every, self._rank = account, state, directory, every, rank
+        self._is_restart = is_restart  # of the same training, not one that starts from another's checkpoint
         self._read_failures, self._world_size = read_failures, world_size
         self.last: Path | None = None
         self._saved: dict[str, Any] = {}
@@ -219,6 +219,7 @@ class SaveCheckpoint(Checkpoint):
         self._interval: CheckpointInterval | None = None
         self._next_step = 0  # next batch after which a checkpoint may be due; the same on all ranks
         self._is_due = self._saves_ends_only = False
+        self._should_stop: bool | None = None  # of the trainer at the checkpoint; None without one
         self._num_held = 0  # batches of the epoch in the last checkpoint; 0 at its end
         self._is_checked = rank != 0  # whether the first checkpoint was read again
 
@@ -240,6 +241,7 @@ class SaveCheckpoint(Checkpoint):
             self._state.resume = self._resume = Position(**positions[self._rank])
             self._metrics = (state_dict.get("metrics") or [{}] * self._world_size)[self._rank]
         self._account.losses = list(state_dict.get("losses", []))
+        self._should_stop = bool(state_dict.get("should_stop"))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.call_epoch_start_hooks = partial(call_epoch_start_hooks, trainer)
@@ -248,8 +250,13 @@ class SaveCheckpoint(Checkpoint):
         settings.callbacks = [StartEpoch(self._state), *others, self]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._resume is not None:
-            forget_removed(trainer)
+        if self._should_stop is None:
+            return
+        forget_removed(trainer)
+        if self._is_restart:
+            trainer.should_stop = self._should_stop
+            loop: Any = trainer.fit_loop
+            loop.run = partial(end_again, trainer, loop.run)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the interval, and after a resume do what Lightning 2.6 does not.
@@ -366,6 +373,7 @@ class SaveCheckpoint(Checkpoint):
                 ranks = gathered
             positions, metrics = map(list, zip(*ranks, strict=True))
             self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
+            self._saved["should_stop"] = trainer.should_stop
             writer.hold()
             self._num_held = num_trained
             trainer.save_checkpoint(path)

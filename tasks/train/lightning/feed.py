@@ -55,6 +55,8 @@ class Position:
     """Whether the loader had an iterator before that of this epoch; not known in checkpoints of earlier versions."""
     first_random: RandomState = field(default_factory=dict)
     """Before the first batch of the epoch was read, after what hooks had drawn; none in older checkpoints."""
+    hooks_random: RandomState = field(default_factory=dict)
+    """Before the hooks of the epoch's start; none in older checkpoints."""
 
 
 class FeedState:
@@ -69,6 +71,7 @@ class FeedState:
         """The training loader that was read last."""
         self.epoch_random: RandomState = {}
         self.first_random: RandomState = {}
+        self.hooks_random: RandomState = {}
         self.num_read = 0
         self.last_read_random: RandomState = {}
         self.had_iterator = False
@@ -88,25 +91,26 @@ class FeedState:
         """The feeds of the training; of several, the places inside an epoch are not known."""
         return [leaf for leaf in _leaves(self.training_loaders()) if isinstance(leaf, Feed)]
 
-    def start_after_resume(self) -> None:
-        """Restore the random numbers of the end of an epoch, before the hooks of the start of the next one."""
-        resume, feeds = self.resume, self.feeds()
-        if resume is None or resume.num_trained:
-            return
-        self.resume, first = None, feeds[0]._loader
-        set_random_state(resume.random, first)
-        if resume.had_iterator:
-            self.loader = first
-        if self.reloads:
-            for each in feeds:  # of a new loader, Lightning makes one iterator before these hooks
-                each.start()
+    def start_epoch(self) -> None:
+        """Before the hooks of an epoch's start: note the random numbers, or restore those of the epoch before."""
+        feeds, resume = self.feeds(), self.resume
+        loader = feeds[0]._loader
+        if resume is not None and not resume.num_trained:
+            self.resume = None
+            set_random_state(resume.random, loader)
+            if resume.had_iterator:
+                self.loader = loader
+            if self.reloads:
+                for each in feeds:  # of a new loader, Lightning makes one iterator before these hooks
+                    each.start()
+        self.hooks_random = random_state(loader)
 
     def position(self, num_trained: int) -> Position:
         """The position after so many batches of the epoch."""
         random = random_state(self.loader)
-        had_iterator = self.had_iterator or not (num_trained or self.reloads)  # at an epoch's end: that of this one
+        had_iterator = self.had_iterator if num_trained else not self.reloads  # at an epoch's end: that of this one
         place = num_trained, self.num_read, self.last_read_random, had_iterator
-        return Position(random, self.epoch_random, *place, self.first_random)
+        return Position(random, self.epoch_random, *place, self.first_random, self.hooks_random)
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -200,7 +204,9 @@ class Feed(LoaderProxy):
 
     def _resumed(self, resume: Position, started: tuple[Iterator[Any], RandomState] | None) -> Iterator[Any]:
         """The rest of an epoch."""
-        state, state.resume = self._state, None
+        state, state.resume, state.hooks_random = self._state, None, resume.hooks_random
+        if resume.hooks_random:
+            set_random_state(resume.hooks_random, self._loader)
         state.call_epoch_start_hooks()
         iterator, drawn = started or self._start_epoch_again(resume)
         state.first_random = resume.first_random or drawn  # hooks may have drawn other numbers since
@@ -254,13 +260,13 @@ class Feed(LoaderProxy):
 
 
 class StartEpoch(Callback):
-    """Restores random numbers before the hooks of the first epoch after a resume; it has to be the first callback."""
+    """Starts the epochs of the feeds; it has to be the first callback, so that no hook has drawn before."""
 
     def __init__(self, state: FeedState) -> None:
         self._state = state
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._state.start_after_resume()
+        self._state.start_epoch()
 
 
 class StatefulFeed(Feed):

@@ -89,6 +89,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             spec.rank,
             failures,
             spec.world_size,
+            is_restart=spec.resume_from is not None,
         )
         placed = strategy_of(partial(feed, state), plan.strategy)
         options: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The user's callbacks and hooks around a resume: what ModelCheckpoint keeps, and what an epoch's start sets."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from typing import Any
@@ -52,13 +52,29 @@ def forget_removed(trainer: Trainer) -> None:
             each.best_model_path, each.best_model_score = best
 
 
+def end_again(trainer: Trainer, run: Callable[[], None]) -> None:
+    """Run the training loop; of one that has ended before the resume, call the hooks of its start and of its end.
+
+    Lightning 2.6 leaves them out. But they belong to a training whose last checkpoint is older than its end: a callback
+    may put averaged weights into the module there, or a module may export itself.
+    """
+    loop = trainer.fit_loop
+    loop.setup_data()
+    if loop.done:
+        loop.on_run_start()
+        loop.on_run_end()
+    else:
+        run()
+
+
 def call_epoch_start_hooks(trainer: Trainer) -> None:
     """Call `on_train_epoch_start` in a resume inside an epoch, which Lightning 2.6 leaves out.
 
     The hook may set what no checkpoint holds, such as the number of batches whose gradients are added up, or which
     layers learn. Therefore it is called on the module and on the user's callbacks. Those that save a state of their
-    own in a checkpoint are left out, because the hook might reset what was restored. The state of the module and the
-    settings of the optimizers stay as restored, whatever the hooks do to them, and nothing is logged a second time.
+    own in a checkpoint are left out, because the hook might reset what was restored. The state of the module and of
+    the schedulers and the settings of the optimizers stay as restored, whatever the hooks do to them, and nothing is
+    logged a second time.
     """
     module = trainer.lightning_module
     callbacks = [each for each in trainer.callbacks if _is_called_again(each)]  # type: ignore[attr-defined]  # a connector's
@@ -69,12 +85,16 @@ def call_epoch_start_hooks(trainer: Trainer) -> None:
     state = deepcopy(module.state_dict())
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     settings = [deepcopy({name: value for name, value in group.items() if name != "params"}) for group in groups]
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    scheduled = [deepcopy(scheduler.state_dict()) for scheduler in schedulers]
     with _silent([module, *callbacks]):
         for callback in callbacks:
             callback.on_train_epoch_start(trainer, module)
         if is_called:
             module.on_train_epoch_start()
     module.load_state_dict(state, strict=False)
+    for scheduler, state in zip(schedulers, scheduled, strict=True):
+        scheduler.load_state_dict(state)
     for group, setting in zip(groups, settings, strict=True):
         group.update(setting)
 
@@ -83,7 +103,7 @@ def _is_called_again(callback: Callback) -> bool:
     """Whether the hook of a callback is called: one of `EPOCH_CALLBACKS`, or the user's that saves no state."""
     if isinstance(callback, EPOCH_CALLBACKS):
         return True
-    origin = type(callback).on_train_epoch_start.__module__.partition(".")[0]
+    origin = callback.on_train_epoch_start.__module__.partition(".")[0]  # of a LambdaCallback: the user's function
     saves_state = bool(callback.state_dict()) or is_overridden("on_save_checkpoint", callback, Callback)
     return origin not in ENGINES and not saves_state
 

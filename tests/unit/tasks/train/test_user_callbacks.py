@@ -250,7 +250,10 @@ class Remembered(nn.Module):
 def trainer_of(module, *callbacks):
     """What a resume sees of a trainer."""
     optimizer = torch.optim.Adam(module.parameters(), lr=torch.tensor(0.5), capturable=True)
-    return SimpleNamespace(lightning_module=module, callbacks=[*callbacks], optimizers=[optimizer])
+    config = SimpleNamespace(scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    return SimpleNamespace(
+        lightning_module=module, callbacks=[*callbacks], optimizers=[optimizer], lr_scheduler_configs=[config]
+    )
 
 
 def test_a_state_of_checkpoints_is_not_reset_by_the_start_of_an_epoch():
@@ -263,6 +266,7 @@ def test_a_state_of_checkpoints_is_not_reset_by_the_start_of_an_epoch():
             self.started += 1
             self.inner.number = 0
             trainer.optimizers[0].param_groups[0]["lr"].mul_(0.5)
+            trainer.lr_scheduler_configs[0].scheduler.step()
             self.layer.weight.data.zero_()
 
     class Kept(Started):
@@ -279,6 +283,7 @@ def test_a_state_of_checkpoints_is_not_reset_by_the_start_of_an_epoch():
         assert module.started == number
         assert (module.inner.number, callback.total) == (7, 1.5)
         assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
+        assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 0
         assert torch.equal(module.layer.weight, weights)
 
 
