@@ -84,6 +84,7 @@ class StepAccount(StepParts):
         self.epoch_ends: list[float] = []
         self._pending: list[torch.Tensor] = []
         self._num_samples: float = 0
+        self._counts: tuple[float, dict[str, float | torch.Tensor]] = 0.0, {}  # samples and units of the batch
         self._window_units: Counter[str] = Counter()
         self._window = (0, 0.0)
 
@@ -103,12 +104,16 @@ class StepAccount(StepParts):
         self.startup_seconds = self.stopwatch.seconds_without("probe")
         self._open_window(trainer)
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._counts = num_samples(batch), count_units(pl_module, batch)  # now: the step may change the batch
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        self._num_samples += num_samples(batch)
-        self._window_units.update(count_units(pl_module, batch))
+        self._num_samples += self._counts[0]  # not before: a hook may skip the batch
+        self._window_units.update(self._counts[1])
         if not self.losses and not self._pending:
             require_loss(pl_module, outputs)
         loss = loss_value(outputs)

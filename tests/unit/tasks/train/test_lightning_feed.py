@@ -151,6 +151,20 @@ def test_units_in_tensors_are_added_exactly(tmp_path):
     assert accounts.account.num_units == {"words": 255 * NUM_EPOCHS * NUM_BATCHES}
 
 
+class Skipping(Module):
+    """Ends each epoch at its fifth batch."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 5 else None
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_a_batch_that_a_hook_skips_is_not_counted(tmp_path):
+    accounts = Accounts()
+    train("shuffled", {}, tmp_path, callbacks=[accounts], kind=Skipping)
+    assert sum(accounts.account.window_samples) == 5 * 8 * NUM_EPOCHS
+
+
 class Keeper(pl.Callback):
     """Keeps an object in the checkpoint that torch does not load as plain values."""
 
