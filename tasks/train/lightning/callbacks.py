@@ -38,7 +38,7 @@ from paceline.tasks.train.rank.callbacks import MAX_LOG_STEPS, LogMetrics, Windo
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
-from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks, end_again, forget_removed
+from paceline.tasks.train.rank.user_callbacks import KeptModels, call_epoch_start_hooks, end_again
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
@@ -218,6 +218,7 @@ class SaveCheckpoint(Checkpoint):
         self._is_restart = is_restart  # of the same training, not one that starts from another's checkpoint
         self._read_failures, self._world_size = read_failures, world_size
         self.last: Path | None = None
+        self._kept = KeptModels(directory / "kept_models.json")
         self._saved: dict[str, Any] = {}
         self._resume: Position | None = None
         self._metrics: dict[str, Any] = {}
@@ -255,10 +256,8 @@ class SaveCheckpoint(Checkpoint):
         settings.callbacks = [StartEpoch(self._state), *others, self]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._should_stop is None:
-            return
-        forget_removed(trainer)
-        if self._is_restart:
+        self._kept.restore(trainer)
+        if self._should_stop is not None and self._is_restart:
             trainer.should_stop = self._should_stop
             loop: Any = trainer.fit_loop
             loop.run = partial(end_again, trainer, loop.run)
@@ -306,6 +305,7 @@ class SaveCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         position, number = _position(trainer), batch_idx + 1
+        self._kept.note(trainer)
         self._check_written(trainer)
         if self._saves_ends_only or self._every is None:
             return
@@ -323,7 +323,11 @@ class SaveCheckpoint(Checkpoint):
                 return
             self._save(trainer, number)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._kept.note(trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._kept.note(trainer)
         is_last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         is_last |= trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
         if is_last or self._interval is None or self._is_due or self._interval_is_over(trainer):
@@ -339,6 +343,7 @@ class SaveCheckpoint(Checkpoint):
             writer_of(trainer).release()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._kept.note(trainer)
         writer_of(trainer).wait()  # not every strategy ends its writer
         self._check_written(trainer)
 

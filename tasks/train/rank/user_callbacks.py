@@ -1,9 +1,11 @@
 """The user's callbacks and hooks around a resume: what ModelCheckpoint keeps, and what an epoch's start sets."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +20,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from paceline.tasks.records.training import BestModel
+from paceline.tasks.train.rank.callbacks import write_atomically
 
 ENGINES = ("lightning", "pytorch_lightning", "paceline")
 """Packages with callbacks that are not the user's."""
@@ -38,18 +41,41 @@ def best_models(trainer: Trainer) -> tuple[BestModel, ...]:
     )
 
 
-def forget_removed(trainer: Trainer) -> None:
-    """After a resume, forget the files that were removed after its checkpoint was saved; call it on all ranks."""
-    for each in _callbacks(trainer):
-        scores = each.best_k_models
-        if not scores and each.best_model_path and not each.file_exists(each.best_model_path, trainer):
-            each.best_model_path = ""  # the newest one, without a metric
-        if removed := [path for path in scores if not each.file_exists(path, trainer)]:
-            kept = {path: score for path, score in scores.items() if path not in removed}
-            choose = min if each.mode == "min" else max
-            each.best_k_models = kept
-            best = choose(kept.items(), key=lambda item: float(item[1]), default=("", None))
-            each.best_model_path, each.best_model_score = best
+class KeptModels:
+    """Which files the user's ModelCheckpoint callbacks keep, for a restart from an older checkpoint; on all ranks."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._noted: list[str] = []
+
+    def note(self, trainer: Trainer) -> None:
+        """Write down the names of the files, if they have changed."""
+        names = sorted({name for each in _callbacks(trainer) for name in _files_of(each)})
+        if names != self._noted and trainer.is_global_zero:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._file, json.dumps(names))
+        self._noted = names
+
+    def restore(self, trainer: Trainer) -> None:
+        """Let files and callbacks agree: remove files of steps that are repeated, and forget those that are gone.
+
+        Else such a file would stay, and that of the repeated step would get another name.
+        """
+        noted = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
+        known = {name for each in _callbacks(trainer) for name in _files_of(each)}
+        for name in trainer.strategy.broadcast(noted):
+            if name not in known:
+                trainer.strategy.remove_checkpoint(name)
+        for each in _callbacks(trainer):
+            scores = each.best_k_models
+            if not scores and each.best_model_path and not each.file_exists(each.best_model_path, trainer):
+                each.best_model_path = ""  # the newest one, without a metric
+            if removed := [path for path in scores if not each.file_exists(path, trainer)]:
+                kept = {path: score for path, score in scores.items() if path not in removed}
+                choose = min if each.mode == "min" else max
+                each.best_k_models = kept
+                best = choose(kept.items(), key=lambda item: float(item[1]), default=("", None))
+                each.best_model_path, each.best_model_score = best
 
 
 def end_again(trainer: Trainer, run: Callable[[], None]) -> None:
@@ -129,3 +155,7 @@ def _finite(score: torch.Tensor | None) -> float | None:
 
 def _callbacks(trainer: Trainer) -> list[ModelCheckpoint]:
     return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+
+
+def _files_of(callback: ModelCheckpoint) -> Iterable[str]:
+    return filter(None, (*callback.best_k_models, callback.best_model_path, callback.last_model_path))

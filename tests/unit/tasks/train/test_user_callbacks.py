@@ -83,6 +83,40 @@ def test_a_resume_continues_with_what_was_kept_and_forgets_what_is_gone(settings
     assert Path(again.best_models[0].path).exists()
 
 
+@pytest.mark.parametrize("checkpoint_steps", ["auto", 4], ids=["no checkpoint before", "a checkpoint before"])
+def test_files_of_steps_that_are_repeated_are_replaced(settings, make_spec, monkeypatch, tmp_path, checkpoint_steps):
+    from more_shapes import Perceptron
+
+    def fail(self, batch, batch_idx):
+        if self.trainer.fit_loop.total_batch_idx == 8:
+            raise ConnectionError("in the second epoch")
+        return step(self, batch, batch_idx)
+
+    step, callback = Perceptron.training_step, settings["trainer"]["callbacks"][0]
+    callback["init_args"] = {"every_n_train_steps": 3, "save_last": True, "filename": "newest-{step}"}
+    settings["trainer"]["limit_train_batches"] = 6
+    steps, options = [], {"baseline": "none", "execution": {"checkpoint_steps": checkpoint_steps}}
+    for attempt, directory in enumerate(("whole", "lost")):
+        keep_in(settings, tmp_path / directory)
+        spec = make_spec(settings=settings, attempt=attempt, **options)
+        if directory == "lost":
+            monkeypatch.setattr(Perceptron, "training_step", fail)
+            with pytest.raises(ConnectionError):
+                train(spec)
+            monkeypatch.setattr(Perceptron, "training_step", step)
+            newest = newest_valid_checkpoint(Path(spec.checkpoint_directory))
+            assert (newest is None) is (checkpoint_steps == "auto")
+            restart = {
+                "resume_from": str(newest) if newest else None,
+                "checkpoint_directory": spec.checkpoint_directory,
+            }
+            spec = make_spec(settings=settings, attempt=2, **options).model_copy(update=restart)
+        train(spec)
+        files = sorted((tmp_path / directory).iterdir())
+        steps.append({path.name: torch.load(path, weights_only=True)["global_step"] for path in files})
+    assert steps[0] == steps[1] == {"last.ckpt": 18, "newest-step=18.ckpt": 18}
+
+
 @pytest.mark.parametrize("baseline", ["probe", "none"])
 def test_one_of_the_module_saves_in_the_training_alone(settings, make_spec, monkeypatch, baseline):
     from more_shapes import Perceptron
