@@ -88,7 +88,7 @@ def test_files_of_steps_that_are_repeated_are_replaced(settings, make_spec, monk
     from more_shapes import Perceptron
 
     def fail(self, batch, batch_idx):
-        if self.trainer.fit_loop.total_batch_idx == 8:
+        if self.trainer.fit_loop.total_batch_idx == 10:
             raise ConnectionError("in the second epoch")
         return step(self, batch, batch_idx)
 
