@@ -187,7 +187,8 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
     _write_list(temporary, files, links)
     if identity not in (None, _identity(temporary, files)):
         fault = f"--code {source} has changed since it was read"
-        raise InputError(fault, hint="start again, and do not change the directory until the training has started")
+        hint = "start again, and let nothing write there until the training has started, except into files like run.log"
+        raise InputError(fault, hint=hint)
     temporary.rename(target)
 
 
