@@ -18,7 +18,10 @@ from paceline.tasks.files import write_durably
 PART_BYTES = 64 * 2**20
 SHAPES = "return a tensor, a list with a value for each sample, or a dict or tuple of these, from predict_step"
 SAME = "return the same names and types for each batch from predict_step"
-SEPARATE = "return a tuple or a dict of tensors for several columns"
+SEPARATE = (
+    'return a dict such as {"mean": mean, "variance": variance} for several columns, '
+    'or [{"value": value} for value in values] for one value of each sample'
+)
 SCALARS = (str, bytes, int, float, np.generic, type(None))
 
 
@@ -31,7 +34,8 @@ def table_of(result: Any, num_samples: float = math.nan) -> pa.Table:
 
     Args:
         result: what `predict_step` returned.
-        num_samples: of the batch, with which a list of tensors must agree; NaN where the batch does not show it.
+        num_samples: of the first tensor of the batch, with which a list or tuple of tensors or arrays must agree; NaN
+            where the batch has no tensor.
 
     Raises InputError: it is none of these, or the columns have different numbers of samples, or two have one name.
     """
@@ -40,7 +44,8 @@ def table_of(result: Any, num_samples: float = math.nan) -> pa.Table:
         if name in columns:
             raise InputError(f"predict_step returned two columns {name}", hint=f"give one {name} another name")
         if _is_list_of_tensors(values) and not math.isnan(num_samples) and len(values) != num_samples:
-            fault = f"{name} of predict_step is a list of {len(values)} tensors for {num_samples:g} samples"
+            fault = f"{name} of predict_step is a {type(values).__name__} of {len(values)} tensors or arrays"
+            fault += f", and the first tensor of the batch has {num_samples:g} samples"
             raise InputError(fault, hint=SEPARATE)
         try:
             columns[name] = _column(values)
@@ -70,9 +75,12 @@ def _outputs(result: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_list_of_tensors(values: Any) -> bool:
-    """Whether it is a list of tensors. Each is the value of one sample, or has by mistake values of all samples."""
-    is_list = isinstance(values, list) and bool(values)
-    return is_list and all(isinstance(value, torch.Tensor) and value.ndim for value in values)
+    """Whether it is a list or tuple of tensors or arrays.
+
+    Each is the value of one sample, or has by mistake values of all samples.
+    """
+    is_list = isinstance(values, (list, tuple)) and bool(values)
+    return is_list and all(isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim for value in values)
 
 
 def _is_scalar(value: Any) -> bool:
@@ -166,7 +174,7 @@ class PartWriter:
 
         Raises InputError: a value does not fit the type of its column, such as a large integer among floats.
         """
-        if not self._tables:
+        if not any(map(len, self._tables)):
             return
         buffer = io.BytesIO()
         try:

@@ -1,5 +1,6 @@
 """Rows of what a `predict_step` returns: columns by name, a row for each sample, complete files."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -142,14 +143,36 @@ def test_values_without_a_type_for_all_are_refused(tmp_path):
         writer.write()
 
 
-def test_a_list_of_tensors_has_a_value_for_each_sample():
-    pair = [torch.arange(8), torch.ones(8)]
-    assert table_of(pair, 2).num_rows == 2, "one tensor for each sample"
-    assert table_of([], 8).num_rows == 0, "nothing was found in the batch"
-    for result in (pair, {"both": pair}):
-        with pytest.raises(InputError, match="a list of 2 tensors for 8 samples") as refusal:
-            table_of(result, 8)
-        assert "tuple" in refusal.value.hint
+PAIR = (torch.arange(8), torch.ones(8))
+
+
+@pytest.mark.parametrize(
+    "result",
+    [[*PAIR], {"both": [*PAIR]}, {"both": PAIR}, (PAIR, PAIR), [each.numpy() for each in PAIR], [PAIR[0], np.ones(8)]],
+)
+def test_a_list_or_tuple_of_tensors_has_a_value_for_each_sample(result):
+    assert table_of(result, 2).num_rows == 2, "one tensor for each sample"
+    with pytest.raises(InputError) as refusal:
+        table_of(result, 8)
+    assert re.search(r" of 2 tensors or arrays, .* 8 samples;", str(refusal.value))
+    assert {"mean", "value"} <= {*re.findall(r'"(\w+)":', refusal.value.hint)}, "both ways out"
+
+
+def test_what_the_hint_advises_is_written():
+    assert table_of({"mean": PAIR[0], "variance": PAIR[1]}, 8).num_rows == 8
+    values = [torch.zeros(2, 3), np.zeros((2, 4)), torch.zeros(2, 5)]  # of images of other sizes
+    table = table_of([{"value": value} for value in values], 2)
+    assert table.to_pydict() == {"prediction": [{"value": value.tolist()} for value in values]}
+
+
+def test_no_part_is_written_without_rows(tmp_path):
+    writer = PartWriter(tmp_path)
+    writer.add([], 8)
+    writer.write()
+    assert (writer.num_batches, writer.num_parts, [*tmp_path.iterdir()]) == (1, 0, [])
+    writer.add(["found"], 8)
+    writer.write()
+    assert pq.read_table(tmp_path).to_pydict() == {"prediction": ["found"]}
 
 
 def test_two_columns_have_two_names(tmp_path):
