@@ -3,6 +3,7 @@
 import io
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,28 @@ from paceline.tasks.records.prediction import ModulePredicted, ModulePrediction
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice
-from paceline.tasks.train.lightning.rows import PartWriter
+from paceline.tasks.train.lightning.rows import SHAPES, PartWriter
 from paceline.tasks.train.lightning.step_parts import num_samples
 from paceline.tasks.train.step.precision import lightning_precision
+
+
+class _Device(FedDevice):
+    """One device; a checkpoint that does not fit the module is wrong input.
+
+    `file` is that of the checkpoint.
+    """
+
+    def __init__(self, *args: Any, file: str | None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._file = file
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        try:
+            super().load_model_state_dict(checkpoint, strict)
+        except RuntimeError as error:
+            fault = f"ckpt_path={self._file} does not fit the module ({one_line(error)[:300]})"
+            hint = "remove the settings of model, or name a checkpoint of this model: ckpt_path=checkpoints/last.ckpt"
+            raise InputError(fault, hint=hint, setting="ckpt_path") from error
 
 
 class WriteRows(Callback):
@@ -76,7 +96,7 @@ def predict_module(job: ModulePrediction) -> ModulePredicted:
     device = torch.device("cuda", 0) if job.gpu else torch.device("cpu")
     options = {
         **{"accelerator": "gpu" if job.gpu else "cpu", "devices": 1, "num_nodes": 1},
-        "strategy": FedDevice(lambda loader: loader, device=device),
+        "strategy": _Device(lambda loader: loader, device=device, file=job.checkpoint),
         "precision": lightning_precision(job.precision),
         "callbacks": [rows],
         "default_root_dir": job.directory,
@@ -93,6 +113,9 @@ def predict_module(job: ModulePrediction) -> ModulePredicted:
             weights_only=True,
         )
         writer.write()
+        if writer.num_batches and not writer.num_rows:
+            batches = f"{writer.num_batches} batch{'es' if writer.num_batches > 1 else ''}"
+            raise InputError(f"predict_step returned no row in {batches}", hint=SHAPES)
         if not writer.num_rows:
             raise InputError("predict_dataloader gives no sample", hint="check the data of your predict_dataloader")
     except InputError as error:

@@ -36,6 +36,16 @@ class Silent(GPT):
         pass
 
 
+class Finds(GPT):
+    def predict_step(self, batch, batch_idx):
+        return []
+
+
+class Fails(GPT):
+    def predict_step(self, batch, batch_idx):
+        raise RuntimeError("size mismatch of my own")
+
+
 class Fickle(GPT):
     def predict_step(self, batch, batch_idx):
         return {"label": ["x" if batch_idx else 1] * len(batch["bytes"])}
@@ -152,6 +162,13 @@ def test_a_checkpoint_and_its_weights_give_the_rows_of_the_module(tmp_path, pred
 
     settings["model"]["init_args"]["width"] = 8
     assert "the weights do not fit the module (" in predict(settings, model=model)[0].refused[0]
+    fault, hint = predict(settings, checkpoint=tmp_path / "step.ckpt")[0].refused
+    assert fault.startswith(f"ckpt_path={tmp_path / 'step.ckpt'} does not fit the module (")
+    assert "size mismatch for embed.weight" in fault
+    assert "ckpt_path=" in hint
+    settings["model"] = {"class_path": "oddities.Fails", "init_args": settings["model"]["init_args"] | {"width": 16}}
+    with pytest.raises(RuntimeError, match="of my own"):
+        predict(settings, checkpoint=tmp_path / "step.ckpt")
 
 
 def test_a_state_that_holds_more_than_tensors_is_not_kept(tmp_path):
@@ -174,6 +191,7 @@ def test_a_state_that_holds_more_than_tensors_is_not_kept(tmp_path):
     [
         ({"model": "oddities.Silent"}, "prediction of predict_step cannot be written", "return a tensor"),
         ({"data": "oddities.Endless"}, "has no length, so that it may never end", "trainer.limit_predict_batches"),
+        ({"model": "oddities.Finds"}, "predict_step returned no row in 1 batch", "return a tensor"),
         ({"data": "oddities.Empty"}, "predict_dataloader gives no sample", "check the data"),
     ],
 )
@@ -196,7 +214,7 @@ def test_rows_that_are_written_stay_if_a_later_batch_differs(tmp_path, predict, 
     monkeypatch.setattr(rows, "PART_BYTES", 1)
     settings = settings_of(tmp_path, model="oddities.Fickle")
     settings["data"]["init_args"]["batch_size"] = 16
-    with pytest.raises(InputError, match="batch 1 differs from those before"):
+    with pytest.raises(InputError, match="batch 1 of predict_step differs from those before"):
         predict(settings)
     (out,) = tmp_path.glob("out-*")
     assert pq.read_table(out)["label"].to_pylist() == [1] * 16
