@@ -1,7 +1,6 @@
 """Generators of random numbers of the user's code that a loader may draw from in the process of the training."""
 
 import gc
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from types import CodeType, FunctionType, ModuleType
@@ -12,13 +11,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from paceline.tasks.train.lightning.random_state import OTHERS, state_of
+from paceline.tasks.train.user_code import is_of_user
 
 MAX_OBJECTS = 20_000
 """Objects that are looked at. Those of a large data set come after what is near."""
 LEAVES = str, bytes, int, float, complex, bool, type(None), torch.Tensor, np.ndarray, ModuleType
 ROOTS = "dataset", "sampler", "batch_sampler", "collate_fn", "generator"
-NOT_ENTERED = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "lightning", "pytorch_lightning", "paceline"}
-"""Packages whose classes and functions have no generator of the user."""
 KINDS = torch.Generator, *OTHERS
 
 
@@ -73,4 +71,4 @@ def _named_by(function: FunctionType) -> list[Any]:
 def _may_enter(owner: Any) -> bool:
     """Whether a class, a function or a module is neither of Python nor of an engine: the user's, or a third party's."""
     module = owner.__name__ if isinstance(owner, ModuleType) else owner.__module__
-    return isinstance(module, str) and module.partition(".")[0] not in NOT_ENTERED
+    return isinstance(module, str) and is_of_user(module)

@@ -12,7 +12,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import traceback
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -27,10 +26,12 @@ from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.fork_server import ENDED, ForkServer
 from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
+from paceline.tasks.train.user_code import find_user_error
 
 OUTPUT = "output.txt"  # what the user's code prints, in the directory of its request
 WRAPPED = ("ckpt_path", "weights_only")
 """Settings of `main.py fit` in a file that LightningCLI saved; they belong to no class."""
+IMPORTING, CREATING = "importing your code", "creating your classes"
 
 
 class Request(Record):
@@ -144,9 +145,8 @@ def close_waiting() -> None:
         _waiting.pop().close()
 
 
-def _do(request: Request) -> dict[str, Any]:
-    from jsonargparse import get_loader
-
+def _do(request: Request, note_stage: Callable[[str], None] = lambda stage: None) -> dict[str, Any]:
+    """Do a request, and note what is being done before it can fail."""
     from paceline.tasks.train.lightning import code
     from paceline.tasks.train.lightning.cli import (
         ModuleCLI,
@@ -161,21 +161,26 @@ def _do(request: Request) -> dict[str, Any]:
     directory = Path(request.code) if request.code else None
     code.import_from(directory)
     if request.task == "prepare":
+        note_stage(CREATING)
         cli = ModuleCLI(request.settings)
+        note_stage("prepare_data")
         for owner in filter(None, (cli.datamodule, cli.model)):
             if request.host_index == 0 or owner.prepare_data_per_node:
                 owner.prepare_data()
         return {}
     if request.task == "partitions":
         digest = code.source_digest(request.settings["data"]["class_path"], directory)  # before what else is imported
-        return {"keys": partition_keys(instantiate_data(request.settings)), "code": digest}
+        note_stage(CREATING)
+        data = instantiate_data(request.settings)
+        note_stage("partitions")
+        return {"keys": partition_keys(data), "code": digest}
     if request.task == "partition":
-        instantiate_data(request.settings).prepare_partition(request.partition, Path(request.directory))
+        note_stage(CREATING)
+        data = instantiate_data(request.settings)
+        note_stage(f"prepare_partition({request.partition!r})")
+        data.prepare_partition(request.partition, Path(request.directory))
         return {}
-    tree = request.settings
-    if request.file is not None:
-        tree = get_loader("yaml")(Path(request.file).read_text(encoding="utf-8"))
-        tree = tree.get("fit", tree)
+    tree = request.settings if request.file is None else _settings_in(request.file)
     checkpoint = tree.get("ckpt_path") if request.ckpt_path is None else request.ckpt_path
     checkpoint = None if checkpoint in ("", "null") else checkpoint
     if checkpoint is not None:
@@ -197,6 +202,21 @@ def _do(request: Request) -> dict[str, Any]:
         parsed = {"settings": settings, "given": cli.given(options), "packages": packages}
         variants.append(parsed | facts)
     return {"variants": variants, "ckpt_path": checkpoint}
+
+
+def _settings_in(file: str) -> dict[str, Any]:
+    """The settings of a file of LightningCLI. Raises InputError: it has none."""
+    from jsonargparse import get_loader
+
+    tree = get_loader("yaml")(Path(file).read_text(encoding="utf-8"))
+    if isinstance(tree, dict):
+        tree = tree.get("fit", tree)
+    if isinstance(tree, dict) and tree.get("trainer", {}) is None:  # all lines of the section are comments
+        tree = {key: value for key, value in tree.items() if key != "trainer"}
+    if not isinstance(tree, dict) or not tree:
+        hint = "add the section of your model: model: {class_path: acme.lit.Tagger}"
+        raise InputError(f"{file} has no settings", hint=hint, setting="file")
+    return tree
 
 
 def _check_checkpoint(path: Path, *, is_resumed: bool) -> None:
@@ -242,27 +262,31 @@ def main() -> None:
         gc.enable()
 
 
+def _refusal(request: Request, error: Exception, stage: str) -> dict[str, Any]:
+    """The answer that names an error, and where the user's code raised it in this stage."""
+    if isinstance(error, InputError):
+        fault, hint = fault_and_hint(error)
+        return {"fault": fault, "hint": hint, "setting": error.setting, "is_input": True}
+    is_input = request.task in ("parse", "predict")
+    if (found := find_user_error(error)) is not None:
+        return {"fault": f"{stage} raised {found}", "hint": found.hint, "is_input": is_input}
+    doing = "reading your settings" if stage == IMPORTING else stage
+    return {
+        "fault": f"{doing} raised {type(error).__name__} ({one_line(error)})",
+        "hint": "correct the setting that this error is about",
+        "is_input": is_input or stage == CREATING,
+    }
+
+
 def _answer(directory: Path) -> None:
     request = Request.model_validate_json((directory / "request.json").read_text(encoding="utf-8"))
     if request.task not in ("parse", "predict"):  # others call methods of the user's, which may leave garbage
         gc.enable()
+    stages = [IMPORTING]
     try:
-        answer = _do(request)
+        answer = _do(request, stages.append)
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
-        fault, hint = fault_and_hint(error) if isinstance(error, InputError) else (None, None)
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.filename}, line {frame.lineno}"
-        what = {
-            "prepare": "prepare_data",
-            "partitions": "partitions",
-            "partition": f"prepare_partition({request.partition!r})",
-        }.get(request.task, "importing your code")
-        answer = {
-            "fault": fault or f"{what} raised {type(error).__name__} ({one_line(error)}) in {place}",
-            "hint": hint or f"fix {Path(frame.filename).name}",
-            "setting": getattr(error, "setting", None),
-            "is_input": fault is not None or request.task in ("parse", "predict"),
-        }
+        answer = _refusal(request, error, stages[-1])
     (directory / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ from paceline.tasks.train.lightning.plain_settings import (
     with_yaml_numbers,
     without_objects,
 )
+from paceline.tasks.train.user_code import find_user_error
 
 Settings = dict[str, Any]
 AVERAGES = (WeightAveraging, StochasticWeightAveraging)
@@ -180,7 +181,10 @@ class ModuleCLI(LightningCLI):
         except Exception as error:
             if type(error).__name__ != "ArgumentError":  # of jsonargparse; all others are the user's own
                 raise
-            raise refusal(str(error)) from error
+            found = find_user_error(error)
+            if found is None or not found.is_import or _IMPORT.search(str(error)):
+                raise refusal(str(error)) from error
+            raise InputError(f"importing your code raised {found}", hint=found.hint) from error
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, with the defaults that the user's subclass gives to those of its classes."""
