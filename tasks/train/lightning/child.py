@@ -262,7 +262,7 @@ def main() -> None:
         gc.enable()
 
 
-def _refusal(request: Request, error: Exception, stage: str) -> dict[str, Any]:
+def _refusal(request: Request, error: BaseException, stage: str) -> dict[str, Any]:
     """The answer that names an error, and where the user's code raised it in this stage."""
     if isinstance(error, InputError):
         fault, hint = fault_and_hint(error)
@@ -285,7 +285,7 @@ def _answer(directory: Path) -> None:
     stages = [IMPORTING]
     try:
         answer = _do(request, stages.append)
-    except Exception as error:  # noqa: BLE001  whatever the user's code raises
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's code raises
         answer = _refusal(request, error, stages[-1])
     (directory / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
 

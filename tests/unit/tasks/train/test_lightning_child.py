@@ -50,6 +50,7 @@ class Module(pl.LightningModule):
         super().__init__()
         self.logger_name = logger_name
 """
+END = "raise SystemExit(2)"  # as argparse does, at the top of a module
 FAULTY = """
 import lightning.pytorch as pl
 
@@ -131,7 +132,12 @@ def test_nothing_stays_without_a_run_that_follows(code):
 def answer(tmp_path, monkeypatch):
     """The answer to a request about code that fails, in this process."""
     (tmp_path / "faulty.py").write_text(FAULTY)
-    for name, text in {"unfinished": "class Net(:", "indirect": "import unfinished", "divides": "1 / 0"}.items():
+    for name, text in {
+        "unfinished": "class Net(:",
+        "indirect": "import unfinished",
+        "divides": "1 / 0",
+        "ends": END,
+    }.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", sys.argv[:1])  # of which LightningCLI warns
@@ -144,7 +150,7 @@ def answer(tmp_path, monkeypatch):
         return json.loads((tmp_path / "answer.json").read_text())
 
     yield ask
-    for name in ("faulty", "unfinished", "indirect", "divides"):
+    for name in ("faulty", "unfinished", "indirect", "divides", "ends"):
         sys.modules.pop(name, None)
 
 
@@ -176,6 +182,7 @@ def test_an_error_is_named_with_what_was_done_and_the_line_of_the_user(
         ("unfinished", "SyntaxError", "unfinished.py"),
         ("indirect", "SyntaxError", "unfinished.py"),
         ("divides", "ZeroDivisionError", "divides.py"),
+        ("ends", "SystemExit", "ends.py"),
     ],
 )
 def test_code_that_cannot_be_imported_is_named_with_its_line(answer, tmp_path, module, error, file):
