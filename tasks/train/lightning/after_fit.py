@@ -61,7 +61,7 @@ def _run(work: Callable[[], str | None]) -> str:
     """Run the user's code; return why it failed, or nothing. The traceback is in the log of the rank."""
     try:
         return work() or ""
-    except Exception as error:  # whatever it raises: the training is done
+    except (Exception, SystemExit) as error:  # whatever it raises: the training is done
         logger.warning("after the training:", exc_info=True)
         return f"{type(error).__name__}: {one_line(error)}"
 

@@ -78,16 +78,17 @@ def test_data_are_prepared_once_for_training_validation_and_test(pictures, make_
     assert prepared == ([] if is_prepared else ["Pictures", "Perceptron"])
 
 
-def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec, monkeypatch):
+@pytest.mark.parametrize("error", [FileNotFoundError("no test set here"), SystemExit(3)])
+def test_a_test_that_raises_leaves_a_training_and_its_reason(pictures, make_spec, monkeypatch, error):
     from more_shapes import Pictures
 
     def setup(self, stage):
-        raise FileNotFoundError("no test set here")
+        raise error
 
     prepare = Pictures.setup
     monkeypatch.setattr(Pictures, "setup", lambda self, stage: setup(self, stage) if stage == "test" else prepare(self))
     result = train(make_spec(settings=pictures, baseline="none"))
-    assert result.not_tested == "FileNotFoundError: no test set here"
+    assert result.not_tested == f"{type(error).__name__}: {error}"
     assert result.metrics.keys() == {"train/loss", "val/accuracy"}
     assert result.checkpoint is not None
 
