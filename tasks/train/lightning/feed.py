@@ -7,8 +7,9 @@ with a state of its own continues by that: Lightning stores it in its checkpoint
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
+from inspect import ismemberdescriptor
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,8 @@ class FeedState:
 
 def _leaves(tree: Any) -> list[Any]:
     """The loaders in a tree of dicts and lists."""
+    if isinstance(tree, LoaderProxy):  # of any class of the user's, also one of a list
+        return [tree]
     if isinstance(tree, Mapping):
         tree = list(tree.values())
     return [leaf for branch in tree for leaf in _leaves(branch)] if isinstance(tree, list | tuple) else [tree]
@@ -126,22 +129,31 @@ def is_for_trainer() -> bool:
 
 
 class LoaderProxy:
-    """A loader for Lightning; attributes are those of the user's loader."""
+    """Stands in for the user's loader, whose class and attributes it shows; only its `__slots__` are its own."""
+
+    __slots__ = ("_loader",)
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Class of the loader, for `isinstance`; `type` returns that of the proxy."""
+        return self._loader.__class__
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    @property
-    def worker_init_fn(self) -> Any:
-        """Lightning seeds the loader's workers by it."""
-        return self._loader.worker_init_fn
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the loader, as hooks do, and Lightning for the seeds of its workers."""
+        if ismemberdescriptor(getattr(type(self), name, None)):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
 
-    @worker_init_fn.setter
-    def worker_init_fn(self, function: Any) -> None:
-        self._loader.worker_init_fn = function
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what is pickled, are those of the loader."""
+        return copy, (self._loader,)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -149,6 +161,8 @@ class LoaderProxy:
 
 class Feed(LoaderProxy):
     """The user's loader, from the position of a checkpoint on, with the time that training waits for it."""
+
+    __slots__ = ("_is_first", "_state")
 
     def __init__(self, state: FeedState, loader: Any) -> None:
         super().__init__(loader)
@@ -274,6 +288,8 @@ class StatefulFeed(Feed):
 
     Where Lightning has read a batch ahead, the state is that before this batch, which is read again after a resume.
     """
+
+    __slots__ = ("_before",)
 
     def __init__(self, state: FeedState, loader: Any) -> None:
         super().__init__(state, loader)

@@ -182,6 +182,8 @@ class TrainerSteps(Callback):
 class _EndlessLoader(LoaderProxy):
     """One epoch of a loader after the other, each without its last batch, which may be smaller."""
 
+    __slots__ = ("_between", "_splits", "length", "workers")
+
     def __init__(self, loader: Any, between: Callable[[Iterator[Any]], Iterator[Any]], *, splits: bool) -> None:
         super().__init__(loader)
         self._between, self._splits = between, splits
