@@ -163,8 +163,11 @@ def _do(request: Request, note_stage: Callable[[str], None] = lambda stage: None
     if request.task == "prepare":
         note_stage(CREATING)
         cli = ModuleCLI(request.settings)
+        trainer: Any = cli.trainer  # its type does not show the data
+        trainer.datamodule = cli.datamodule
         note_stage("prepare_data")
         for owner in filter(None, (cli.datamodule, cli.model)):
+            owner.trainer = trainer
             if request.host_index == 0 or owner.prepare_data_per_node:
                 owner.prepare_data()
         return {}

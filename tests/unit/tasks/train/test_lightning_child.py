@@ -49,6 +49,17 @@ class Module(pl.LightningModule):
     def __init__(self, logger_name: str = "log"):
         super().__init__()
         self.logger_name = logger_name
+
+
+class Data(pl.LightningDataModule):
+    def prepare_data(self):
+        assert self.trainer.datamodule is self
+        note(f"{self.trainer.max_epochs}-epochs")
+
+
+class Epochs(Module):
+    def prepare_data(self):
+        note(f"{self.trainer.max_epochs}-epochs")
 """
 END = "raise SystemExit(2)"  # as argparse does, at the top of a module
 FAULTY = """
@@ -104,6 +115,13 @@ def test_the_process_that_has_read_the_settings_prepares_the_data(code):
     assert (imported, prepared) == ("imported", "prepared")
     assert first == second
     assert not psutil.pid_exists(int(first))
+
+
+def test_the_preparation_reads_the_trainer(code):
+    overrides = ("model.class_path=lit.Epochs", "data.class_path=lit.Data", "trainer.max_epochs=4")
+    request = child.Request(task="prepare", code=str(code), settings=parse(code, *overrides))
+    assert child.ask_again(request) == {}
+    assert [word for word, _ in seen(code)] == ["imported", "4-epochs", "4-epochs"]
 
 
 @pytest.mark.slow
