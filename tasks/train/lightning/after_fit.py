@@ -13,10 +13,11 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from paceline.tasks.errors import one_line
-from paceline.tasks.train.lightning.callbacks import FileLogger, metrics_of
+from paceline.tasks.train.lightning.callbacks import metrics_of
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.trainer_steps import do_nothing
 from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.file_logger import FileLogger
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
 AFTER_FIT = "after_fit of your LightningCLI failed ({}); the training is complete"

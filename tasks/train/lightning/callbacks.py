@@ -1,4 +1,4 @@
-"""Lightning callbacks of a user's training: time budget, throughput, losses, checkpoints; and the logger for MLflow."""
+"""Lightning callbacks of a user's training: time budget, throughput, losses and checkpoints."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSORBOARDX_AVAILABLE
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, Timer
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import distributed
 
 from paceline.tasks.errors import one_line
-from paceline.tasks.names import Metric, metric_name
+from paceline.tasks.names import Metric
 from paceline.tasks.records.record import Choice
 from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval, FailureHistory
@@ -45,7 +43,6 @@ UNREADABLE = (
     "a restart cannot read the checkpoints ({}): keep only tensors and plain values in them; look at "
     "on_save_checkpoint and save_hyperparameters"
 )
-RENAMED = "MLflow does not accept the metric name {}: the metric is {} there"
 SEVERAL = "the training reads several loaders at once: checkpoints are saved at the ends of epochs only"
 RELOADS = "the training resumed with a new loader: with reload_dataloaders_every_n_epochs above 1, batches may differ"
 WORKERS = "the training resumed with new persistent_workers: augmentations in them differ from those without a stop"
@@ -396,88 +393,6 @@ class SaveCheckpoint(Checkpoint):
             if self._interval.choice is not None:
                 self._account.choices["checkpoint_steps"] = self._interval.choice
             self._account.write_progress(trainer)
-
-
-class FileLogger(Logger):
-    """Lightning's logger of a rank: metrics go to MLflow under the names that the module gives them.
-
-    A module that uses `experiment` or `log_dir` gets those of the logger that Lightning has by default.
-
-    Args:
-        log: Takes metrics; None to drop them.
-        directory: For the files of that logger.
-        run_id: Of MLflow.
-        note: Takes a text for the user.
-        save_dir: Directory above that of the files of a ModelCheckpoint, the same after a restart.
-    """
-
-    def __init__(
-        self,
-        log: LogMetrics | None,
-        directory: Path,
-        run_id: str,
-        note: Callable[[str], None] | None = None,
-        save_dir: Path | None = None,
-    ) -> None:
-        super().__init__()
-        self._log, self._directory, self._run_id, self._note = log, directory, run_id, note
-        self._save_dir = save_dir or directory
-        self._default: TensorBoardLogger | CSVLogger | None = None
-        self._is_written = False
-        self.trained: Collection[str] = ()
-        """Names of the training that a test does not write again."""
-
-    def default(self) -> TensorBoardLogger | CSVLogger:
-        """The logger of a Trainer without one, in the rank's directory."""
-        if self._default is None:
-            has_board = bool(_TENSORBOARD_AVAILABLE or _TENSORBOARDX_AVAILABLE)
-            self._default = (TensorBoardLogger if has_board else CSVLogger)(self._directory)
-        return self._default
-
-    @property
-    def experiment(self) -> Any:
-        """What the module writes to directly, in files."""
-        self._is_written = True
-        return self.default().experiment
-
-    @property
-    def log_dir(self) -> str:
-        """Directory of these files."""
-        return self.default().log_dir
-
-    def save(self) -> None:
-        """Write what is left for these files."""
-        if self._is_written:
-            self.default().save()
-
-    def finalize(self, status: str) -> None:
-        """End these files."""
-        if self._is_written:
-            self.default().finalize(status)
-
-    @property
-    def name(self) -> str:
-        return "paceline"
-
-    @property
-    def version(self) -> str:
-        return self._run_id
-
-    @property
-    def save_dir(self) -> str:
-        return str(self._save_dir)
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        if self._log is None:
-            return
-        names = {name: metric_name(name) for name in metrics if name not in self.trained}
-        self._log({stored: float(metrics[name]) for name, stored in names.items()}, step or 0)
-        for name, stored in names.items():
-            if name != stored and self._note is not None:
-                self._note(RENAMED.format(name, stored))
-
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the flow has logged the configuration."""
 
 
 def metrics_of(trainer: Trainer) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.launch.layout import SEARCH_FILE
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.lightning.after_fit import finish, leave_out_preparation
-from paceline.tasks.train.lightning.callbacks import FileLogger, SaveCheckpoint, StepAccount
+from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
@@ -43,6 +43,7 @@ from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO
 from paceline.tasks.train.rank.context import bind, own_processes
 from paceline.tasks.train.rank.device_limit import known_limit
+from paceline.tasks.train.rank.file_logger import FileLogger
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank.user_callbacks import best_models
 from paceline.tasks.train.rank_spec import RankSpec

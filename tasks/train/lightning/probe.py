@@ -33,7 +33,6 @@ from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import BASELINE, Arm, Plan, ladder_arms
 from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.layout import PROBE_FILE, STEPS_FILE
-from paceline.tasks.train.lightning.callbacks import FileLogger
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import Wrap
 from paceline.tasks.train.lightning.random_state import random_state, set_random_state
@@ -50,6 +49,7 @@ from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import arms_of_one_rank, diagnostic_arms, name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import own_processes
+from paceline.tasks.train.rank.file_logger import FileLogger
 from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import compile_callbacks
 from paceline.tasks.train.step.precision import lightning_precision
