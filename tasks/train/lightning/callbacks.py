@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, Timer
 from torch import distributed
 
 from paceline.tasks.errors import one_line
@@ -214,6 +214,7 @@ class SaveCheckpoint(Checkpoint):
         self._account, self._state, self._directory, self._every, self._rank = account, state, directory, every, rank
         self._is_restart = is_restart  # of the same training, not one that starts from another's checkpoint
         self._read_failures, self._world_size = read_failures, world_size
+        self._unused = ModelCheckpoint(dirpath=directory)
         self.last: Path | None = None
         self._kept = KeptModels(directory / "kept_models.json")
         self._saved: dict[str, Any] = {}
@@ -234,6 +235,12 @@ class SaveCheckpoint(Checkpoint):
     def best_model_path(self) -> str:
         """Path of the newest checkpoint, as of the ModelCheckpoint that Lightning adds where the user has none."""
         return str(self.last or "")
+
+    def __getattr__(self, name: str) -> Any:
+        """Other attributes, such as `dirpath`, are those of an unused ModelCheckpoint, which Lightning would have."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._unused, name)
 
     def state_dict(self) -> dict[str, Any]:
         return self._saved

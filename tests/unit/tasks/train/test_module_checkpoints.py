@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import _validate_metric
 from prefect.logging import disable_run_logger
@@ -16,10 +18,14 @@ from paceline.tasks.errors import SupersededError
 from paceline.tasks.metrics_file import FILE
 from paceline.tasks.names import metric_name
 from paceline.tasks.train import checkpoint_interval, prefect_tasks
+from paceline.tasks.train.checkpoint_interval import FailureHistory
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.launch.layout import PROBE_FILE
 from paceline.tasks.train.lightning import step_parts
+from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
+from paceline.tasks.train.lightning.feed import FeedState
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
+from paceline.tasks.train.rank.time_budget import Stopwatch
 from tests.support.own_lightning import train
 from tests.support.refusals import refused
 
@@ -161,3 +167,18 @@ def test_the_space_is_that_of_the_checkpoints_and_the_weights(make_spec, monkeyp
     assert moments > weights
     progress = json.loads((Path(result.directory) / "progress.json").read_text())
     assert progress["reports"] == ["enough"]
+
+
+def test_code_that_reads_the_checkpoint_callback_of_a_script_finds_its_attributes(tmp_path):
+    stopwatch = Stopwatch("setup")
+    state = FeedState(stopwatch)
+    account = StepAccount(stopwatch, state, None, None, {})
+    callbacks = [SaveCheckpoint(account, state, tmp_path, None, 0, FailureHistory)]
+    trainer = Trainer(callbacks=callbacks, logger=False, accelerator="cpu")
+    expected = vars(ModelCheckpoint(dirpath=tmp_path))
+    assert {"dirpath", "monitor", "last_model_path", "best_k_models"} <= expected.keys()
+    for name in expected:
+        if not name.startswith("_"):
+            assert getattr(trainer.checkpoint_callback, name) == expected[name]
+    for name in ("no_such_attribute", "_no_such_attribute"):
+        assert not hasattr(trainer.checkpoint_callback, name)
