@@ -6,8 +6,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Self
@@ -23,7 +23,8 @@ from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
 from paceline.tasks.train.lightning.plain_settings import (
-    holds_special,
+    copied,
+    refuse_objects,
     remove_changed,
     with_yaml_numbers,
     without_objects,
@@ -168,7 +169,7 @@ class ModuleCLI(LightningCLI):
         self._options, self._partitions, self._only_parse = trainer or {}, partitions, only_parse
         self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
         self._arguments: Any = arguments
-        try:
+        with _own_refusals():
             super().__init__(
                 args={key: value for key, value in arguments.items() if key != "cli"}
                 if isinstance(arguments, dict)
@@ -178,13 +179,6 @@ class ModuleCLI(LightningCLI):
                 parser_class=_Parser,
                 parser_kwargs={"exit_on_error": False, "content": content, "file": file},
             )
-        except Exception as error:
-            if type(error).__name__ != "ArgumentError":  # of jsonargparse; all others are the user's own
-                raise
-            found = find_user_error(error)
-            if found is None or not found.is_import or _IMPORT.search(str(error)):
-                raise refusal(str(error)) from error
-            raise InputError(f"importing your code raised {found}", hint=found.hint) from error
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, with the defaults that the user's subclass gives to those of its classes."""
@@ -249,16 +243,21 @@ class ModuleCLI(LightningCLI):
         return self._dump(self.parser.read_named(arguments), skip_validation=True) | self._own()
 
     def settings(self) -> Settings:
-        """All settings but those of the trainer that have their defaults."""
+        """All settings but those of the trainer that have their defaults.
+
+        Raises InputError: a setting that the user has named would not reach the ranks unchanged.
+        """
         tree = self._dump(self.config, skip_link_targets=False)
+        named = self.parser.read_named(self._arguments)
+        refuse_objects(tree, self.config, named, "")
         unset = self.parser.get_defaults(skip_validation=True)
         defaults = self._dump(unset, skip_validation=True)["trainer"]
         trainer = tree.pop("trainer", {})
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
         tree = {name: value for name, value in (tree | {"trainer": given}).items() if value is not None}
-        if holds_special(self.config):
-            read = self.parser.read_named(self._arguments)
-            remove_changed(tree, self.config, self.parser.parse_object(copy.deepcopy(tree)), read, "")
+        with _own_refusals():
+            again = self.parser.parse_object(copy.deepcopy(tree))
+        remove_changed(tree, self.config, again, named, "")
         return tree | self._own()
 
     def averages(self) -> str | None:
@@ -272,7 +271,7 @@ class ModuleCLI(LightningCLI):
         """Settings as plain values, without objects. As YAML, jsonargparse (4.53) would make the text 1e5 a number."""
         mode, self.parser.parser_mode = self.parser.parser_mode, "json"
         try:
-            dumped: Settings = json.loads(self.parser.dump(config, skip_unset=False, **options))
+            dumped: Settings = json.loads(self.parser.dump(copied(config), skip_unset=False, **options))
         finally:
             self.parser.parser_mode = mode
         plain: Settings = with_yaml_numbers(without_objects(dumped, config))
@@ -280,6 +279,20 @@ class ModuleCLI(LightningCLI):
 
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
+
+
+@contextmanager
+def _own_refusals() -> Iterator[None]:
+    """Raise errors of jsonargparse as InputError; all others are the user's own."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "ArgumentError":
+            raise
+        found = find_user_error(error)
+        if found is None or not found.is_import or _IMPORT.search(str(error)):
+            raise refusal(str(error)) from error
+        raise InputError(f"importing your code raised {found}", hint=found.hint) from error
 
 
 def _several(callbacks: Any) -> list[Any]:

@@ -3,11 +3,17 @@
 import json
 import math
 import sys
-from typing import Any
+from collections.abc import Callable
+from datetime import timedelta
+from enum import Enum
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 from lightning import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelPruning
 from lightning.pytorch.cli import LightningCLI
+from torch.nn.utils.prune import L1Unstructured
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning.cli import ModuleCLI
@@ -154,9 +160,9 @@ class Special(LightningModule):
         self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
 
 
-def arguments_of(init_args, *arguments):
+def arguments_of(init_args, *arguments, owner="Special"):
     """The arguments of the module in a rank, with those of a file and of the command line."""
-    content = {"model": {"class_path": f"{HERE}.Special", "init_args": init_args}}
+    content = {"model": {"class_path": f"{HERE}.{owner}", "init_args": init_args}}
     cli = ModuleCLI(["--config", "{}", *arguments], only_parse=True, content=content)
     settings = json.loads(json.dumps(cli.settings(), allow_nan=False))
     again = ModuleCLI(["--config", "{}"], only_parse=True, content=settings).settings()
@@ -191,3 +197,101 @@ def test_given_values_that_cannot_arrive_unchanged_are_refused(value):
         arguments_of({"free": value})
     assert refused.value.setting == "model.init_args.free"
     assert "dict[int, str]" in refused.value.hint
+
+
+class Size(Enum):
+    """Members by name."""
+
+    SMALL = 1
+    LARGE = 2
+
+
+class Pair(NamedTuple):
+    """Has a value without type."""
+
+    first: int = 1
+    second: Any = None
+
+
+DEVICE = torch.device("cpu")
+
+
+class Step:
+    """Has an object as a default."""
+
+    def __init__(self, scale: Any = 1, device: Any = DEVICE) -> None:
+        self.scale, self.device = scale, device
+
+    def __repr__(self) -> str:
+        return f"Step({self.scale!r}, {self.device!r})"
+
+
+PAIR = Pair()
+
+
+class Texts(LightningModule):
+    """Has arguments that may be a callable or a plain value, and arguments without type."""
+
+    def __init__(  # noqa: PLR0917  LightningCLI names them all
+        self,
+        loss: Callable | str = "ce",
+        metric: Callable | str | None = None,
+        rate: Callable | float = 0.5,
+        losses: dict[str, Callable | str] = {"a": "ce"},  # noqa: B006
+        layers: Callable | tuple[int, ...] | list[str] = (),
+        size: Callable | Size = Size.SMALL,
+        pause: Callable | timedelta = timedelta(1),
+        free=None,
+        several: list[Any] = [],  # noqa: B006
+        nested: dict[str, Any] = {},  # noqa: B006
+        pair: Pair = PAIR,
+        steps: tuple[Step, ...] = (),
+        constant: Any = (1, Size.SMALL),
+    ) -> None:
+        super().__init__()
+        self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+
+
+def arguments_of_script(init_args, *arguments):
+    """The arguments of the module in a script with LightningCLI."""
+    content = json.dumps(FIT | {"model": {"class_path": f"{HERE}.Texts", "init_args": init_args}})
+    options = {"subclass_mode_model": True, "run": False, "save_config_callback": None}
+    return LightningCLI(LightningModule, Numbers, args=["--config", content, *arguments], **options).model.given
+
+
+@pytest.mark.parametrize(
+    ("init_args", "arguments"),
+    [
+        ({}, ()),
+        ({"loss": "mse", "metric": "l1", "rate": 0.7, "losses": {"a": "mse", "b": "torch.relu"}}, ()),
+        ({"loss": "torch.relu", "metric": None, "rate": 2, "losses": {}, "layers": [3, 4], "size": "LARGE"}, ()),
+        ({"layers": ["12", "x"]}, ("--model.loss=mse", "--model.rate=1e-3", "--model.losses.b=l1")),
+        ({"free": {"a": "12", "b": ["true", {"c": "null"}], "d": "[1, 2]", "e": '"1"', "f": "1.5"}}, ()),
+        (
+            {"several": ["12", ["12"], {"a": "no"}], "nested": {"a": "1", "b": {"c": "1"}}, "pair": {"second": ["1"]}},
+            (),
+        ),
+        ({"steps": [{"class_path": f"{HERE}.Step", "init_args": {"scale": {"a": "12"}}}]}, ()),
+        ({}, ('--model.free="12"', "--model.several=['12', 12]", '--model.nested={"a": {"b": "12"}}')),
+        ({}, ("--model.free=12", "--model.several+=12", '--model.nested.a="12"')),
+    ],
+)
+def test_texts_and_plain_values_arrive_as_in_a_script(init_args, arguments):
+    rank = arguments_of(init_args, *arguments, owner="Texts")
+    assert repr(rank) == repr(arguments_of_script(init_args, *arguments))
+
+
+def test_a_given_value_that_cannot_be_written_is_refused():
+    with pytest.raises(InputError, match=r"model\.init_args\.pause=.* is an object") as refused:
+        arguments_of({"pause": "2:00:00"}, owner="Texts")
+    assert refused.value.setting == "model.init_args.pause"
+
+
+def test_a_function_that_a_callback_takes_by_name_arrives():
+    pruning = {"class_path": "ModelPruning", "init_args": {"pruning_fn": "l1_unstructured", "amount": 0.2}}
+    content = {"trainer": {"callbacks": [pruning]}}
+    settings = ModuleCLI(["--config", "{}", f"--model={HERE}.Net"], only_parse=True, content=content).settings()
+    (pruning,) = (
+        each for each in ModuleCLI(settings, FIT["trainer"]).trainer.callbacks if isinstance(each, ModelPruning)
+    )
+    assert pruning.pruning_fn is L1Unstructured
