@@ -25,6 +25,7 @@ from paceline.tasks.records.data import PreparedPartitions
 from paceline.tasks.train.lightning.plain_settings import (
     copied,
     refuse_objects,
+    refuse_unknown,
     remove_changed,
     with_yaml_numbers,
     without_objects,
@@ -245,8 +246,9 @@ class ModuleCLI(LightningCLI):
     def settings(self) -> Settings:
         """All settings but those of the trainer that have their defaults.
 
-        Raises InputError: a setting that the user has named would not reach the ranks unchanged.
+        Raises InputError: a setting that the user has named would not reach the ranks unchanged, or no class takes it.
         """
+        refuse_unknown(self.config, "")
         tree = self._dump(self.config, skip_link_targets=False)
         named = self.parser.read_named(self._arguments)
         refuse_objects(tree, self.config, named, "")

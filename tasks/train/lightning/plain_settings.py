@@ -1,10 +1,13 @@
 """Settings of LightningCLI as plain values: ranks get them as JSON, without objects, inf, nan and numbers as keys."""
 
 import copy
+import inspect
 import math
 from enum import Enum
+from pkgutil import resolve_name
 from typing import Any
 
+from paceline.conf.hints import did_you_mean, suggest
 from paceline.tasks.errors import InputError
 
 _OBJECT = "Unable to serialize instance "  # text that jsonargparse (4.53) writes for an object
@@ -90,6 +93,21 @@ def refuse_objects(tree: Any, parsed: Any, given: Any, place: str) -> None:
             hint = f"give {where} a class path with init_args, or make the object the default of the argument"
             raise InputError(fault, hint=hint, setting=where)
         refuse_objects(parts.get(str(name)), value, named[name], where)
+
+
+def refuse_unknown(parsed: Any, place: str) -> None:
+    """Raise InputError: `dict_kwargs` of a class name an argument that it does not take."""
+    items = _items(parsed)
+    if _is_class(parsed) and isinstance(given := items.get("dict_kwargs"), dict):
+        path = items["class_path"]
+        arguments = inspect.signature(resolve_name(path)).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
+        for name in () if takes_all else (each for each in given if each not in arguments):
+            where = f"{place}.dict_kwargs.{name}"
+            hint = did_you_mean(suggest(name, [*arguments]), f"its arguments are: {', '.join(arguments) or 'none'}")
+            raise InputError(f"{where} is not an argument of {path}", hint=hint, setting=where)
+    for name, value in items.items():
+        refuse_unknown(value, f"{place}.{name}".lstrip("."))
 
 
 def _has_changed(parsed: Any, again: Any) -> bool:

@@ -11,6 +11,8 @@ from torch import nn
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning.cli import ModuleCLI
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # advice of Lightning and jsonargparse
+
 HERE = __name__
 ELSEWHERE = "check its name, install its package, or give the directory that holds it: --code DIR"
 
@@ -52,6 +54,13 @@ class Words(LightningDataModule):
         super().__init__()
 
 
+class Named(LightningDataModule):
+    """Takes arguments of all names."""
+
+    def __init__(self, **named: int) -> None:
+        super().__init__()
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "fault"),
     [
@@ -69,6 +78,26 @@ def test_a_value_of_another_type_is_named_with_what_it_must_be(setting, value, f
         parse(f"--{setting}={value}")
     assert str(refused.value).startswith(f"{setting}{fault};")
     assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("place", "argument", "owner", "hint"),
+    [
+        ("model", "widht", f"{HERE}.Tagger", "did you mean width?"),
+        ("model.init_args.layer", "slope", "torch.nn.ReLU", "its arguments are: inplace"),
+    ],
+)
+def test_an_argument_of_dict_kwargs_that_the_class_does_not_take_is_refused(place, argument, owner, hint):
+    with pytest.raises(InputError) as refused:
+        parse("--model.init_args.layer=torch.nn.ReLU", f"--{place}.dict_kwargs.{argument}=3")
+    name = f"{place}.dict_kwargs.{argument}"
+    assert str(refused.value).startswith(f"{name} is not an argument of ")
+    assert owner.rpartition(".")[2] in str(refused.value)
+    assert (refused.value.setting, refused.value.hint) == (name, hint)
+
+
+def test_a_class_that_takes_all_arguments_takes_those_of_dict_kwargs():
+    assert parse(f"--data={HERE}.Named", "--data.dict_kwargs.zz='1'")["data"]["dict_kwargs"] == {"zz": 1}
 
 
 @pytest.mark.parametrize(
@@ -129,4 +158,5 @@ def test_a_class_that_cannot_be_imported_is_refused_with_what_helps(tmp_path, mo
 def parse(*arguments):
     """Read the settings of both classes with these arguments."""
     given = [f"--model={HERE}.Tagger", "--model.init_args.directory=x"]
-    ModuleCLI([*given, f"--data={HERE}.Words", "--data.init_args.directory=x", *arguments], only_parse=True)
+    words = [f"--data={HERE}.Words", "--data.init_args.directory=x"]
+    return ModuleCLI([*given, *words, *arguments], only_parse=True).settings()
