@@ -25,7 +25,12 @@ WIDTH = 18
 
 @command(
     ("paceline clean --dry-run", "paceline clean --keep 5 --older-than 30"),
-    argument("--keep KEEP", "leave what the newest KEEP trainings use (default: 10)", type=int, default=10),
+    argument(
+        "--keep KEEP",
+        "leave what the newest KEEP trainings use (default: 10); files of a ModelCheckpoint stay with any KEEP",
+        type=int,
+        default=10,
+    ),
     argument(
         "--older-than DAYS",
         "remove only what was not changed or used for so many days (default: 0)",

@@ -17,12 +17,14 @@ from paceline.tasks.model_bundle import FACTS, WEIGHTS
 from paceline.tasks.names import Tag
 from paceline.tasks.records.record import Record
 from paceline.tasks.track.queries import FoundRun, Inventory
+from paceline.tasks.train.launch.layout import KEPT_FOLDER
 from paceline.tasks.train.launch.run_lock import is_locked
 
 Kind = Literal["prepared sets", "checkpoints", "weights", "compiled code", "searches", "damaged files", "logs"]
 ASIDE = ".removed-"  # prefix of what a clean-up has set aside, to delete it
 RESUMABLE = ("run", "study", "sweep", "no-gpu")  # roles of runs that `--resume` continues
 PROCESS, UNFINISHED, UNKNOWN = "a running process", "an unfinished run", "a run that MLflow does not know"
+KEPT = "a ModelCheckpoint of yours saved it"
 SPEC_PLACES = ("prepared", "partitions", "pretrained")  # of a specification, with a path
 DAY_SECONDS = 24 * 3600.0
 SEARCH_DAYS = 30.0  # time after which an unused result of a search is removed: the next run would search again
@@ -46,6 +48,7 @@ class _Group(NamedTuple):
     lock: Path | None
     needed_by: str | None  # what needs all of it
     is_recent: bool  # whether it is one of the newest trainings, of which only checkpoints are removed
+    is_deleted: bool  # whether all its runs are deleted in MLflow
 
 
 def survey(home: Path, inventory: Inventory, keep: int, older_than: float) -> list[Item]:
@@ -123,9 +126,10 @@ def _groups(home: Path, inventory: Inventory, keep: int) -> list[_Group]:
             needed_by = needed_by or (None if owner in inventory.deleted else UNKNOWN)
         elif _is_unfinished(run):
             needed_by = UNFINISHED
+        is_deleted = owner in inventory.deleted and runs.keys().isdisjoint(path.name for path in paths)
         lock = directory / "lock" if directory.exists() else None
         ordered = sorted(paths, key=directory.__eq__)  # the lock goes last
-        groups.append(_Group(tuple(ordered), lock, needed_by, owner in trained[:keep]))
+        groups.append(_Group(tuple(ordered), lock, needed_by, owner in trained[:keep], is_deleted))
     return groups
 
 
@@ -148,8 +152,23 @@ def _of_group(group: _Group, older_than: float, recent: str, sources: set[str]) 
         needed_by = needed_by or (recent if group.is_recent else None)
         weights = (path for path in _files(directory) if path.name == WEIGHTS)
         inside += [_item("weights", path, older_than, needed_by, group.lock) for path in weights]
+        kept = directory / KEPT_FOLDER
+        has_kept = any(names for _, _, names in os.walk(kept))
+        if has_kept:
+            item = _item("checkpoints", kept, older_than, needed_by, group.lock)
+            inside.append(item if group.is_deleted else item.model_copy(update={"stays": item.stays or KEPT}))
         num_apart = sum(item.num_bytes for item in inside)
-        yield from [*inside, _item("logs", directory, older_than, needed_by, group.lock, num_apart)]
+        rest = _item("logs", directory, older_than, needed_by, group.lock, num_apart)
+        has_left = has_kept and not group.is_deleted and rest.stays is None
+        yield from [*inside, *(_around(directory, inside, older_than, group.lock) if has_left else [rest])]
+
+
+def _around(directory: Path, inside: list[Item], older_than: float, lock: Path | None) -> Iterator[Item]:
+    """The parts of a run's directory, without its lock and the items inside, if some of these stay."""
+    for path in _entries(directory):
+        below = {item.path: item.num_bytes for item in inside if Path(item.path).is_relative_to(path)}
+        if path.name != "lock" and str(path) not in below:
+            yield _item("logs", path, older_than, None, lock, sum(below.values()))
 
 
 def _damaged(home: Path, older_than: float) -> Iterator[Item]:

@@ -19,6 +19,7 @@ SCRUBBED = (
 PROBE_FILE = "probe.json"  # file in rank 0's directory: its probe before training
 STEPS_FILE = "steps.npz"  # file in rank 0's directory: the time of each step of its probe
 SEARCH_FILE = "search.json"  # file in rank 0's directory: its autotuning result
+KEPT_FOLDER = "paceline"  # folder in a run's directory: what the user's ModelCheckpoint callbacks keep by default
 EXAMPLES_FILE = "examples.npz"  # file in rank 0's directory: example images of the test split with predictions
 
 

@@ -9,6 +9,7 @@ from lightning.fabric.loggers.tensorboard import _TENSORBOARD_AVAILABLE, _TENSOR
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, utilities
 
 from paceline.tasks.names import metric_name
+from paceline.tasks.train.launch.layout import KEPT_FOLDER
 from paceline.tasks.train.rank.callbacks import LogMetrics
 
 RENAMED = "MLflow does not accept the metric name {}: the metric is {} there"
@@ -74,7 +75,7 @@ class FileLogger(Logger):
 
     @property
     def name(self) -> str:
-        return "paceline"
+        return KEPT_FOLDER
 
     @property
     def version(self) -> str:

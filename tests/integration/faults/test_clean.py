@@ -46,6 +46,7 @@ from paceline.tasks.track.garbage import remove_deleted_runs
 from paceline.tasks.track.queries import take_inventory
 from paceline.tasks.track.store import check_store
 from paceline.tasks.train.launch.run_lock import run_lock
+from paceline.tasks.train.lightning.callbacks import FileLogger
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import write_with_digest
 from tests.support.deployments import SHORT, Deployments
@@ -188,6 +189,29 @@ def test_what_nothing_needs_is_removed_and_all_else_stays_with_its_reason(home):
     assert planned[str(registered)] == "models:/digits/2 needs it"
     assert planned[str(old)] in {"models:/digits@champion needs it", "a run that MLflow does not know needs it"}
     assert store.verify(old) == store.verify(new) == ()
+
+
+def test_the_files_of_a_model_checkpoint_stay_until_their_run_is_deleted(home):
+    def add():
+        run = home.add_run("none")
+        best = run / FileLogger(None, run, run.name).name / run.name / "checkpoints" / "best.ckpt"
+        best.parent.mkdir(parents=True)
+        best.write_bytes(bytes(70_000))
+        return run, best
+
+    (run, best), (deleted, _) = add(), add()
+    home.client.delete_run(deleted.name)
+    sizes = disk_use(run)
+    items = [item for item in home.survey() if Path(item.path).is_relative_to(run)]
+    assert sum(item.num_bytes for item in items) == sizes.total()
+    reasons = home.clean()
+    assert reasons == {str(run / "paceline"): "a ModelCheckpoint of yours saved it"}
+    assert best.stat().st_size == 70_000
+    assert left(run) == ["lock", "paceline"]
+    assert not deleted.exists()
+    (item,) = home.survey()
+    assert (item.kind, item.num_bytes) == ("checkpoints", sizes["paceline"])
+    assert home.clean() == reasons
 
 
 def test_a_dry_run_removes_nothing_and_an_age_spares_what_is_new(home, capfd):
