@@ -187,7 +187,7 @@ def _do(request: Request, note_stage: Callable[[str], None] = lambda stage: None
     checkpoint = tree.get("ckpt_path") if request.ckpt_path is None else request.ckpt_path
     checkpoint = None if checkpoint in ("", "null") else checkpoint
     if checkpoint is not None:
-        _check_checkpoint(Path(checkpoint), is_resumed=request.task == "parse")
+        _check_checkpoint(checkpoint, is_resumed=request.task == "parse")
     own = request.cli or tree.get("cli")
     own = own["class_path"] if isinstance(own, dict) else own
     tree = {key: value for key, value in tree.items() if key not in (*WRAPPED, "cli")}
@@ -222,10 +222,14 @@ def _settings_in(file: str) -> dict[str, Any]:
     return tree
 
 
-def _check_checkpoint(path: Path, *, is_resumed: bool) -> None:
+def _check_checkpoint(given: str, *, is_resumed: bool) -> None:
     """Raise InputError: a training cannot start from this file, or a prediction cannot use it."""
     import torch
 
+    if "://" in given:
+        fault = f"ckpt_path={given} is a URL: remote checkpoints are not supported here"
+        raise InputError(fault, hint="download it and give its path: ckpt_path=last.ckpt", setting="ckpt_path")
+    path = Path(given)
     hint = "give a file that Lightning's Trainer saved, for example ckpt_path=checkpoints/last.ckpt"
     if not path.is_file():
         raise InputError(f"ckpt_path={path} is not a file", hint=hint, setting="ckpt_path")

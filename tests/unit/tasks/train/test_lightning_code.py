@@ -316,6 +316,15 @@ def test_the_command_line_can_unset_the_checkpoint_of_a_file(tmp_path):
         assert "ckpt_path=checkpoints/last.ckpt" in refusal.value.hint
 
 
+@pytest.mark.parametrize("task", ["parse", "predict"])
+def test_a_remote_checkpoint_is_refused_as_it_was_typed(task):
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
+    remote = "s3://bucket/last.ckpt"
+    with refused("ckpt_path", f"ckpt_path={remote}") as refusal:
+        _do(Request(task=task, ckpt_path=remote))
+    assert "ckpt_path=last.ckpt" in refusal.value.hint
+
+
 def test_the_code_of_data_is_its_module_and_what_that_imports(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     texts = {"tables": "import shelves", "shelves": "wide = 3", "model": ""}
