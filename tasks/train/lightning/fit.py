@@ -36,7 +36,7 @@ from paceline.tasks.train.lightning.callbacks import SaveCheckpoint, StepAccount
 from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.lightning.feed import FedDevice, FedGroup, FedShards, FeedState, Wrap, feed
 from paceline.tasks.train.lightning.probe import ModuleProbe, leave_no_trace
-from paceline.tasks.train.lightning.step_parts import RequireOneScaler, RequireSpace
+from paceline.tasks.train.lightning.step_parts import RequireFolders, RequireOneScaler, RequireSpace, final_refusals
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import name_oom
 from paceline.tasks.train.rank.callbacks import write_atomically
@@ -60,7 +60,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
     """
     stopwatch.switch("setup")
     module, device, directory = spec.config.lightning, join(spec), Path(spec.directory)
-    with ExitStack() as stack:
+    with final_refusals(), ExitStack() as stack:
         log = None
         if spec.rank == 0:
             metrics = stack.enter_context(closing(MetricsFile(directory / METRICS_FILE)))
@@ -103,7 +103,14 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
                 *placed["plugins"],
             ],
             "precision": lightning_precision(plan.precision),
-            "callbacks": [*compile_callbacks(plan.compile), RequireOneScaler(), space, account, checkpoints],
+            "callbacks": [
+                *compile_callbacks(plan.compile),
+                RequireOneScaler(),
+                RequireFolders(),
+                space,
+                account,
+                checkpoints,
+            ],
             "logger": FileLogger(log, Path(shared["default_root_dir"]), spec.run_id, account.note, _save_dir(spec)),
             **{"enable_checkpointing": True, "enable_progress_bar": False},
         }
@@ -244,9 +251,9 @@ def join(spec: RankSpec) -> torch.device:
 
 
 def _save_dir(spec: RankSpec) -> Path:
-    """Directory above that of the files of a ModelCheckpoint: the user's, or that of the run for all attempts."""
+    """Absolute directory above that of ModelCheckpoint's files: the user's, or that of the run for all attempts."""
     given = spec.config.lightning.settings.get("trainer", {}).get("default_root_dir")
-    return Path(given or Path(spec.checkpoint_directory).parent)
+    return Path(given or Path(spec.checkpoint_directory).parent).expanduser().absolute()
 
 
 def options_of(spec: RankSpec) -> dict[str, Any]:

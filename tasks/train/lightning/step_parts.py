@@ -1,23 +1,28 @@
 """The parts of a training step in Lightning's loop, what a batch holds, and what a module must not do."""
 
 import math
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from paceline.tasks.disk_space import require_space
-from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.train.rank.checkpoint import NUM_CHECKPOINTS
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.rank_spec import RankSpec
 
 UNITS = "paceline.units"
 """Key of a batch with a number for each unit in it."""
+SAME_KEY = re.compile(r"Found more than one stateful callback of type `(\w+)`")  # of Lightning 2.6
 
 
 class StepParts(Callback):
@@ -94,6 +99,50 @@ class RequireSpace(Callback):
         num_bytes = self._num_weights * _num_bytes(pl_module.state_dict())
         num_bytes += (NUM_CHECKPOINTS + 1) * sum(map(_num_bytes, states))
         self.reports.append(require_space(self._limits, self._home, {"checkpoints": num_bytes}))
+
+
+class RequireFolders(Callback):
+    """Refuses a ModelCheckpoint whose `dirpath` cannot be written, on rank 0, before the first step.
+
+    Raises InputError there.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for each in trainer.checkpoint_callbacks if trainer.is_global_zero else ():
+            if isinstance(each, ModelCheckpoint) and (each.save_top_k != 0 or each.save_last) and each.dirpath:
+                _require_folder(str(each.dirpath), type(each).__name__)
+
+
+def _require_folder(dirpath: str, owner: str) -> None:
+    """Make the folder. Raises InputError: it cannot be made or written."""
+    if "://" in dirpath:
+        return
+    try:
+        Path(dirpath).mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(dirpath, os.W_OK | os.X_OK) else "no permission to write"
+    except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        reason = error.strerror
+    if reason is not None:
+        fault = f"dirpath={dirpath} of {owner} cannot be written ({reason})"
+        raise InputError(fault, hint="give a folder that you can write, or remove dirpath", setting="dirpath")
+
+
+@contextmanager
+def final_refusals() -> Iterator[None]:
+    """Raise InputError for what Lightning refuses in the body: it would refuse it again after a restart."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        fault, _, advice = one_line(error).partition(" HINT: ")
+        is_of_metric = "monitor" in fault
+        hint = "log this metric with self.log, or monitor one that is logged" if is_of_metric else advice
+        raise InputError(fault, hint=hint or "change what the message names, in the settings or in the code") from error
+    except RuntimeError as error:
+        if (found := SAME_KEY.search(str(error))) is None:
+            raise
+        fault = f"two callbacks of type {found[1]} save their state under one state_key"
+        hint = "give them different settings, such as monitor or every_n_epochs, or remove one of them"
+        raise InputError(fault, hint=hint, setting="trainer.callbacks") from error
 
 
 def num_samples(batch: Any) -> float:

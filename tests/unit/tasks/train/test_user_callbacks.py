@@ -15,6 +15,7 @@ from paceline.tasks.train.lightning.cli import ModuleCLI
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks
 from tests.support.own_lightning import QUIET, train
+from tests.support.refusals import refused
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it; infra/install brings it")
 pytestmark = [pytest.mark.usefixtures("own_packages"), pytest.mark.filterwarnings("ignore")]  # Lightning's advice
@@ -61,6 +62,38 @@ def test_the_files_are_those_of_lightning_alone(settings, make_spec, tmp_path):
     assert kept["optimizer_states"][0]["param_groups"] == expected["optimizer_states"][0]["param_groups"]
     assert (tmp_path / "ours" / "last.ckpt").exists()
     assert result.time_budget["checkpoint"] > 0
+
+
+def test_the_best_model_has_an_absolute_path(settings, make_spec, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings["trainer"] |= {"max_epochs": 1, "default_root_dir": "models"}
+    (best,) = train(make_spec(settings=settings, baseline="none")).best_models
+    assert Path(best.path).is_relative_to(tmp_path / "models")
+    assert Path(best.path).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(settings, make_spec, tmp_path, monkeypatch):
+    from more_shapes import Perceptron
+
+    steps = []
+    monkeypatch.setattr(Perceptron, "training_step", lambda *arguments: steps.append(arguments))
+    (tmp_path / "file").touch()
+    keep_in(settings, tmp_path / "file" / "models")
+    with refused("dirpath", "ModelCheckpoint", f"dirpath={tmp_path}/file/models"):
+        train(make_spec(settings=settings, baseline="none"))
+    assert steps == []
+
+
+def test_what_lightning_refuses_is_an_error_of_the_input_with_which_no_restart_would_help(settings, make_spec):
+    (callback,) = settings["trainer"]["callbacks"]
+    settings["trainer"] |= {"max_epochs": 1, "callbacks": [callback, callback]}
+    with refused("trainer.callbacks", "ModelCheckpoint", "state_key"):
+        train(make_spec(settings=settings, baseline="none"))
+    callback["init_args"]["monitor"] = "unknown"
+    settings["trainer"]["callbacks"] = [callback]
+    with refused(None, "monitor='unknown'") as refusal:
+        train(make_spec(settings=settings, baseline="none", attempt=1))
+    assert "self.log" in refusal.value.hint
 
 
 def test_a_resume_continues_with_what_was_kept_and_forgets_what_is_gone(settings, make_spec):
