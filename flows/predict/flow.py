@@ -67,7 +67,7 @@ class PredictionPlan:
 @preflight.reusable
 def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan | module.ModulePlan:
     """Check model, images, devices, stores and the place for the result; fetch the model."""
-    own = module.trained_in(request.model, environment)
+    own = module.trained_in(request, environment)
     if own is not None:
         return module.check(own, request, environment)
     directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)

@@ -16,7 +16,7 @@ from paceline.conf.execution import Precision
 from paceline.conf.lightning import Lightning
 from paceline.conf.load import validate_as
 from paceline.flows.checks import preflight
-from paceline.flows.checks.lightning import load_prediction
+from paceline.flows.checks.lightning import CHECKPOINT, load_prediction
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.predict.request import UNRECORDED, PredictRequest, check_out, require_room, write_facts
 from paceline.tasks.cluster.client import demand_of
@@ -31,7 +31,8 @@ from paceline.tasks.records.execution import Plan
 from paceline.tasks.records.hardware import Gpu
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.models import has_recorded_digest
-from paceline.tasks.track.queries import read_artifact
+from paceline.tasks.track.queries import get_runs, read_artifact
+from paceline.tasks.track.store import existing_client
 from paceline.tasks.train.launch.module_data import require_code
 from paceline.tasks.train.lightning import code
 from paceline.tasks.train.plan import resolve
@@ -62,23 +63,51 @@ class ModulePlan:
     experiment_id: str
 
 
-def trained_in(run_id: str, environment: Environment) -> TrainedModule | None:
-    """The module of a run with its newest checkpoint; None for other runs, and for those that have none here."""
-    directory = environment.root / "runs" / run_id
-    if not RUN_ID.fullmatch(run_id) or not (directory / "checkpoints").is_dir():
+def trained_in(request: PredictRequest, environment: Environment) -> TrainedModule | None:
+    """The module of a run of own code, with its newest checkpoint unless the request names one.
+
+    None for all else, also for a run that has a logged model alone.
+
+    Raises InputError: the run has neither a checkpoint nor a model, or the copy of its code is gone.
+    """
+    run_id, uri = request.model, environment.tracking_uri
+    if not RUN_ID.fullmatch(run_id):
         return None
-    tree = yaml.safe_load(read_artifact(environment.tracking_uri, run_id, Artifact.CONFIG) or b"") or {}
+    existing_client(uri)  # else the next line would create the store
+    tree = yaml.safe_load(read_artifact(uri, run_id, Artifact.CONFIG) or b"") or {}
     lightning = validate_as(Lightning, tree.get("lightning") or {})
-    checkpoint = newest_valid_checkpoint(directory / "checkpoints") if lightning.settings else None
-    if checkpoint is None:
+    if not lightning.settings:
+        return None
+    directory = environment.root / "runs" / run_id
+    names_one = _given_checkpoint(request) is not None
+    checkpoint = None if names_one else newest_valid_checkpoint(directory / "checkpoints")
+    if checkpoint is None and not names_one and Tag.MODEL_DIGEST in get_runs(uri, [run_id])[0].tags:
         return None
     if lightning.code is not None:
+        if not (directory / code.FOLDER).is_dir():
+            fault = f"{run_id} has no copy of its code in {directory}; paceline clean removes those of older runs"
+            raise InputError(fault, hint="train it again, or set PACELINE_HOME to that of the run", setting="MODEL")
         lightning = lightning.model_copy(update={"code": str(directory / code.FOLDER)})
+    summary = json.loads(read_artifact(uri, run_id, Artifact.SUMMARY) or b"{}")
+    if checkpoint is None and not names_one:
+        best = (Path(model["path"]) for model in summary.get("train", {}).get("best_models", ()))
+        fault = f"{run_id} has no checkpoint in {directory}; paceline clean removes those of finished runs"
+        raise InputError(fault, hint=f"add ckpt_path={next(filter(Path.is_file, best), 'FILE')}", setting="ckpt_path")
     precision = tree["execution"]["precision"]
     if precision == "auto":  # what it was is recorded with the result
-        summary = json.loads(read_artifact(environment.tracking_uri, run_id, Artifact.SUMMARY) or b"{}")
         precision = summary.get("execution", {}).get("precision", "32-true")
     return TrainedModule(lightning, precision, checkpoint)
+
+
+def _overrides(request: PredictRequest) -> list[str]:
+    """The overrides of a request; what stands in the place of SOURCE may be one too."""
+    return [*filter(None, [request.source]), *request.overrides]
+
+
+def _given_checkpoint(request: PredictRequest) -> str | None:
+    """The checkpoint that a request names."""
+    given = dict(override.partition("=")[::2] for override in _overrides(request)).get(CHECKPOINT)
+    return None if given in ("", "null") else given
 
 
 def of_model(directory: Path, facts: ModuleFacts) -> TrainedModule:
@@ -99,8 +128,7 @@ def check(trained: TrainedModule, request: PredictRequest, environment: Environm
             hint="leave it out, or change the arguments of your DataModule: data.init_args.NAME=VALUE",
             setting="SOURCE",
         )
-    overrides = [*filter(None, [request.source]), *request.overrides]
-    config = load_prediction(trained.lightning, trained.precision, overrides)
+    config = load_prediction(trained.lightning, trained.precision, _overrides(request))
     if config.lightning.ckpt_path is not None:
         trained = trained._replace(checkpoint=Path(config.lightning.ckpt_path), model=None, digest=None)
     hardware = preflight.training_host(config, environment)

@@ -19,6 +19,7 @@ from paceline.tasks.records.record import Record
 from paceline.tasks.track.queries import FoundRun, Inventory
 from paceline.tasks.train.launch.layout import KEPT_FOLDER
 from paceline.tasks.train.launch.run_lock import is_locked
+from paceline.tasks.train.lightning.code import FOLDER as CODE_FOLDER
 
 Kind = Literal["prepared sets", "checkpoints", "weights", "compiled code", "searches", "damaged files", "logs"]
 ASIDE = ".removed-"  # prefix of what a clean-up has set aside, to delete it
@@ -164,11 +165,12 @@ def _of_group(group: _Group, older_than: float, recent: str, sources: set[str]) 
 
 
 def _around(directory: Path, inside: list[Item], older_than: float, lock: Path | None) -> Iterator[Item]:
-    """The parts of a run's directory, without its lock and the items inside, if some of these stay."""
+    """The parts of a run's directory whose kept models stay, without its lock and the items inside."""
     for path in _entries(directory):
         below = {item.path: item.num_bytes for item in inside if Path(item.path).is_relative_to(path)}
         if path.name != "lock" and str(path) not in below:
-            yield _item("logs", path, older_than, None, lock, sum(below.values()))
+            needed_by = "a kept model" if path.name == CODE_FOLDER else None  # to predict with
+            yield _item("logs", path, older_than, needed_by, lock, sum(below.values()))
 
 
 def _damaged(home: Path, older_than: float) -> Iterator[Item]:

@@ -197,6 +197,8 @@ def test_the_files_of_a_model_checkpoint_stay_until_their_run_is_deleted(home):
         best = run / FileLogger(None, run, run.name).name / run.name / "checkpoints" / "best.ckpt"
         best.parent.mkdir(parents=True)
         best.write_bytes(bytes(70_000))
+        (run / "code").mkdir()
+        (run / "code" / "lit.py").write_text("import lightning")
         return run, best
 
     (run, best), (deleted, _) = add(), add()
@@ -205,12 +207,15 @@ def test_the_files_of_a_model_checkpoint_stay_until_their_run_is_deleted(home):
     items = [item for item in home.survey() if Path(item.path).is_relative_to(run)]
     assert sum(item.num_bytes for item in items) == sizes.total()
     reasons = home.clean()
-    assert reasons == {str(run / "paceline"): "a ModelCheckpoint of yours saved it"}
+    expected = {"paceline": "a ModelCheckpoint of yours saved it", "code": "a kept model needs it"}
+    assert reasons == {str(run / name): reason for name, reason in expected.items()}
     assert best.stat().st_size == 70_000
-    assert left(run) == ["lock", "paceline"]
+    assert left(run) == ["code", "lock", "paceline"]
     assert not deleted.exists()
-    (item,) = home.survey()
-    assert (item.kind, item.num_bytes) == ("checkpoints", sizes["paceline"])
+    assert {(item.kind, item.num_bytes) for item in home.survey()} == {
+        ("checkpoints", sizes["paceline"]),
+        ("logs", sizes["code"]),
+    }
     assert home.clean() == reasons
 
 

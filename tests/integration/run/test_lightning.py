@@ -141,6 +141,7 @@ def test_a_compiled_module_in_the_faster_precision_learns_as_the_script(run, pac
     assert summary["execution"]["reasons"]["precision"]["value"] == precision
     (best,) = summary["train"]["best_models"]
     settings = (f"ckpt_path={best['path']}", "trainer.limit_predict_batches=1")
+    shutil.rmtree(Environment().root / "runs" / summary["run_id"] / "checkpoints")
     predicted = summary_of(paceline("predict", summary["run_id"], *settings, "--json"))
     assert predicted["execution"]["precision"] == precision
     assert predicted["checkpoint"] == best["path"] != summary["train"]["checkpoint"]
