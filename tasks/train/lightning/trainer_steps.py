@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from paceline.tasks.errors import InputError, RunError
@@ -115,7 +115,10 @@ class TrainerSteps(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         attributes: Any = trainer  # its connectors set them
-        attributes.callbacks = [each for each in attributes.callbacks if not isinstance(each, Checkpoint)]
+        places = [each.dirpath for each in attributes.callbacks if isinstance(each, ModelCheckpoint)]
+        unused = ModelCheckpoint(next(iter(places), None), save_top_k=0)  # which the module may read, and saves nothing
+        unused.setup(trainer, pl_module, stage)
+        attributes.callbacks = [*(each for each in attributes.callbacks if not isinstance(each, Checkpoint)), unused]
         for owner in (*attributes.callbacks, attributes.datamodule):
             # `close` ends the trainer by an error, which is not the module's.
             if owner is not None and vars(owner).get("on_exception") is not do_nothing:

@@ -172,6 +172,22 @@ def test_one_of_the_module_saves_in_the_training_alone(settings, make_spec, monk
     assert (result.probe is not None) is (baseline == "probe")
 
 
+@pytest.mark.parametrize("has_one", [True, False])
+def test_a_module_that_reads_the_callback_has_a_probe(settings, make_spec, monkeypatch, has_one):
+    from more_shapes import Perceptron
+
+    start = lambda self: folders.append(Path(self.trainer.checkpoint_callback.dirpath))  # noqa: E731
+    monkeypatch.setattr(Perceptron, "on_train_start", start, raising=False)
+    folders = []
+    if not has_one:
+        del settings["trainer"]["callbacks"]
+    result = train(make_spec(settings=settings, baseline="probe"))
+    assert result.probe is not None
+    assert len(folders) > 1
+    kept = [path.parent for path in Path(result.checkpoint).parents[1].rglob("epoch*.ckpt")]
+    assert {*kept} == ({folders[-1]} if has_one else set())
+
+
 class Section(LightningCLI):
     """Has the callback's arguments as a section."""
 
