@@ -36,7 +36,7 @@ from paceline.tasks.train.rank.callbacks import MAX_LOG_STEPS, LogMetrics, Windo
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
-from paceline.tasks.train.rank.user_callbacks import KeptModels, call_epoch_start_hooks, end_again
+from paceline.tasks.train.rank.user_callbacks import KeptModels, call_epoch_start_hooks, run_or_end
 
 UNSAFE = re.compile(r"GLOBAL (\S+) was not an allowed global")  # of torch 2.13
 UNREADABLE = (
@@ -216,13 +216,13 @@ class SaveCheckpoint(Checkpoint):
         self._read_failures, self._world_size = read_failures, world_size
         self._unused = ModelCheckpoint(dirpath=directory)
         self.last: Path | None = None
-        self._kept = KeptModels(directory / "kept_models.json")
+        self._kept, self._num_kept = KeptModels(directory / "kept_models.txt"), 0
         self._saved: dict[str, Any] = {}
         self._resume: Position | None = None
         self._metrics: dict[str, Any] = {}
         self._interval: CheckpointInterval | None = None
         self._next_step = 0  # next batch after which a checkpoint may be due; the same on all ranks
-        self._is_due = self._saves_ends_only = False
+        self._is_due = self._saves_ends_only = self._has_run = False
         self._should_stop: bool | None = None  # of the trainer at the checkpoint; None without one
         self._num_held = 0  # batches of the epoch in the last checkpoint; 0 at its end
         self._is_checked = rank != 0  # whether the first checkpoint was read again
@@ -251,7 +251,7 @@ class SaveCheckpoint(Checkpoint):
             self._state.resume = self._resume = Position(**positions[self._rank])
             self._metrics = (state_dict.get("metrics") or [{}] * self._world_size)[self._rank]
         self._account.losses = list(state_dict.get("losses", []))
-        self._should_stop = bool(state_dict.get("should_stop"))
+        self._should_stop, self._num_kept = bool(state_dict.get("should_stop")), state_dict.get("num_kept", 0)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.call_epoch_start_hooks = partial(call_epoch_start_hooks, trainer)
@@ -260,11 +260,21 @@ class SaveCheckpoint(Checkpoint):
         settings.callbacks = [StartEpoch(self._state), *others, self]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._kept.restore(trainer)
-        if self._should_stop is not None and self._is_restart:
-            trainer.should_stop = self._should_stop
-            loop: Any = trainer.fit_loop
-            loop.run = partial(end_again, trainer, loop.run)
+        loop: Any = trainer.fit_loop
+        if not self._has_run:  # the user's code may fit again
+            loop.run = partial(self._run, trainer, loop.run)
+
+    def _run(self, trainer: Trainer, run: Callable[[], None]) -> None:
+        """Run the training loop, once all states are restored: with shared weights, that follows `on_fit_start`."""
+        loop: Any = trainer.fit_loop
+        self._has_run, loop.run = True, run
+        is_restart = self._is_restart and self._should_stop is not None
+        self._kept.restore(trainer, self._num_kept if is_restart else 0)
+        if is_restart:
+            trainer.should_stop = bool(self._should_stop)
+            run_or_end(trainer, run)
+        else:
+            run()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the interval, and after a resume do what Lightning 2.6 does not.
@@ -387,7 +397,7 @@ class SaveCheckpoint(Checkpoint):
                 ranks = gathered
             positions, metrics = map(list, zip(*ranks, strict=True))
             self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
-            self._saved["should_stop"] = trainer.should_stop
+            self._saved |= {"should_stop": trainer.should_stop, "num_kept": self._kept.number}
             writer.hold()
             self._num_held = num_trained
             trainer.save_checkpoint(path)

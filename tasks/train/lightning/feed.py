@@ -321,8 +321,10 @@ class StatefulFeed(Feed):
         self._before = deepcopy(self._loader.state_dict()) if self._is_ahead else None  # it may be the loader's own
 
 
-def feed(state: FeedState, loader: Any) -> Feed:
-    """The feed of a loader."""
+def feed(state: FeedState, loader: Any) -> Any:
+    """The feed of a training loader; other loaders stay as they are."""
+    if not state.is_training():
+        return loader
     has_state = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     return (StatefulFeed if has_state else Feed)(state, loader)
 

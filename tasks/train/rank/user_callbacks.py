@@ -1,6 +1,5 @@
 """The user's callbacks and hooks around a resume: what ModelCheckpoint keeps, and what an epoch's start sets."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,30 +41,44 @@ def best_models(trainer: Trainer) -> tuple[BestModel, ...]:
 
 
 class KeptModels:
-    """Which files the user's ModelCheckpoint callbacks keep, for a restart from an older checkpoint; on all ranks."""
+    """Which files the user's ModelCheckpoint callbacks have saved in this run, for a restart; on all ranks.
+
+    The names are lines of a file, in their order. A checkpoint has their number.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._noted: list[str] = []
+        self._known: set[str] | None = None  # until `restore`, before which Lightning may validate
+        self.number = 0
+        """Of the names so far."""
 
     def note(self, trainer: Trainer) -> None:
-        """Write down the names of the files, if they have changed."""
-        names = sorted({name for each in _callbacks(trainer) for name in _files_of(each)})
-        if names != self._noted and trainer.is_global_zero:
+        """Write down the names of new files."""
+        known = self._known
+        if known is None or known.issuperset(names := _names(trainer)):
+            return
+        new = [name for name in dict.fromkeys(names) if name not in known]
+        known.update(new)
+        self.number += len(new)
+        if trainer.is_global_zero:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file, json.dumps(names))
-        self._noted = names
+            with self._file.open("a", encoding="utf-8") as file:
+                file.writelines(f"{name}\n" for name in new)
 
-    def restore(self, trainer: Trainer) -> None:
+    def restore(self, trainer: Trainer, number: int) -> None:
         """Let files and callbacks agree: remove files of steps that are repeated, and forget those that are gone.
 
-        Else such a file would stay, and that of the repeated step would get another name.
+        Else such a file would stay, and that of the repeated step would get another name. `number` is that of the
+        names at the checkpoint; 0 without one.
         """
-        noted = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
-        known = {name for each in _callbacks(trainer) for name in _files_of(each)}
-        for name in trainer.strategy.broadcast(noted):
-            if name not in known:
-                trainer.strategy.remove_checkpoint(name)
+        text = self._file.read_text(encoding="utf-8") if trainer.is_global_zero and self._file.exists() else ""
+        noted: list[str] = trainer.strategy.broadcast(text.splitlines())
+        if trainer.is_global_zero and noted[number:]:
+            write_atomically(self._file, "".join(f"{name}\n" for name in noted[:number]))
+        self.number = min(number, len(noted))
+        for name in noted[number:]:
+            trainer.strategy.remove_checkpoint(name)
+        self._known = {*noted[:number], *_names(trainer)}
         for each in _callbacks(trainer):
             scores = each.best_k_models
             if not scores and each.best_model_path and not each.file_exists(each.best_model_path, trainer):
@@ -78,8 +91,8 @@ class KeptModels:
                 each.best_model_path, each.best_model_score = best
 
 
-def end_again(trainer: Trainer, run: Callable[[], None]) -> None:
-    """Run the training loop; of one that has ended before the resume, call the hooks of its start and of its end.
+def run_or_end(trainer: Trainer, run: Callable[[], None]) -> None:
+    """Run the training loop; of one that has ended before the restart, call the hooks of its start and of its end.
 
     Lightning 2.6 leaves them out. But they belong to a training whose last checkpoint is older than its end: a callback
     may put averaged weights into the module there, or a module may export itself.
@@ -157,5 +170,7 @@ def _callbacks(trainer: Trainer) -> list[ModelCheckpoint]:
     return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
 
 
-def _files_of(callback: ModelCheckpoint) -> Iterable[str]:
-    return filter(None, (*callback.best_k_models, callback.best_model_path, callback.last_model_path))
+def _names(trainer: Trainer) -> list[str]:
+    """The files that the callbacks have saved and still know."""
+    each_of = ((*each.best_k_models, each.best_model_path, each.last_model_path) for each in _callbacks(trainer))
+    return [name for names in each_of for name in names if name]

@@ -46,9 +46,9 @@ from paceline.tasks.track.garbage import remove_deleted_runs
 from paceline.tasks.track.queries import take_inventory
 from paceline.tasks.track.store import check_store
 from paceline.tasks.train.launch.run_lock import run_lock
-from paceline.tasks.train.lightning.callbacks import FileLogger
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import write_with_digest
+from paceline.tasks.train.rank.file_logger import FileLogger
 from tests.support.deployments import SHORT, Deployments
 from tests.support.disk_use import disk_use
 from tests.support.outputs import told_by

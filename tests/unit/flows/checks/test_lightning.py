@@ -382,7 +382,7 @@ def test_what_is_stored_names_neither_a_directory_nor_a_foreign_package(tmp_path
 
 def test_a_second_prediction_with_own_code_needs_another_place(tmp_path):
     request = PredictRequest(model="0123", out=str(tmp_path))
-    write_facts(tmp_path, {"key": "a run"})
+    write_facts(tmp_path, {"key": "a run"}, is_complete=False)
     check_out(request, tmp_path, "")
     (tmp_path / "part-0.parquet").touch()
     with pytest.raises(InputError, match="holds predictions already, which own Lightning code never reuses"):

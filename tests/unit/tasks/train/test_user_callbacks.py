@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.train.lightning.cli import ModuleCLI
+from paceline.tasks.train.lightning.feed import FedDevice
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks
 from tests.support.own_lightning import QUIET, train
@@ -116,8 +117,22 @@ def test_a_resume_continues_with_what_was_kept_and_forgets_what_is_gone(settings
     assert Path(again.best_models[0].path).exists()
 
 
-@pytest.mark.parametrize("checkpoint_steps", ["auto", 4], ids=["no checkpoint before", "a checkpoint before"])
-def test_files_of_steps_that_are_repeated_are_replaced(settings, make_spec, monkeypatch, tmp_path, checkpoint_steps):
+NEWEST = {"every_n_train_steps": 3, "save_last": True, "filename": "newest-{step}"}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_steps", "is_late", "arguments", "steps"),
+    [
+        ("auto", False, NEWEST, [18, 18]),
+        (4, False, NEWEST, [18, 18]),
+        (4, True, NEWEST, [18, 18]),
+        (4, False, {"every_n_train_steps": 1, "save_top_k": -1}, [*range(1, 19)]),
+    ],
+    ids=["no checkpoint before", "a checkpoint before", "states that are restored late", "all files"],
+)
+def test_files_of_steps_that_are_repeated_are_replaced(
+    settings, make_spec, monkeypatch, tmp_path, checkpoint_steps, is_late, arguments, steps
+):
     from more_shapes import Perceptron
 
     def fail(self, batch, batch_idx):
@@ -125,10 +140,11 @@ def test_files_of_steps_that_are_repeated_are_replaced(settings, make_spec, monk
             raise ConnectionError("in the second epoch")
         return step(self, batch, batch_idx)
 
-    step, callback = Perceptron.training_step, settings["trainer"]["callbacks"][0]
-    callback["init_args"] = {"every_n_train_steps": 3, "save_last": True, "filename": "newest-{step}"}
+    step, settings["trainer"]["callbacks"][0]["init_args"] = Perceptron.training_step, dict(arguments)
     settings["trainer"]["limit_train_batches"] = 6
-    steps, options = [], {"baseline": "none", "execution": {"checkpoint_steps": checkpoint_steps}}
+    monkeypatch.setattr(FedDevice, "restore_checkpoint_after_setup", is_late)  # as with shared weights
+    options = {"baseline": "none", "execution": {"checkpoint_steps": checkpoint_steps}}
+    kept = []
     for attempt, directory in enumerate(("whole", "lost")):
         keep_in(settings, tmp_path / directory)
         spec = make_spec(settings=settings, attempt=attempt, **options)
@@ -146,8 +162,23 @@ def test_files_of_steps_that_are_repeated_are_replaced(settings, make_spec, monk
             spec = make_spec(settings=settings, attempt=2, **options).model_copy(update=restart)
         train(spec)
         files = sorted((tmp_path / directory).iterdir())
-        steps.append({path.name: torch.load(path, weights_only=True)["global_step"] for path in files})
-    assert steps[0] == steps[1] == {"last.ckpt": 18, "newest-step=18.ckpt": 18}
+        kept.append({path.name: torch.load(path, weights_only=True)["global_step"] for path in files})
+    assert kept[0] == kept[1]
+    assert sorted(kept[1].values()) == steps
+
+
+def test_files_of_a_checkpoint_stay_though_the_directory_is_another_one_later(settings, make_spec, tmp_path):
+    settings["trainer"]["max_epochs"] = 2
+    keep_in(settings, tmp_path / "first")
+    spec = make_spec(settings=settings, baseline="none")
+    first = train(spec)
+    files = files_of(tmp_path / "first")
+    settings["trainer"]["max_epochs"] = 3
+    keep_in(settings, tmp_path / "second")
+    later = {"resume_from": first.checkpoint, "checkpoint_directory": spec.checkpoint_directory}
+    train(make_spec(settings=settings, baseline="none", attempt=1).model_copy(update=later))
+    assert files_of(tmp_path / "first") == files
+    assert files_of(tmp_path / "second")
 
 
 @pytest.mark.parametrize("baseline", ["probe", "none"])
