@@ -90,7 +90,6 @@ class StepAccount(StepParts):
         self._state.reloads = _settings(trainer).reload_dataloaders_every_n_epochs == 1
         self._state.training_loaders = lambda: trainer.train_dataloader
         self._state.num_started = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        self._state.current_epoch = lambda: trainer.current_epoch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if math.isinf(trainer.num_training_batches) and trainer.max_steps == -1:
@@ -397,7 +396,8 @@ class SaveCheckpoint(Checkpoint):
                 ranks = gathered
             positions, metrics = map(list, zip(*ranks, strict=True))
             self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
-            self._saved |= {"should_stop": trainer.should_stop, "num_kept": self._kept.number}
+            has_stopped = trainer.should_stop and not num_trained  # inside an epoch, its end is still to come
+            self._saved |= {"should_stop": has_stopped, "num_kept": self._kept.number}
             writer.hold()
             self._num_held = num_trained
             trainer.save_checkpoint(path)

@@ -82,7 +82,6 @@ class FeedState:
         """Whether a resume has started persistent workers, whose own random numbers are not restored."""
         self.resume: Position | None = None
         """Position to resume at, until its epoch starts, or the first batch of the rest of it is read."""
-        self.current_epoch: Callable[[], int] = lambda: 0
         self.call_epoch_start_hooks: Callable[[], None] = lambda: None
         """Calls the hooks of an epoch's start in a resume inside an epoch."""
         self.training_loaders: Callable[[], Any] = lambda: None
@@ -95,6 +94,8 @@ class FeedState:
     def start_epoch(self) -> None:
         """Before the hooks of an epoch's start: note the random numbers, or restore those of the epoch before."""
         feeds, resume = self.feeds(), self.resume
+        if not feeds:  # in a container that is not known
+            return
         loader = feeds[0]._loader
         if resume is not None and not resume.num_trained:
             self.resume = None
@@ -181,8 +182,7 @@ class Feed(LoaderProxy):
             state.has_new_workers = any([each.start_workers() for each in feeds])
         if not resume.num_trained:
             return repeat(None)  # Lightning asks again after the hooks of the epoch's start: workers get what these set
-        started = None if state.current_epoch() else self._start_epoch_again(resume)  # as Lightning: before the hooks
-        return self._resumed(resume, started)
+        return self._rest(resume)
 
     def start_workers(self) -> bool:
         """Start workers that stay from one epoch to the next, if the loader has them; return whether it has.
@@ -216,8 +216,12 @@ class Feed(LoaderProxy):
         self._state.had_iterator = resume.had_iterator
         return iterator, random_state(self._loader)
 
+    def _rest(self, resume: Position) -> Iterator[Any]:
+        """The rest of an epoch, whose loader Lightning starts after the hooks of its start, and in epoch 0 before."""
+        return self._resumed(resume, None if resume.had_iterator else self._start_epoch_again(resume))
+
     def _resumed(self, resume: Position, started: tuple[Iterator[Any], RandomState] | None) -> Iterator[Any]:
-        """The rest of an epoch."""
+        """The rest of an epoch, from an iterator of the loader or from one that is made after the hooks."""
         state, state.resume, state.hooks_random = self._state, None, resume.hooks_random
         if resume.hooks_random:
             set_random_state(resume.hooks_random, self._loader)
@@ -232,7 +236,11 @@ class Feed(LoaderProxy):
         yield from self._read(iterator)
 
     def _batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """A whole epoch."""
+        """A whole epoch; the rest of one if the position has been restored since, as with shared weights."""
+        resume = self._state.resume if self._is_first else None
+        if resume is not None and resume.num_trained:
+            yield from self._rest(resume)
+            return
         if self._is_first:
             self._state.first_random = random_state(self._loader)
         yield from self._read(iterator)

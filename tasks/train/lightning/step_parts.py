@@ -1,5 +1,6 @@
 """The parts of a training step in Lightning's loop, what a batch holds, and what a module must not do."""
 
+import errno
 import math
 import os
 import re
@@ -22,6 +23,8 @@ from paceline.tasks.train.rank_spec import RankSpec
 
 UNITS = "paceline.units"
 """Key of a batch with a number for each unit in it."""
+NEVER_WRITTEN = errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EROFS
+"""Errors of a folder that a later try does not change."""
 SAME_KEY = re.compile(r"Found more than one stateful callback of type `(\w+)`")  # of Lightning 2.6
 
 
@@ -120,7 +123,9 @@ def _require_folder(dirpath: str, owner: str) -> None:
     try:
         Path(dirpath).mkdir(parents=True, exist_ok=True)
         reason = None if os.access(dirpath, os.W_OK | os.X_OK) else "no permission to write"
-    except (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+    except OSError as error:
+        if error.errno not in NEVER_WRITTEN:
+            raise
         reason = error.strerror
     if reason is not None:
         fault = f"dirpath={dirpath} of {owner} cannot be written ({reason})"

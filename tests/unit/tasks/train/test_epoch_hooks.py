@@ -5,6 +5,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, LambdaCallback
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
+from paceline.tasks.train.lightning.feed import FedDevice
 from tests.support.feed_trainings import LOADERS, NUM_BATCHES, READ_AHEAD, Module, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice
@@ -102,6 +103,29 @@ def test_batches_after_a_resume_are_those_of_the_hooks(tmp_path, monkeypatch, lo
     steps = {key: value for key, value in rest.items() if key[0] == "loss_step"}
     assert steps
     assert {key: curve[key] for key in steps} == steps
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+
+
+class Planned(Rising):
+    """Asks for the number of all steps, for which Lightning makes the loader before it restores a training."""
+
+    def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches == 3 * NUM_BATCHES
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "states that are restored late"])
+@pytest.mark.parametrize(("every", "stop_at"), [(3, 5), (3, 13), (None, 13)])
+@pytest.mark.parametrize("loader", ["levels", "levels of workers"])
+def test_a_loader_that_is_made_before_the_state_is_restored_resumes(
+    tmp_path, monkeypatch, loader, every, stop_at, is_late
+):
+    monkeypatch.setattr(FedDevice, "restore_checkpoint_after_setup", is_late)  # as with shared weights
+    monkeypatch.setitem(LOADERS, loader, NEW_LOADERS[loader])
+    weights, _ = train(loader, {}, kind=Planned)
+    with pytest.raises(ConnectionError):
+        train(loader, {}, tmp_path, every, stop_at, kind=Planned)
+    resumed, _ = train(loader, {}, tmp_path, every, kind=Planned)
     assert all(torch.equal(weights[name], resumed[name]) for name in weights)
 
 
