@@ -121,9 +121,11 @@ def check(
     hardware = training_host(config, environment)
     if config.cluster.address is not None:
         require_packages(config.cluster.address, config.packages)
-    resolve(config, hardware, 0)  # refuses without the data what the devices cannot do
+    plan = resolve(config, hardware, 0)  # refuses without the data what the devices cannot do
     check_prefect(environment)
     _check_home(environment)
+    if prestart is not None:
+        prestart.start_fork_server(plan)
     check_reachable(environment.tracking_uri)
     if prestart is not None:
         prepare_api(environment)  # early; the Prestart ends it if no flow uses it

@@ -24,6 +24,7 @@ from paceline.tasks.cluster.local import LOOPBACK, NANNY_DEFAULTS, NANNY_VARIABL
 from paceline.tasks.errors import InputError
 from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
+from paceline.tasks.train.competent import process as competent
 from paceline.tasks.train.launch.fork_server import ForkServer
 from paceline.tasks.train.launch.layout import rank_environment
 from paceline.tasks.train.launch.placement import FIT_MODULE, prepare_seats
@@ -57,9 +58,17 @@ class Prestart:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _current.reset(self._token)
-        if self.opening is not None:
-            with suppress(Exception) if error is not None else nullcontext():  # report the first error
-                self.opening.close()
+        try:
+            if self.opening is not None:
+                with suppress(Exception) if error is not None else nullcontext():  # report the first error
+                    self.opening.close()
+        finally:
+            _end_fork_servers()
+
+    def start_fork_server(self, plan: Plan) -> None:
+        """Start to import what the ranks of a preset need, long before there is a worker, where ranks are forked."""
+        if not competent.is_wanted(self.config.speedup):  # standby processes start that loop early
+            _start_fork_server(self.config, plan)
 
     def start_cluster(self, plan: Plan, *, prepares: bool) -> None:
         """Start the cluster, if it is one of this host; `prepares` if it will prepare data in parallel."""
@@ -92,29 +101,35 @@ def close_ahead() -> None:
         with suppress(Exception):
             _ahead.pop()[-1].close()
     child.close_waiting()
-    while _fork_servers:
-        _fork_servers.pop().end()
+    _end_fork_servers()
 
 
 _fork_servers: list[ForkServer] = []
-"""The fork server of the run of own Lightning code that this process is about to start."""
+"""The fork server of the run that this process is about to start."""
 
 
 def start_fork_server(config: Config, environment: Environment) -> ForkServer | None:
-    """Start a fork server for the ranks of a run, and for the process that imports the user's code.
+    """Start a fork server for the ranks of own Lightning code, and for the process that imports that code.
 
-    None where ranks are not forked: on GPUs, as CUDA fails after a fork, on other hosts, and where a cluster was opened
-    ahead. `close_ahead` ends it.
+    None where ranks are not forked. `close_ahead` ends it.
     """
-    if _ahead or config.cluster.kind != "local":
-        return None
     plan = plan_of(config, environment)
-    if plan is None or plan.accelerator != "cpu":
+    return None if plan is None else _start_fork_server(config, plan, child.__name__, FIT_MODULE)
+
+
+def _start_fork_server(config: Config, plan: Plan, answers: str = "", *before: str) -> ForkServer | None:
+    """None on GPUs, as CUDA fails after a fork, on other hosts, and where a cluster was opened ahead."""
+    if _ahead or config.cluster.kind != "local" or plan.accelerator != "cpu":
         return None
     with suppress(OSError):  # no such socket in a sandbox
-        _fork_servers.append(ForkServer(local_rank_environment(plan), RANK_MODULE, child.__name__, FIT_MODULE))
+        _fork_servers.append(ForkServer(local_rank_environment(plan), RANK_MODULE, answers, *before))
         return _fork_servers[-1]
     return None
+
+
+def _end_fork_servers() -> None:
+    while _fork_servers:
+        _fork_servers.pop().end()
 
 
 def local_rank_environment(plan: Plan) -> dict[str, str]:
@@ -146,7 +161,7 @@ def start_ahead(config: Config, plan: Plan, environment: Environment) -> None:
 def _open(
     config: Config, plan: Plan, demand: ClusterResources, environment: Environment, *, pauses: bool = False
 ) -> Opening:
-    server = _fork_servers[0].address if _fork_servers and config.lightning.settings else None
+    server = _fork_servers[0].address if _fork_servers else None
     seats = partial(prepare_seats, config=config, plan=plan, fork_server=server)
     return Opening(config.cluster, demand, environment, seats, pauses=pauses)
 

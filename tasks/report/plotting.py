@@ -5,11 +5,13 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which differ with every common form of colour blindness (https://jfly.uni-koeln.de/color/).
@@ -129,12 +131,21 @@ def shorten(text: str, length: int) -> str:
 
 def png_bytes(figure: Figure, dots_per_inch: int = 200) -> bytes:
     """Write the figure as a PNG file."""
-    return _file_bytes(figure, "png", dots_per_inch)
+    buffer = io.BytesIO()
+    figure.set_dpi(dots_per_inch)
+    canvas: Any = FigureCanvasAgg(figure)
+    with _without_font_warnings():  # `savefig` would draw everything twice, for a layout that is the same
+        canvas.print_png(buffer, pil_kwargs={"compress_level": 1})
+    return buffer.getvalue()
 
 
 def svg_text(figure: Figure, label: str) -> str:
     """Write the figure as an <svg> element: text as paths, sizes from the page, the palette as CSS variables."""
-    text = _file_bytes(figure, "svg", 72).decode()
+    buffer = io.BytesIO()
+    canvas: Any = FigureCanvasSVG(figure)
+    with _without_font_warnings():
+        canvas.print_svg(buffer, metadata={"Date": None})
+    text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", r'<svg role="img" \1>', text, count=1)
@@ -155,11 +166,9 @@ def _rename_ids(text: str, prefix: str) -> str:
 _REFERENCE = re.compile(r"""(href="#|url\(#)([\w-]+)""")
 
 
-def _file_bytes(figure: Figure, kind: str, dots_per_inch: int) -> bytes:
-    buffer = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else None
+@contextmanager
+def _without_font_warnings() -> Iterator[None]:
+    """A class name in a script that the bundled font lacks is drawn as boxes; the report has it as text too."""
     with warnings.catch_warnings():
-        # A class name in a script that the bundled font lacks is drawn as boxes; the report has it as text too.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format=kind, dpi=dots_per_inch, metadata=metadata)
-    return buffer.getvalue()
+        yield

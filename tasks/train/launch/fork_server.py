@@ -1,7 +1,8 @@
 """Fork server: imports once what ranks need, and forks a rank for each order of a supervisor on this host.
 
-Importing torch and Lightning takes most of the time until own Lightning code trains. This process does it for the first
-ranks of a local cluster, and for the process that imports the user's code, which is forked before any rank. The server
+Importing torch and Lightning takes most of the time until a training starts. This process does it for the first ranks
+of a local cluster, while the command and the cluster start. With own Lightning code it does so for the process that
+imports the user's code too, which is forked before any rank. The server
 itself imports nothing of the user's and computes nothing. It forks ranks only while it has one thread, so that they are
 like fresh processes. It is their parent, and reports their ends to the supervisors. If the connection of a supervisor
 closes, the server kills the group of its rank. If the server ends, the kernel kills the ranks. See decision 0040.
@@ -59,7 +60,7 @@ class ForkServer:
         Args:
             environment: of a rank.
             rank_module: its `main` is a rank's.
-            answer_module: its `main` answers requests.
+            answer_module: its `main` answers requests; empty if there are none.
             before: modules that are imported before anything is forked.
         """
         self.address = f"paceline-{secrets.token_hex(16)}"
@@ -338,7 +339,10 @@ def main(listening: int, environment: int, rank_module: str, answer_module: str,
         with suppress(Exception):  # what was forked imports it again, and reports what fails
             importlib.import_module(name)
     server = _Server(socket.socket(fileno=listening), started_with, requests, answers)
-    server.answer(answer_module, of_flow)
+    if answer_module:
+        server.answer(answer_module, of_flow)
+    else:
+        os.close(requests)
     server.serve(rank_module)
 
 

@@ -4,7 +4,6 @@ import copy
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +23,8 @@ from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.learner import Learner
 from paceline.tasks.train.step.precision import forward_context, prepare_network, set_arithmetic
 
+FEW_SAMPLES = 8
+LONG_BATCH_SECONDS = 0.1
 NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2  # examples in the report
 Autocast = AbstractContextManager[object]
 
@@ -88,7 +89,7 @@ def predict_test_split(context: RankContext, network: nn.Module) -> dict[str, An
     split = open_split(prepared, "test")
     set_arithmetic(context.spec.plan.precision, context.device)
     autocast = forward_context(context.spec.plan.precision, context.device)
-    _warm_up(network, context.evaluation(split), autocast, task)
+    _warm_up(network, context.evaluation(split), autocast, task, is_cpu=context.device.type == "cpu")
     indices, kept = [np.zeros(0, np.int64)], [np.zeros((0, task.num_kept), np.float32)]
     targets = [np.zeros((0, len(prepared.target_names)), np.float32)]
     started = time.perf_counter()
@@ -127,12 +128,29 @@ def save_weights(context: RankContext, network: nn.Module) -> str | None:
     return str(path)
 
 
-def _warm_up(network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], autocast: Autocast, task: Task) -> None:
-    """Predict the first batch and a shorter one, as the last of a split mostly is: libraries tune themselves here."""
-    for indices_N, batch in islice(batches, 1):
-        for number in {len(indices_N), max(1, len(indices_N) - 1)}:
-            for _ in predictions(network, [(indices_N[:number], take_samples(batch, 0, number))], autocast, task):
-                pass
+def _warm_up(
+    network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], autocast: Autocast, task: Task, *, is_cpu: bool
+) -> None:
+    """Predict the first batch and a shorter one, as the last of a split mostly is: libraries tune themselves here.
+
+    On a CPU that takes milliseconds, which do not count where a batch takes `LONG_BATCH_SECONDS`.
+    """
+    first = next(iter(batches), None)
+    if first is None:
+        return
+    indices_N, batch = first
+
+    def predict(number: int) -> float:
+        started = time.perf_counter()
+        for _ in predictions(network, [(indices_N[:number], take_samples(batch, 0, number))], autocast, task):
+            pass
+        return time.perf_counter() - started
+
+    few = min(len(indices_N), FEW_SAMPLES)
+    if is_cpu and min(predict(few), predict(few)) * len(indices_N) > LONG_BATCH_SECONDS * few:
+        return
+    for number in {len(indices_N), max(1, len(indices_N) - 1)}:
+        predict(number)
 
 
 def _save_examples(path: Path, network: nn.Module, batch: Batch, autocast: Autocast, task: PixelTask) -> None:
