@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -60,7 +59,6 @@ class RankGroup:
         self._waits: set[str] = set()
         self._reachable = {placement.worker for placement in placements}  # workers that are not known to be lost
         self._is_started = False
-        self._has_ended = threading.Event()  # a rank's supervisor, since the last look
         self._outcomes: dict[int, RankOutcome] = {}
         self.steps_done = 0  # step that the furthest rank has reached
         self.failed_at: float | None = None  # monotonic time at which a rank's failure was noticed
@@ -96,9 +94,7 @@ class RankGroup:
         claim = (key, self._run_id, placement.rank, placement.device)
         how: dict[str, Any] = {"key": key, "allow_other_workers": False, "pure": False, "retries": 0}
         try:
-            future = self._client.submit(supervise, *claim, workers=[placement.worker], **how)
-            future.add_done_callback(lambda _: self._has_ended.set())
-            self._futures[placement.rank] = future
+            self._futures[placement.rank] = self._client.submit(supervise, *claim, workers=[placement.worker], **how)
         except Exception as error:
             raise LostError(f"the connection to the Dask scheduler is closed: {_describe(error)}") from error
 
@@ -149,8 +145,7 @@ class RankGroup:
                 next_ask = time.monotonic() + ASK_SECONDS
                 self._check_statuses(self._claim_statuses())
                 between()
-            self._has_ended.wait(POLL_SECONDS)
-            self._has_ended.clear()
+            time.sleep(POLL_SECONDS)
 
     def end(self) -> None:
         """Cancel the remaining ranks, and wait for their end on hosts that answer, for `ABORT_SECONDS` at most."""
