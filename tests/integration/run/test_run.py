@@ -261,7 +261,7 @@ def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, n
     process, end = start("run", "digits", *settings, start_new_session=True)
     wait_for_checkpoint(process)
     (rank,) = running_ranks(unfinished_run().info.run_id)
-    assert "paceline.tasks.train.launch.standby" in psutil.Process(rank).cmdline(), "it was not kept ready"
+    assert "paceline.tasks.train.launch.fork_server" in psutil.Process(rank).cmdline(), "it was not forked"
     os.killpg(process.pid, number)  # a terminal's Ctrl-C goes to the whole group
     finished = end()
     assert finished.status == 128 + number, finished.stderr
@@ -308,11 +308,10 @@ def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, numb
     assert run("--resume", left.info.run_id).status == 2, "a finished run is not resumed"
 
 
-def has_standby(mark):
-    return any(
-        has_mark(process, mark) and "paceline.tasks.train.launch.standby" in process.cmdline()
-        for process in psutil.process_iter()
-    )
+def has_imports(mark):
+    """Whether a process imports what ranks need."""
+    names = {"paceline.tasks.train.launch.standby", "paceline.tasks.train.launch.fork_server"}
+    return any(has_mark(process, mark) and names.intersection(process.cmdline()) for process in psutil.process_iter())
 
 
 def has_cluster(mark):
@@ -334,9 +333,9 @@ def interrupt(start, tmp_path, has_started, number, *words):
 @pytest.mark.parametrize(
     ("number", "has_started"),
     [
-        (signal.SIGINT, has_standby),
+        (signal.SIGINT, has_imports),
         pytest.param(signal.SIGINT, has_cluster, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, has_standby, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, has_imports, marks=pytest.mark.slow),
         (signal.SIGTERM, has_cluster),
     ],
 )
@@ -349,7 +348,7 @@ OWN = ("run", str(PACKAGE / "config.yaml"), "--code", str(PACKAGE))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_started", [has_cluster, has_standby])
+@pytest.mark.parametrize("has_started", [has_cluster, has_imports])
 def test_own_code_that_is_interrupted_while_it_is_imported_leaves_no_process(start, tmp_path, has_started):
     interrupt(start, tmp_path, has_started, signal.SIGINT, *OWN, f"data.init_args.directory={tmp_path}")
 
@@ -364,7 +363,7 @@ def test_own_code_with_a_wrong_setting_leaves_no_process(start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_started", [has_cluster, has_standby])
+@pytest.mark.parametrize("has_started", [has_cluster, has_imports])
 def test_a_run_that_is_killed_while_it_starts_leaves_no_process(start, tmp_path, has_started):
     mark = uuid.uuid4().hex
     environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
