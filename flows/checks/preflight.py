@@ -124,10 +124,9 @@ def check(
     plan = resolve(config, hardware, 0)  # refuses without the data what the devices cannot do
     check_prefect(environment)
     _check_home(environment)
-    if prestart is not None:
-        prestart.start_fork_server(plan)
     check_reachable(environment.tracking_uri)
     if prestart is not None:
+        prestart.start_fork_server(plan)
         prepare_api(environment)  # early; the Prestart ends it if no flow uses it
     with list_on(config.cluster.address):
         listing = list_data(config.stored_data)
