@@ -11,6 +11,9 @@ def program() -> NoReturn:
     status = pool.hand_over(sys.argv)
     if status is not None:
         pool.leave(status)
+    from paceline.tasks import host
+
+    host.program_start = host.find_program_start()
     pool.end_before_measuring(sys.argv[1:])
     from paceline.flows import cli
 

@@ -72,15 +72,30 @@ def started_at(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
-def process_seconds() -> float | None:
-    """Seconds since this process started; None on systems without /proc."""
+def process_start() -> float | None:
+    """When this process was started, in seconds since the machine came up; None on systems without /proc."""
     started = started_at(os.getpid())
-    if started is None:
-        return None
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return None if started is None else started / os.sysconf("SC_CLK_TCK")
+
+
+program_start: float | None = None
+"""When the program `paceline` was started, as `process_start`; None in a warm pool, and in a process of the user's."""
+
+
+def find_program_start() -> float | None:
+    """When the program of this process was started; for its first lines.
+
+    A script may install or wait for long before it becomes this program with `exec`. The kernel keeps no time of that,
+    and the processor time so far is about what the start of the interpreter took.
+    """
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    started = process_start()
+    return now - time.process_time() if started is not None and now - started > SCRIPT_SECONDS else started
 
 
 PR_SET_PDEATHSIG = 1
+SCRIPT_SECONDS = 20.0
+"""A process that is older when its program begins was a script before."""
 
 
 def peer_user(connection: socket.socket) -> int:

@@ -4,6 +4,7 @@ The run of a deployment opens its own. A process that is started ahead of a run 
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -18,11 +19,11 @@ from paceline.conf.environment import Environment
 from paceline.flows.checks.origin import FLOW_RUN
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
+from paceline.tasks import host
 from paceline.tasks.cluster.client import ClusterResources, demand_of
 from paceline.tasks.cluster.kinds import Opening, kind_of, open_cluster
 from paceline.tasks.cluster.local import LOOPBACK, NANNY_DEFAULTS, NANNY_VARIABLES, num_local_workers
 from paceline.tasks.errors import InputError
-from paceline.tasks.host import process_seconds
 from paceline.tasks.records.execution import Plan
 from paceline.tasks.train.competent import process as competent
 from paceline.tasks.train.launch.fork_server import ForkServer
@@ -33,7 +34,6 @@ from paceline.tasks.train.lightning import child
 from paceline.tasks.train.plan import resolve
 
 START_SECONDS = 120.0
-was_started_ahead = False  # whether this process was started before its run was known
 
 
 @dataclass(frozen=True)
@@ -181,8 +181,8 @@ _current: ContextVar[Prestart | None] = ContextVar("prestart", default=None)
 
 def cold_seconds() -> float | None:
     """Seconds since the start of this run's process; None where that may have had other work before."""
-    is_fresh = (_current.get() is not None or FLOW_RUN in os.environ) and not was_started_ahead
-    return process_seconds() if is_fresh else None
+    started = host.process_start() if FLOW_RUN in os.environ else host.program_start if _current.get() else None
+    return None if started is None else time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 @contextmanager
