@@ -186,10 +186,10 @@ def _parse(key: str, text: str) -> Any:
 
 
 def split_values(text: str) -> list[str]:
-    """The values of `a,b` or `[a,b]`; a comma inside brackets belongs to a value, as in `[2,1],[1,1]`."""
+    """The values of `a,b` or `[a,b]`; a comma inside brackets or braces belongs to a value, as in `[2,1],[1,1]`."""
     values, depth = [""], 0
     for sign in text.strip():
-        depth += (sign in "([") - (sign in ")]")
+        depth += (sign in "([{") - (sign in ")]}")
         if sign == "," and depth == 0:
             values.append("")
         else:

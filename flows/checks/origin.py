@@ -46,10 +46,10 @@ def check_code(own: Lightning, environment: Environment) -> None:
     """Raise InputError for own Lightning code that only Prefect's API names."""
     if not is_from_api():
         return
-    allowed = environment.code_given.split(",")
+    allowed = f",{environment.code_given},"
     if own.code is not None and Path(own.code).resolve().is_relative_to((environment.root / "runs").resolve()):
-        allowed.append(own.code)  # the copy of a run
-    foreign = [name for name in _sources(own) if name not in allowed]
+        allowed += f"{own.code},"  # the copy of a run
+    foreign = [name for name in _sources(own) if f",{name}," not in allowed]  # a path may have commas
     if foreign:
         fault = f"{foreign[0]} is not code that a run which Prefect starts may import on this host"
         given = ",".join(filter(None, [environment.code_given, *foreign]))

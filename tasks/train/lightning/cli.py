@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
@@ -370,12 +370,17 @@ def instantiate_data(settings: Settings) -> Any:
 
 def partition_keys(data: Any) -> list[str]:
     """The keys of a DataModule's partitions. Raises InputError: a key cannot be the name of a folder of its own."""
-    keys, name = list(data.partitions()), type(data).__name__
-    hint = f"return different texts from {name}.partitions, of letters, digits, _, - and dots"
+    returned, name = data.partitions(), type(data).__name__
+    hint = f"return a list of different texts from {name}.partitions, of letters, digits, _, - and dots"
+    if isinstance(returned, str) or not isinstance(returned, Iterable):
+        raise InputError(f"partitions of {name} returned {returned!r}, which is no list of keys", hint=hint)
+    keys = list(returned)
     if not keys:
         raise InputError(f"partitions of {name} returned no key", hint=hint)
-    for key, number in Counter(keys).items():
-        if not isinstance(key, str) or not _FOLDER.fullmatch(key) or key.endswith(TEMPORARY_SUFFIX) or number > 1:
+    numbers = Counter(key for key in keys if isinstance(key, str))
+    for key in keys:
+        is_name = isinstance(key, str) and _FOLDER.fullmatch(key) and not key.endswith(TEMPORARY_SUFFIX)
+        if not is_name or numbers[key] > 1:
             fault = f"partitions of {name} returned the key {key!r}, which cannot name a folder of its own"
             raise InputError(fault, hint=hint)
     return keys

@@ -6,7 +6,16 @@ from pydantic import BaseModel
 
 from paceline.conf.config import Config
 from paceline.conf.hints import ALIASES
-from paceline.conf.load import ConfigError, field_paths, flatten, load, load_plan, plan_names, preset_names
+from paceline.conf.load import (
+    ConfigError,
+    field_paths,
+    flatten,
+    load,
+    load_plan,
+    plan_names,
+    preset_names,
+    split_values,
+)
 from paceline.tasks.speedup.study.design import expand, parse_axes
 from tests.support.refusals import refused
 
@@ -277,3 +286,16 @@ def test_what_is_no_plan_is_refused(tmp_path, text):
 def test_an_unknown_plan_names_the_known(name):
     with refused("--plan", *plan_names(), kind=ConfigError):
         load_plan(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[2,1],[1,1]", ["[2,1]", "[1,1]"]),
+        ("[1,2]", ["1", "2"]),
+        ('{"a":1,"b":2},{"a":2}', ['{"a":1,"b":2}', '{"a":2}']),
+        ("[{a: 1, b: 2}, {a: 2}]", ["{a: 1, b: 2}", "{a: 2}"]),
+    ],
+)
+def test_a_comma_inside_of_a_value_does_not_end_it(text, values):
+    assert split_values(text) == values

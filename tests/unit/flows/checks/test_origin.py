@@ -99,8 +99,11 @@ def test_what_is_served_is_allowed_for_its_own_runs(as_deployment, monkeypatch):
     check_origin(Cluster(), Environment())
 
 
-def test_a_form_imports_only_the_code_of_its_host(as_deployment, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["code", "co,de"])
+def test_a_form_imports_only_the_code_of_its_host(as_deployment, tmp_path, monkeypatch, name):
     monkeypatch.setenv("PACELINE_CODE", "")
+    tmp_path /= name
+    tmp_path.mkdir()
     (tmp_path / "prose.py").touch()
     settings = {"model": {"class_path": "prose.GPT"}, "trainer": {"callbacks": [{"class_path": "acme.Callback"}]}}
     own = Lightning(settings=settings, code=str(tmp_path))

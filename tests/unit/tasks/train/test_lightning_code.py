@@ -349,6 +349,9 @@ def test_the_code_of_data_is_its_module_and_what_that_imports(tmp_path, monkeypa
         ([".."], "'..'"),
         (["a.tmp"], "'a.tmp'"),
         ([3], "3"),
+        ([{"file": "a"}], "{'file': 'a'}"),
+        ("train", "'train', which is no list"),
+        (7, "7, which is no list"),
     ],
 )
 def test_keys_of_partitions_are_names_of_folders(keys, fault):
