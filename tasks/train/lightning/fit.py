@@ -98,7 +98,10 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             **placed,
             "plugins": [
                 AtomicCheckpointIO(
-                    directory.parent, Path(spec.checkpoint_directory), partial(stopwatch.during, "checkpoint")
+                    directory.parent,
+                    Path(spec.checkpoint_directory),
+                    partial(stopwatch.during, "checkpoint"),
+                    module.ckpt_path,
                 ),
                 *placed["plugins"],
             ],

@@ -84,7 +84,8 @@ class AtomicCheckpointIO(CheckpointIO):
     """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory.
 
     Where `checkpoints` is given, only those in this directory are written so, and others at once, as by Lightning, in
-    the context `during`.
+    the context `during`. The user's file that the training started from, `start`, is not removed: Lightning keeps it
+    too, but knows only the copy of the run.
     """
 
     # Lightning's `AsyncCheckpointIO` (2.6) copies on the GPU, queues checkpoints, reports errors a checkpoint later.
@@ -93,8 +94,10 @@ class AtomicCheckpointIO(CheckpointIO):
         attempt: Path,
         checkpoints: Path | None = None,
         during: Callable[[], AbstractContextManager[object]] = nullcontext,
+        start: str | None = None,
     ) -> None:
         self._attempt, self._checkpoints, self._during = attempt, checkpoints, during
+        self._start = None if start is None else Path(start).resolve()
         self._executor = ThreadPoolExecutor(1)
         self._written: Future[None] | None = None
         self._may_write, self._is_dropped = threading.Event(), False
@@ -162,7 +165,9 @@ class AtomicCheckpointIO(CheckpointIO):
         return self._checkpoints not in (None, Path(path).parent)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove the file or the directory."""
+        """Remove the file or the directory, unless the training started from it."""
+        if Path(path).resolve() == self._start:
+            return
         if self._is_foreign(path):
             TorchCheckpointIO().remove_checkpoint(path)
         else:

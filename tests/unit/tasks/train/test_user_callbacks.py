@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.train.lightning.cli import ModuleCLI
+from paceline.tasks.train.lightning.code import copy_own
 from paceline.tasks.train.lightning.feed import FedDevice
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from paceline.tasks.train.rank.user_callbacks import call_epoch_start_hooks
@@ -165,6 +166,37 @@ def test_files_of_steps_that_are_repeated_are_replaced(
         kept.append({path.name: torch.load(path, weights_only=True)["global_step"] for path in files})
     assert kept[0] == kept[1]
     assert sorted(kept[1].values()) == steps
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_file_that_a_training_starts_from_stays(settings, make_spec, monkeypatch, tmp_path, is_lost):
+    from more_shapes import Perceptron
+
+    def fail(self, batch, batch_idx):
+        if self.trainer.fit_loop.total_batch_idx == 10:
+            raise ConnectionError("before the file would be removed")
+        return step(self, batch, batch_idx)
+
+    step = Perceptron.training_step
+    settings["trainer"] |= {"max_epochs": 1, "limit_train_batches": 6}
+    settings["trainer"]["callbacks"][0]["init_args"] = {"dirpath": str(tmp_path / "kept")}
+    train(make_spec(settings=settings, baseline="none"))
+    (start,) = (tmp_path / "kept").iterdir()
+    settings["trainer"]["max_epochs"] = 3
+    spec = make_spec(settings=settings, attempt=1, baseline="none", execution={"checkpoint_steps": 2})
+    own = spec.config.lightning.model_copy(update={"ckpt_path": str(start)})
+    spec = spec.model_copy(update={"config": spec.config.model_copy(update={"lightning": own})})
+    copy_own(own, tmp_path / "runs" / spec.run_id)
+    if is_lost:
+        monkeypatch.setattr(Perceptron, "training_step", fail)
+        with pytest.raises(ConnectionError):
+            train(spec)
+        monkeypatch.setattr(Perceptron, "training_step", step)
+        newest = newest_valid_checkpoint(Path(spec.checkpoint_directory))
+        spec = spec.model_copy(update={"resume_from": str(newest)})
+    train(spec)
+    last = start.with_name("epoch=2-step=18.ckpt")
+    assert {*(tmp_path / "kept").iterdir()} == {start, last}, "as with Lightning alone"
 
 
 def test_files_of_a_checkpoint_stay_though_the_directory_is_another_one_later(settings, make_spec, tmp_path):
