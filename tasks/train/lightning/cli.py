@@ -105,10 +105,16 @@ class _Parser(LightningArgumentParser):
         return text
 
     def read_named(self, arguments: Sequence[str] | Settings) -> Any:
-        """The settings that arguments name, without the defaults of any class, some of which may be required."""
+        """The settings that arguments name, without the defaults of any class, some of which may be required.
+
+        They have no values of links, whose sources may be such defaults.
+        """
+        from jsonargparse._link_arguments import skip_apply_links  # private, as of 4.53
+
         read: Any = self.parse_object if isinstance(arguments, dict) else self.parse_args
         named = dict(arguments) if isinstance(arguments, dict) else [*arguments]
-        return read(named, defaults=False, _skip_validation=True)
+        with skip_apply_links():
+            return read(named, defaults=False, _skip_validation=True)
 
     def set_class_defaults(self, arguments: Sequence[str] | Settings) -> None:
         """Set the defaults of arguments of `model` and `data`, whose classes these arguments name."""

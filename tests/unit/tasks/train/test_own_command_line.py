@@ -85,6 +85,17 @@ class Defaults(LightningCLI):
         parser.set_defaults({"model.hidden": 7, "trainer.max_epochs": 3}, **{"data.width": 9})
 
 
+class Linked(LightningCLI):
+    """Links from arguments that have defaults."""
+
+    def add_arguments_to_parser(self, parser) -> None:
+        """Link both arguments of the model, and have a default of the data."""
+        parser.add_argument("--size", type=int, default=3)
+        parser.link_arguments("size", "model.hidden")
+        parser.link_arguments(("size", "trainer.max_epochs"), "model.depth", compute_fn=lambda *given: given.count(3))
+        parser.set_defaults({"data.width": 9})
+
+
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     """LightningCLI warns of the arguments of pytest; a script's `fit` trains nothing here."""
@@ -135,6 +146,18 @@ def test_defaults_of_a_command_line_of_its_own_are_those_of_its_script(arguments
     expected = script.model.hidden, script.model.depth, script.datamodule.width, script.trainer.max_epochs
     assert (rank.model.hidden, rank.model.depth, rank.datamodule.width, rank.trainer.max_epochs) == expected
     assert settings["model"]["init_args"] == {"hidden": expected[0], "depth": expected[1]}
+
+
+@pytest.mark.parametrize(("own", "trainer"), [({}, {}), ({"size": 5}, {}), ({"size": 6}, {"max_epochs": 3})])
+def test_links_from_arguments_with_defaults_are_those_of_its_script(own, trainer):
+    options = [f"--{key}={value}" for key, value in own.items()]
+    options += [f"--trainer.{key}={value}" for key, value in trainer.items()]
+    settings, rank = parse("Linked", *options)
+    fit = own | {"trainer": FIT["trainer"] | trainer}
+    script = Linked(Net, Numbers, args={"subcommand": "fit", "fit": fit}, save_config_callback=None)
+    expected = {"hidden": script.model.hidden, "depth": script.model.depth}
+    assert (settings["model"]["init_args"], settings["data"]["init_args"]) == (expected, {"width": 9})
+    assert (rank.model.hidden, rank.model.depth, rank.datamodule.width) == (*expected.values(), 9)
 
 
 LABELS = {0: "a"}
