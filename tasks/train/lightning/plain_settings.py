@@ -12,6 +12,7 @@ from paceline.tasks.errors import InputError
 
 _OBJECT = "Unable to serialize instance "  # text that jsonargparse (4.53) writes for an object
 _FILES = ("config", "__path__")  # names that jsonargparse adds for the files that settings are from
+_MARK = "\u200b"  # jsonargparse (4.53) puts it before names that are methods of its Namespace, for example `keys`
 _PLAIN = (str, bool, int, float, type(None))
 
 
@@ -73,7 +74,9 @@ def _items(value: Any) -> dict[Any, Any]:
     """What a value holds, by its name, key or index."""
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
-    return value if isinstance(value, dict) else vars(value) if _is_class(value) else {}
+    if _is_class(value):
+        return {name.removeprefix(_MARK): each for name, each in vars(value).items()}
+    return value if isinstance(value, dict) else {}
 
 
 def _by_text(value: Any) -> dict[str, Any]:

@@ -275,9 +275,9 @@ class Texts(LightningModule):
         self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
 
 
-def arguments_of_script(init_args, *arguments):
+def arguments_of_script(init_args, *arguments, owner="Texts"):
     """The arguments of the module in a script with LightningCLI."""
-    content = json.dumps(FIT | {"model": {"class_path": f"{HERE}.Texts", "init_args": init_args}})
+    content = json.dumps(FIT | {"model": {"class_path": f"{HERE}.{owner}", "init_args": init_args}})
     options = {"subclass_mode_model": True, "run": False, "save_config_callback": None}
     return LightningCLI(LightningModule, Numbers, args=["--config", content, *arguments], **options).model.given
 
@@ -302,6 +302,39 @@ def arguments_of_script(init_args, *arguments):
 def test_texts_and_plain_values_arrive_as_in_a_script(init_args, arguments):
     rank = arguments_of(init_args, *arguments, owner="Texts")
     assert repr(rank) == repr(arguments_of_script(init_args, *arguments))
+
+
+class Methods(LightningModule):
+    """Has arguments with names of methods of a Namespace."""
+
+    def __init__(
+        self,
+        keys: tuple[str, ...] = ("image",),
+        values: dict | None = None,
+        items: dict | float = math.inf,
+        clone: Callable = torch.relu,
+    ) -> None:
+        super().__init__()
+        self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+
+
+@pytest.mark.parametrize(
+    ("init_args", "arguments"),
+    [
+        ({}, ()),
+        ({"keys": ["12", "b"], "values": {"a": "12", "b": {"keys": 1}}, "items": 0.5}, ()),
+        ({"values": {}}, ("--model.keys=['b']", "--model.items={c: 2}", "--model.clone=torch.tanh")),
+    ],
+)
+def test_arguments_with_names_of_methods_arrive_as_in_a_script(init_args, arguments):
+    rank = arguments_of(init_args, *arguments, owner="Methods")
+    assert repr(rank) == repr(arguments_of_script(init_args, *arguments, owner="Methods"))
+
+
+def test_a_changed_value_with_the_name_of_a_method_is_refused():
+    with pytest.raises(InputError, match=r"model\.init_args\.values=.* would change") as refused:
+        arguments_of({"values": {0: "cat"}}, owner="Methods")
+    assert refused.value.setting == "model.init_args.values"
 
 
 def test_a_given_value_that_cannot_be_written_is_refused():
