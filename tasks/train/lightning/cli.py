@@ -99,9 +99,14 @@ class _Parser(LightningArgumentParser):
                     self._class_defaults.setdefault(section, {})[name] = default
 
     def dump(self, cfg: Any, *args: Any, **options: Any) -> str:
-        """The settings as text, without `fit`: hooks of the user have it, and this parser does not know it."""
-        sections = {name: value for name, value in vars(cfg).items() if name not in ("subcommand", "fit")}
-        text: str = super().dump(type(cfg)(**sections), *args, **options)
+        """The settings as text, without `fit`: hooks of the user have it, and this parser does not know it.
+
+        Parsers of the arguments of a class, which may have this name, have no sections.
+        """
+        if self.classes:
+            sections = {name: value for name, value in vars(cfg).items() if name not in ("subcommand", "fit")}
+            cfg = type(cfg)(**sections)
+        text: str = super().dump(cfg, *args, **options)
         return text
 
     def read_named(self, arguments: Sequence[str] | Settings) -> Any:

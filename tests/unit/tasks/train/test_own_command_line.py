@@ -305,7 +305,7 @@ def test_texts_and_plain_values_arrive_as_in_a_script(init_args, arguments):
 
 
 class Methods(LightningModule):
-    """Has arguments with names of methods of a Namespace."""
+    """Has arguments with names of methods of a Namespace, and with other names that LightningCLI uses itself."""
 
     def __init__(
         self,
@@ -313,6 +313,8 @@ class Methods(LightningModule):
         values: dict | None = None,
         items: dict | float = math.inf,
         clone: Callable = torch.relu,
+        fit: bool = True,
+        subcommand: str | None = None,
     ) -> None:
         super().__init__()
         self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -324,9 +326,11 @@ class Methods(LightningModule):
         ({}, ()),
         ({"keys": ["12", "b"], "values": {"a": "12", "b": {"keys": 1}}, "items": 0.5}, ()),
         ({"values": {}}, ("--model.keys=['b']", "--model.items={c: 2}", "--model.clone=torch.tanh")),
+        ({"fit": False, "subcommand": "fit"}, ()),
+        ({}, ("--model.fit=false", "--model.subcommand=x")),
     ],
 )
-def test_arguments_with_names_of_methods_arrive_as_in_a_script(init_args, arguments):
+def test_arguments_with_names_that_lightning_uses_itself_arrive_as_in_a_script(init_args, arguments):
     rank = arguments_of(init_args, *arguments, owner="Methods")
     assert repr(rank) == repr(arguments_of_script(init_args, *arguments, owner="Methods"))
 
