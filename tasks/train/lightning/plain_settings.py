@@ -101,8 +101,8 @@ def refuse_objects(tree: Any, parsed: Any, given: Any, place: str) -> None:
 def refuse_unknown(parsed: Any, place: str) -> None:
     """Raise InputError: `dict_kwargs` of a class name an argument that it does not take."""
     items = _items(parsed)
-    if _is_class(parsed) and isinstance(given := items.get("dict_kwargs"), dict):
-        path = items["class_path"]
+    path, given = items.get("class_path"), items.get("dict_kwargs")  # an argument may be named dict_kwargs too
+    if _is_class(parsed) and isinstance(path, str) and isinstance(given, dict):
         arguments = inspect.signature(resolve_name(path)).parameters
         takes_all = any(each.kind is each.VAR_KEYWORD for each in arguments.values())
         for name in () if takes_all else (each for each in given if each not in arguments):

@@ -315,6 +315,7 @@ class Methods(LightningModule):
         clone: Callable = torch.relu,
         fit: bool = True,
         subcommand: str | None = None,
+        dict_kwargs: dict = {},  # noqa: B006
     ) -> None:
         super().__init__()
         self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -328,6 +329,7 @@ class Methods(LightningModule):
         ({"values": {}}, ("--model.keys=['b']", "--model.items={c: 2}", "--model.clone=torch.tanh")),
         ({"fit": False, "subcommand": "fit"}, ()),
         ({}, ("--model.fit=false", "--model.subcommand=x")),
+        ({"dict_kwargs": {"a": 1}}, ()),
     ],
 )
 def test_arguments_with_names_that_lightning_uses_itself_arrive_as_in_a_script(init_args, arguments):
