@@ -195,7 +195,8 @@ class SaveCheckpoint(Checkpoint):
     decides by a `CheckpointInterval` for all ranks whether a checkpoint is due, also at the end of an epoch. Not before
     a validation that is due, nor between the batches of one update: Lightning resumes there without them.
 
-    It comes after the user's ModelCheckpoint, whose state it saves.
+    It comes after the user's ModelCheckpoint, whose state it saves, and inside an epoch after the module's own
+    `on_train_batch_end`, which may change weights or buffers.
     """
 
     def __init__(
@@ -223,6 +224,7 @@ class SaveCheckpoint(Checkpoint):
         self._next_step = 0  # next batch after which a checkpoint may be due; the same on all ranks
         self._is_due = self._saves_ends_only = self._has_run = False
         self._should_stop: bool | None = None  # of the trainer at the checkpoint; None without one
+        self._num_to_save = 0  # batches of the epoch in a checkpoint that is saved when the batch has ended; or 0
         self._num_held = 0  # batches of the epoch in the last checkpoint; 0 at its end
         self._is_checked = rank != 0  # whether the first checkpoint was read again
 
@@ -260,8 +262,10 @@ class SaveCheckpoint(Checkpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop: Any = trainer.fit_loop
+        connector = _settings(trainer)._logger_connector
         if not self._has_run:  # the user's code may fit again
             loop.run = partial(self._run, trainer, loop.run)
+            connector.on_batch_end = partial(self._end_batch, trainer, connector.on_batch_end)
 
     def _run(self, trainer: Trainer, run: Callable[[], None]) -> None:
         """Run the training loop, once all states are restored: with shared weights, that follows `on_fit_start`."""
@@ -274,6 +278,13 @@ class SaveCheckpoint(Checkpoint):
             run_or_end(trainer, run)
         else:
             run()
+
+    def _end_batch(self, trainer: Trainer, end: Callable[[], None]) -> None:
+        """Let Lightning end a batch, which it does after the hooks of callbacks and of the module; then save."""
+        end()
+        number, self._num_to_save = self._num_to_save, 0
+        if number:
+            self._save(trainer, number)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the interval, and after a resume do what Lightning 2.6 does not.
@@ -334,7 +345,7 @@ class SaveCheckpoint(Checkpoint):
                 self._account.note(SEVERAL)
                 self._saves_ends_only = True
                 return
-            self._save(trainer, number)
+            self._num_to_save = number
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._kept.note(trainer)

@@ -165,6 +165,31 @@ def test_a_batch_that_a_hook_skips_is_not_counted(tmp_path):
     assert sum(accounts.account.window_samples) == 5 * 8 * NUM_EPOCHS
 
 
+class Averaging(Module):
+    """Averages weights in its own hook of a batch's end, and draws a random number there."""
+
+    def __init__(self, loader):
+        super().__init__(loader)
+        self.register_buffer("average", torch.zeros(8, 4))
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.average.lerp_(self.net[0].weight.detach(), float(torch.rand(())))
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize("every", [3, None])
+@pytest.mark.parametrize(("kind", "stop_at"), [(Averaging, 13)])
+def test_hooks_of_a_batch_have_the_same_effects_after_a_resume(tmp_path, kind, stop_at, every):
+    weights, curve = train("shuffled", {}, kind=kind)
+    with pytest.raises(ConnectionError):
+        train("shuffled", {}, tmp_path, every, stop_at, kind=kind)
+    resumed, rest = train("shuffled", {}, tmp_path, every, kind=kind)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    steps = {key: value for key, value in rest.items() if key[0] == "loss_step"}
+    assert steps
+    assert {key: curve.get(key) for key in steps} == steps
+
+
 class Keeper(pl.Callback):
     """Keeps an object in the checkpoint that torch does not load as plain values."""
 
