@@ -268,9 +268,16 @@ class SaveCheckpoint(Checkpoint):
             connector.on_batch_end = partial(self._end_batch, trainer, connector.on_batch_end)
 
     def _run(self, trainer: Trainer, run: Callable[[], None]) -> None:
-        """Run the training loop, once all states are restored: with shared weights, that follows `on_fit_start`."""
+        """Run the training loop, once all states are restored: with shared weights, that follows `on_fit_start`.
+
+        Lightning 2.6 compares its counts of batches to notice that a checkpoint was saved at the end of one. It does
+        not count a batch as started that a hook has skipped, so that the counts are set here.
+        """
         loop: Any = trainer.fit_loop
         self._has_run, loop.run = True, run
+        if self._resume is not None and self._resume.num_trained:
+            total = loop.epoch_loop.batch_progress.total
+            total.started, total.processed, total.completed = total.ready, total.ready, total.ready - 1
         is_restart = self._is_restart and self._should_stop is not None
         self._kept.restore(trainer, self._num_kept if is_restart else 0)
         if is_restart:

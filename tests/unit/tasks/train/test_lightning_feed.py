@@ -178,7 +178,7 @@ class Averaging(Module):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice
 @pytest.mark.parametrize("every", [3, None])
-@pytest.mark.parametrize(("kind", "stop_at"), [(Averaging, 13)])
+@pytest.mark.parametrize(("kind", "stop_at"), [(Averaging, 13), (Skipping, 10), (Skipping, 16)])
 def test_hooks_of_a_batch_have_the_same_effects_after_a_resume(tmp_path, kind, stop_at, every):
     weights, curve = train("shuffled", {}, kind=kind)
     with pytest.raises(ConnectionError):
