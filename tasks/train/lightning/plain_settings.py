@@ -11,7 +11,7 @@ from paceline.conf.hints import did_you_mean, suggest
 from paceline.tasks.errors import InputError
 
 _OBJECT = "Unable to serialize instance "  # text that jsonargparse (4.53) writes for an object
-_FILES = ("config", "__path__")  # names that jsonargparse adds for the files that settings are from
+_FILE, _ALL_FILES = "__path__", "config"  # names that jsonargparse adds for the files of a value and of all settings
 _MARK = "\u200b"  # jsonargparse (4.53) puts it before names that are methods of its Namespace, for example `keys`
 _PLAIN = (str, bool, int, float, type(None))
 
@@ -88,9 +88,9 @@ def refuse_objects(tree: Any, parsed: Any, given: Any, place: str) -> None:
     """Raise InputError: an argument that the user has named is not in the tree, because it holds an object."""
     parts, named = _by_text(tree), _items(given)
     for name, value in _items(parsed).items():
-        if name not in named or name in _FILES:
-            continue
         where = f"{place}.{name}".lstrip(".")
+        if name not in named or name == _FILE or where == _ALL_FILES:
+            continue
         if _is_class(parsed) and name not in parts:
             fault = f"{where}={value!r} is an object, which cannot be written into the settings that the ranks get"
             hint = f"give {where} a class path with init_args, or make the object the default of the argument"

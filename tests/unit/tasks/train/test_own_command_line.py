@@ -316,6 +316,7 @@ class Methods(LightningModule):
         fit: bool = True,
         subcommand: str | None = None,
         dict_kwargs: dict = {},  # noqa: B006
+        config: Callable | timedelta = timedelta(1),
     ) -> None:
         super().__init__()
         self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -330,6 +331,7 @@ class Methods(LightningModule):
         ({"fit": False, "subcommand": "fit"}, ()),
         ({}, ("--model.fit=false", "--model.subcommand=x")),
         ({"dict_kwargs": {"a": 1}}, ()),
+        ({"config": "torch.relu"}, ()),
     ],
 )
 def test_arguments_with_names_that_lightning_uses_itself_arrive_as_in_a_script(init_args, arguments):
@@ -343,10 +345,11 @@ def test_a_changed_value_with_the_name_of_a_method_is_refused():
     assert refused.value.setting == "model.init_args.values"
 
 
-def test_a_given_value_that_cannot_be_written_is_refused():
-    with pytest.raises(InputError, match=r"model\.init_args\.pause=.* is an object") as refused:
-        arguments_of({"pause": "2:00:00"}, owner="Texts")
-    assert refused.value.setting == "model.init_args.pause"
+@pytest.mark.parametrize(("owner", "name"), [("Texts", "pause"), ("Methods", "config")])
+def test_a_given_value_that_cannot_be_written_is_refused(owner, name):
+    with pytest.raises(InputError, match=rf"model\.init_args\.{name}=.* is an object") as refused:
+        arguments_of({name: "2:00:00"}, owner=owner)
+    assert refused.value.setting == f"model.init_args.{name}"
 
 
 def test_a_function_that_a_callback_takes_by_name_arrives():
