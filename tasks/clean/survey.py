@@ -100,6 +100,13 @@ def _files(path: Path) -> list[Path]:
     return files or [path]
 
 
+def _own_files(directory: Path, name: str) -> list[Path]:
+    """Files of a name in a run's directory, without those in the user's code or in what the user's callbacks keep."""
+    users = ((CODE_FOLDER,), (KEPT_FOLDER,))
+    found = (path for path in _files(directory) if path.name == name)
+    return [path for path in found if path.relative_to(directory).parts[:1] not in users]
+
+
 def _entries(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("*") if not path.name.startswith("."))
 
@@ -138,8 +145,8 @@ def _names_used_by(group: _Group) -> Iterator[str]:
     """Names of the prepared sets and the weights that the trainings of a group use, if it stays."""
     if group.needed_by is None and not group.is_recent:
         return
-    for path in (path for directory in group.directories for path in _files(directory) if path.name == "spec.json"):
-        with suppress(OSError, ValueError):
+    for path in (path for directory in group.directories for path in _own_files(directory, "spec.json")):
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # it is gone or of another kind
             spec = json.loads(path.read_bytes())
             for place in (Path(spec[name]["path"]) for name in SPEC_PLACES if spec.get(name)):
                 yield place.parent.name if place.name == WEIGHTS else place.name
@@ -151,7 +158,7 @@ def _of_group(group: _Group, older_than: float, recent: str, sources: set[str]) 
         folders = (path for path in (directory / "checkpoints", directory / "measured") if path.is_dir())
         inside = [_item("checkpoints", path, older_than, needed_by, group.lock) for path in folders]
         needed_by = needed_by or (recent if group.is_recent else None)
-        weights = (path for path in _files(directory) if path.name == WEIGHTS)
+        weights = _own_files(directory, WEIGHTS)
         inside += [_item("weights", path, older_than, needed_by, group.lock) for path in weights]
         kept = directory / KEPT_FOLDER
         has_kept = any(names for _, _, names in os.walk(kept))
@@ -175,7 +182,13 @@ def _around(directory: Path, inside: list[Item], older_than: float, lock: Path |
 
 def _damaged(home: Path, older_than: float) -> Iterator[Item]:
     """What failed its check, and what crashed processes left."""
-    for place in (f"*/{ASIDE}*", f"runs/*/{ASIDE}*", "prepared/.damaged-*", "*.unfinished", "runs/*/*/*.damaged"):
+    for place in (
+        f"*/{ASIDE}*",
+        f"runs/*/{ASIDE}*",
+        "prepared/.damaged-*",
+        "*.unfinished",
+        "runs/*/checkpoints/*.damaged",
+    ):
         for name in iglob(place, root_dir=home):  # noqa: PTH207  Path.glob fails where a directory vanishes
             yield _item("damaged files", home / name, older_than)
     for path in (home / "models").glob(".*"):  # of a process that was killed while it fetched a model

@@ -199,6 +199,9 @@ def test_the_files_of_a_model_checkpoint_stay_until_their_run_is_deleted(home):
         best.write_bytes(bytes(70_000))
         (run / "code").mkdir()
         (run / "code" / "lit.py").write_text("import lightning")
+        for folder in (run / "code", best.parent):
+            for name in ("weights.pt", "old.damaged"):  # names that are Paceline's own elsewhere in the run
+                (folder / name).write_bytes(bytes(9000))
         return run, best
 
     (run, best), (deleted, _) = add(), add()
@@ -210,6 +213,8 @@ def test_the_files_of_a_model_checkpoint_stay_until_their_run_is_deleted(home):
     expected = {"paceline": "a ModelCheckpoint of yours saved it", "code": "a kept model needs it"}
     assert reasons == {str(run / name): reason for name, reason in expected.items()}
     assert best.stat().st_size == 70_000
+    assert left(best.parent) == ["best.ckpt", "old.damaged", "weights.pt"]
+    assert left(run / "code") == ["lit.py", "old.damaged", "weights.pt"]
     assert left(run) == ["code", "lock", "paceline"]
     assert not deleted.exists()
     assert {(item.kind, item.num_bytes) for item in home.survey()} == {
@@ -278,6 +283,18 @@ def test_the_partitions_of_an_unfinished_run_stay(home):
     home.add_run(path, "FAILED", kind="partitions")
     assert home.clean()[str(path)] == "an unfinished run needs it"
     assert (path.exists(), unused.exists()) == (True, False)
+
+
+def test_a_file_of_the_user_may_have_the_name_of_a_specification(home):
+    path = home.add_set("a")
+    run = home.add_run(path, "FAILED")
+    contents = ("[1]", '{"prepared": true}', '{"prepared": {"path": 1}}', '{"prepared": {"name": "a"}}')
+    for folder in ("code", "paceline", "attempt-0"):
+        for number, content in enumerate(contents):
+            place = run / folder / str(number) / "spec.json"
+            place.parent.mkdir(parents=True)
+            place.write_text(content)
+    assert home.clean()[str(path)] == "an unfinished run needs it"
 
 
 def test_a_set_that_goes_while_it_is_looked_for_is_not_used(home):
