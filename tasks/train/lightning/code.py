@@ -184,6 +184,7 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
             place.symlink_to((source / name).resolve())
         elif (source / name).exists():  # a training may have removed a file of its copy, which its ranks report
             write_durably(place, (source / name).read_bytes())
+            shutil.copymode(source / name, place)  # the code may run scripts
     _write_list(temporary, files, links)
     if identity not in (None, _identity(temporary, files)):
         fault = f"--code {source} has changed since it was read"
@@ -312,6 +313,6 @@ def _identity(directory: Path, files: list[Path]) -> str:
     digest = hashlib.sha256()
     for name in files:
         content = (directory / name).read_bytes() if (directory / name).exists() else b"missing"
-        digest.update(f"{name} {len(content)}\n".encode())
+        digest.update(os.fsencode(f"{name} {len(content)}\n"))  # a name may be in any encoding
         digest.update(content)
     return f"directory (code {digest.hexdigest()[:12]})"

@@ -109,6 +109,20 @@ def test_what_a_shell_slurm_or_a_callback_writes_is_linked_and_no_code(tmp_path,
     assert identities({}, directory) == identities({}, run / FOLDER) == (before,)
 
 
+def test_a_copy_keeps_scripts_executable_and_names_in_another_encoding(tmp_path):
+    directory, run = tmp_path / "code", tmp_path / "runs" / "1"
+    directory.mkdir()
+    (directory / "net.py").touch()
+    name = os.fsdecode(b"caf\xe9.sh")
+    (directory / name).write_text("#!/bin/sh\necho 5\n")
+    (directory / name).chmod(0o755)
+    (identity,) = identities({}, directory)
+    copy(directory, run, identity=identity)
+    assert os.access(run / FOLDER / name, os.X_OK)
+    assert not os.access(run / FOLDER / "net.py", os.X_OK)
+    assert identities({}, run / FOLDER) == (identity,)
+
+
 def test_code_that_changes_between_its_reading_and_its_copy_is_refused(tmp_path):
     directory, run = tmp_path / "code", tmp_path / "run"
     directory.mkdir()
