@@ -172,7 +172,7 @@ def _do(request: Request, note_stage: Callable[[str], None] = lambda stage: None
                 owner.prepare_data()
         return {}
     if request.task == "partitions":
-        digest = code.source_digest(request.settings["data"]["class_path"], directory)  # before what else is imported
+        digest = code.source_digest(request.settings["data"], directory)  # before what else is imported
         note_stage(CREATING)
         data = instantiate_data(request.settings)
         note_stage("partitions")

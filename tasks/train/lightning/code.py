@@ -1,5 +1,6 @@
 """Identity of the user's code: of the installed packages, and of the directory given by `--code`."""
 
+import ast
 import hashlib
 import json
 import os
@@ -7,7 +8,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -114,19 +115,60 @@ def identities(settings: dict[str, Any], directory: Path | None, data: Sequence[
     return local + identify(package_names(settings, directory))
 
 
-def source_digest(class_path: str, directory: Path | None) -> str:
-    """Digest of the module of a class, and of those that it imports from its package or the user's directory.
+def source_digest(data: dict[str, Any], directory: Path | None) -> str:
+    """Digest of the modules of a DataModule: those of its class, of its arguments, and of all that these import.
 
+    Only modules of its package and of the user's directory count. They include those that functions import when they
+    are called, by the names in their `import` statements.
     To be called in a process that has imported nothing else of them.
     """
-    package = class_path.partition(".")[0]
-    import_module(class_path.rpartition(".")[0])
-    return code_digest(
-        Path(file)
-        for name, module in sorted(sys.modules.items())
+    package = data["class_path"].partition(".")[0]
+    import_module(data["class_path"].rpartition(".")[0])
+    files = {
+        name: Path(file)
+        for name, module in sys.modules.items()
         if (file := getattr(module, "__file__", None))
         and (name.partition(".")[0] == package or (directory and Path(file).is_relative_to(directory)))
-    )
+    }
+    of_directory = [Path(place) for place in sys.path if directory and Path(place).is_relative_to(directory)]
+    of_package = [Path(place).parent for place in getattr(sys.modules[package], "__path__", ())]
+    waiting = _with_packages(text.split(".") for text in _texts(data) if IMPORTED.fullmatch(text))
+    waiting = waiting.union(*(_names_imported_by(name, file) for name, file in files.items()))
+    while waiting:
+        name = waiting.pop()
+        places = of_directory + (of_package if name.partition(".")[0] == package else [])
+        if name not in files and (file := _file_of_module(name, places)) is not None:
+            files[name] = file
+            waiting |= _names_imported_by(name, file)
+    return code_digest(files[name] for name in sorted(files))
+
+
+def _names_imported_by(name: str, file: Path) -> set[str]:
+    """Names that may be modules in all `import` statements of a module."""
+    try:
+        nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    except (SyntaxError, ValueError):  # it is compiled, or nobody can import it
+        return set()
+    package = name.split(".")[: None if file.stem == "__init__" else -1]
+    imported = [each.name.split(".") for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            base = [*base, *(node.module.split(".") if node.module else [])]
+            imported += [[*base, each.name] for each in node.names]
+    return _with_packages(imported)
+
+
+def _with_packages(names: Iterable[list[str]]) -> set[str]:
+    """Names of modules, given by their parts, and of the packages that hold them."""
+    return {".".join(parts[:end]) for parts in names for end in range(1, len(parts) + 1)}
+
+
+def _file_of_module(name: str, places: list[Path]) -> Path | None:
+    """The Python file of a module or package in the first of several directories that has one."""
+    paths = [place.joinpath(*name.split(".")) for place in places]
+    files = (file for path in paths for file in (path / "__init__.py", path.with_suffix(".py")))
+    return next(filter(Path.is_file, files), None)
 
 
 def require(expected: tuple[str, ...], settings: dict[str, Any], directory: Path | None) -> None:

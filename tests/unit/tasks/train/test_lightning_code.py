@@ -341,17 +341,34 @@ def test_a_remote_checkpoint_is_refused_as_it_was_typed(task):
 
 def test_the_code_of_data_is_its_module_and_what_that_imports(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    texts = {"tables": "import shelves", "shelves": "wide = 3", "model": ""}
+    texts = {
+        "tables": "import shelves\n\ndef prepare():\n    from parts import scale, units",
+        "shelves": "wide = 3",
+        "parts/__init__": "",
+        "parts/scale": "from . import base",
+        "parts/base": "scale = 1",
+        "parts/units": "def read():\n    import torch.nn, late",
+        "parts/other": "",
+        "late": "import another_language",
+        "another_language": "print 1",
+        "tokens": "x = 1",
+        "model": "import tables",
+    }
+    data = {"class_path": "tables.Tables", "init_args": {"split": [{"class_path": "tokens.Words"}]}}
 
     def digest(**changes):
         for name, text in (texts | changes).items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / f"{name}.py").write_text(text)
             sys.modules.pop(name, None)
-        return source_digest("tables.Tables", tmp_path)
+        return source_digest(data, tmp_path)
 
-    first = digest()
-    assert digest(model="x = 1") == first
-    assert len({first, digest(shelves="wide = 40"), digest(tables="import shelves  # all")}) == 3
+    first, others = digest(), {"model", "parts/other"}
+    assert {name for name, text in texts.items() if digest(**{name: f"{text}\n# changed"}) != first} == {
+        *texts
+    } - others
+    assert "late" not in sys.modules
+    assert "parts" not in sys.modules
 
 
 @pytest.mark.parametrize(
