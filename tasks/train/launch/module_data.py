@@ -110,13 +110,12 @@ def prepare_partitions(
 
     Raises InputError: the keys or a partition are not what they must be; RunError: the user's code failed.
     """
-    started, settings = time.perf_counter(), {"data": module.settings["data"]}
-    home = home.resolve()
+    started, home = time.perf_counter(), home.resolve()
     with connect_to_workers(address, "preparation") as client:
-        request = child.Request(task="partitions", code=copied, settings=settings)
+        request = child.Request(task="partitions", code=copied, settings={"data": module.settings["data"]})
         (answer,) = iter_results(client, [request], lambda one: client.submit(child.ask, one, pure=False))
         answer |= {"keys": sorted(answer["keys"])}  # a set has another order in each process
-        inputs = {"format": FORMAT_VERSION, **settings, **answer}
+        inputs = {"format": FORMAT_VERSION, **answer}
         key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
         facts = store.find_as(home, key, PartitionsManifest, check_content=check_content)
         is_reused = facts is not None

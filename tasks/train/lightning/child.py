@@ -37,7 +37,8 @@ IMPORTING, CREATING = "importing your code", "creating your classes"
 class Request(Record):
     """What the child does: `parse` and `predict` read and check a configuration, `prepare` runs `prepare_data`.
 
-    `partitions` lists the keys of the data's partitions, and `partition` prepares one of them.
+    `partitions` lists the keys of the data's partitions, with the code and the settings that they depend on.
+    `partition` prepares one of them.
     """
 
     task: Literal["parse", "predict", "prepare", "partitions", "partition"]
@@ -176,7 +177,8 @@ def _do(request: Request, note_stage: Callable[[str], None] = lambda stage: None
         note_stage(CREATING)
         data = instantiate_data(request.settings)
         note_stage("partitions")
-        return {"keys": partition_keys(data), "code": digest}
+        settings = code.with_absolute_paths(request.settings["data"])
+        return {"keys": partition_keys(data), "code": digest, "data": settings}
     if request.task == "partition":
         note_stage(CREATING)
         data = instantiate_data(request.settings)

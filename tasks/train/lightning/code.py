@@ -108,6 +108,16 @@ def data_paths(settings: dict[str, Any]) -> tuple[str, ...]:
     return tuple(_texts([data.get("init_args"), trainer.get("default_root_dir")]))
 
 
+def with_absolute_paths(tree: Any) -> Any:
+    """A configuration in which texts that name something in the current directory are absolute paths."""
+    if isinstance(tree, dict):
+        return {key: with_absolute_paths(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [with_absolute_paths(value) for value in tree]
+    is_path = isinstance(tree, str) and os.path.exists(tree)  # noqa: PTH110  which takes any text
+    return os.path.normpath(Path(tree).absolute()) if is_path else tree
+
+
 def identities(settings: dict[str, Any], directory: Path | None, data: Sequence[str] | None = None) -> tuple[str, ...]:
     """The directory by its digest without data, by default of the settings, and the packages of the classes."""
     data = data_paths(settings) if data is None else data

@@ -107,6 +107,8 @@ def test_two_workers_prepare_at_the_same_time_and_once(preparation):
     assert texts == {"a": "aaa", "b": "bbb"}
     again, done = preparation.run(meet=True)
     assert (again.path, again.fingerprint, again.reused, done) == (first.path, first.fingerprint, True, [])
+    relative = os.path.relpath(preparation.place)  # the workers have the same current directory
+    assert preparation.run(meet=True, place=relative)[0].reused
     (preparation.code / "unused.py").write_text("x = 1\n")
     assert preparation.run(meet=True)[0].reused, "the class does not import that module"
     assert (preparation.num_tries("a"), preparation.num_tries("b")) == (1, 1)

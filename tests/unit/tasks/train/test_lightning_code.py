@@ -26,6 +26,7 @@ from paceline.tasks.train.lightning.code import (
     list_written,
     require_named,
     source_digest,
+    with_absolute_paths,
 )
 from tests.support.refusals import refused
 
@@ -369,6 +370,17 @@ def test_the_code_of_data_is_its_module_and_what_that_imports(tmp_path, monkeypa
     } - others
     assert "late" not in sys.modules
     assert "parts" not in sys.modules
+
+
+def test_the_same_name_in_another_directory_names_other_data(tmp_path, monkeypatch):
+    (tmp_path / "here" / "data").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    place = str(tmp_path / "here" / "data")
+    tree = {"init_args": {"places": ["data", "../here/data", place, "gone", ""], "n": 3, "name": None}}
+    known = {"init_args": {"places": [place, place, place, "gone", ""], "n": 3, "name": None}}
+    assert with_absolute_paths(tree) == known
+    monkeypatch.chdir(tmp_path)
+    assert with_absolute_paths(tree) == {"init_args": tree["init_args"]}
 
 
 @pytest.mark.parametrize(
