@@ -123,12 +123,15 @@ def _groups(home: Path, inventory: Inventory, keep: int) -> list[_Group]:
         directories[owner if owner.isalnum() else path.name].append(path)  # everybody can write this tag
     trained = [run for run in runs if any((path / "attempt-0").exists() for path in directories.get(run, ()))]
     live = {record.name for record in (home / "flow-runs").glob("*/*") if is_locked(record)}
+    predictions = (run for run in inventory.runs if Tag.MODEL in run.tags and is_locked(home / "runs" / run.run_id))
+    predicted_with = {run.tags[Tag.MODEL] for run in predictions}  # they read its checkpoint and its code
     groups = []
     for owner, paths in directories.items():
         run, directory = runs.get(owner), home / "runs" / owner
         models = (inventory.models.get(path.name, "") for path in paths)
         needed_by = next((model for model in models if "@" in model), None)
-        if is_locked(directory) or (run is not None and run.tags.get("prefect.flow_run_id") in live):
+        is_live = run is not None and run.tags.get("prefect.flow_run_id") in live
+        if is_live or is_locked(directory) or not predicted_with.isdisjoint(path.name for path in paths):
             needed_by = PROCESS
         elif run is None:
             needed_by = needed_by or (None if owner in inventory.deleted else UNKNOWN)

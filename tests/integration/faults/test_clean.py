@@ -278,6 +278,22 @@ def test_a_set_a_run_and_a_copy_that_processes_use_stay_until_they_end(home):
     assert not copy.exists()
 
 
+def test_the_code_and_the_checkpoints_that_a_prediction_reads_stay_until_it_ends(home):
+    study = home.add_run("none", role="study")
+    runs = [home.add_run("none"), home.add_run("none", role="arm", **{Tag.PARENT: study.name})]
+    predictions = [home.add_run("none", role="predict", **{Tag.MODEL: run.name}) for run in runs]
+    for run in runs:
+        (run / "code").mkdir()
+        (run / "code" / "lit.py").write_text("import lightning")
+    with run_lock(predictions[0]), run_lock(predictions[1]):
+        home.clean()
+    for run in runs:
+        assert left(run / "code") == ["lit.py"]
+        assert newest_valid_checkpoint(run / "checkpoints") is not None
+    assert home.clean() == {}
+    assert left(home.root / "runs") == []
+
+
 def test_the_partitions_of_an_unfinished_run_stay(home):
     path, unused = home.add_set("a"), home.add_set("b")
     home.add_run(path, "FAILED", kind="partitions")
