@@ -76,6 +76,9 @@ def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
         lines = (place / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = lines[-1] if lines else "it printed nothing"
         raise RunError(f"{job.module} ended with status {status}: {last}{_place_in(lines)}; see {place / LOG}")
+    if not (place / RESULT).exists():
+        fault = f"{job.module} ended with status 0 before it had a result, as code that calls sys.exit(0) does"
+        raise RunError(f"{fault}; see {place / LOG}")
     return (place / RESULT).read_text(encoding="utf-8")
 
 

@@ -19,6 +19,14 @@ def test_a_process_that_fails_is_told_with_its_last_line(tmp_path):
     assert "No module named" in (tmp_path / "own" / LOG).read_text()
 
 
+def test_a_process_that_ends_early_with_status_0_is_told_as_one_that_fails(tmp_path, monkeypatch):
+    (tmp_path / "early.py").write_text("print('enough')\nraise SystemExit(0)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    asked = SubprocessJob(module="early", spec="{}", directory=str(tmp_path / "own"), num_threads=1)
+    with refused(None, "early", "0", kind=RunError):
+        run_in_subprocess(asked)
+
+
 def test_a_process_that_takes_too_long_is_ended(tmp_path, monkeypatch):
     (tmp_path / "sleeper.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
