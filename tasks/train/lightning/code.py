@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from paceline.conf.environment import Environment
 from paceline.conf.lightning import Lightning
@@ -26,7 +26,7 @@ ENGINES = ("lightning", "pytorch_lightning", "torch")
 FOLDER = "code"
 """Folder of a run's directory with the copy of the user's directory that its ranks import."""
 LIST = ".paceline.json"
-"""File in that folder with the relative paths of [copied files, links to data]."""
+"""File in that folder with the `_Contents` of the copy."""
 START_CHECKPOINT = "start.ckpt"
 """Copy of the checkpoint that a run starts from, in its directory."""
 OUTPUTS = (
@@ -43,6 +43,16 @@ OUTPUT_ENDINGS = (".ckpt", ".log", ".out", ".err")
 """Endings of files that a shell, Slurm or a callback writes while a training runs; they are data."""
 MAX_BYTES = 64 * 2**20
 SAME_CODE = "install the same on every host and restart its workers, or start a new run with the changed code"
+
+_Kind = Literal["file", "data", "folder"]
+
+
+class _Contents(NamedTuple):
+    """Relative paths of what the user's directory has and its copy gets."""
+
+    files: list[Path]
+    links: list[Path]  # to data
+    folders: Sequence[Path] = ()  # also those without files; older copies do not list them
 
 
 def import_from(directory: Path | None) -> None:
@@ -228,17 +238,19 @@ def copy(source: Path, directory: Path, data: Sequence[str] = (), identity: str 
         return
     temporary = target.with_name(f".{FOLDER}")
     shutil.rmtree(temporary, ignore_errors=True)
-    files, links = _contents(source, data)
-    for name in (*files, *links):
+    contents = _contents(source, data)
+    for name in contents.folders:  # a training may write into one that is empty
+        (temporary / name).mkdir(parents=True, exist_ok=True)
+    for name in (*contents.files, *contents.links):
         place = temporary / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        if name in links:
+        if name in contents.links:
             place.symlink_to((source / name).resolve())
         elif (source / name).exists():  # a training may have removed a file of its copy, which its ranks report
             write_durably(place, (source / name).read_bytes())
             shutil.copymode(source / name, place)  # the code may run scripts
-    _write_list(temporary, files, links)
-    if identity not in (None, _identity(temporary, files)):
+    _write_list(temporary, contents)
+    if identity not in (None, _identity(temporary, contents.files)):
         fault = f"--code {source} has changed since it was read"
         hint = "start again, and let nothing write there until the training has started, except into files like run.log"
         raise InputError(fault, hint=hint)
@@ -259,13 +271,14 @@ def link_written(source: Path, copied: Path, data: Sequence[str] = ()) -> Iterat
 
 def list_written(copied: Path) -> None:
     """Record what was written into a copy, or linked there, as links, so that copies of it link there too."""
-    files, links = _contents(copied, ())
-    known = {part for name in (*files, *links) for part in (name, *name.parents)}
+    contents = _contents(copied, ())
+    links = contents.links
+    known = {part for names in contents for name in names for part in (name, *name.parents)}
     for name, _ in sorted(_walk(copied, ())):
         top = next((each for each in _downwards(name) if each in links or each not in known), None)
         if top is not None and top not in links:
             links.append(top)
-    _write_list(copied, files, links)
+    _write_list(copied, contents)
 
 
 def _downwards(name: Path) -> Iterator[Path]:
@@ -273,8 +286,8 @@ def _downwards(name: Path) -> Iterator[Path]:
     return reversed((name, *name.parents))
 
 
-def _write_list(copied: Path, files: list[Path], links: list[Path]) -> None:
-    listed = [[str(name) for name in names] for names in (files, links)]
+def _write_list(copied: Path, contents: _Contents) -> None:
+    listed = [[str(name) for name in names] for names in contents]
     write_durably(copied / LIST, json.dumps(listed).encode())
 
 
@@ -297,40 +310,41 @@ def check_directory(directory: Path) -> None:
     """Raise InputError: the directory does not exist, or holds no Python file."""
     if not directory.is_dir():
         raise InputError(f"--code {directory} is no directory", hint="give the directory of your code")
-    if not any(name.suffix == ".py" for name, is_data in _walk(directory, ()) if not is_data):
+    if not any(kind == "file" and name.suffix == ".py" for name, kind in _walk(directory, ())):
         raise InputError(f"--code {directory} holds no Python file", hint="give the directory of your code")
 
 
-def _contents(directory: Path, data: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Files of a directory and the data in it, as `_walk` finds them; of a copy, what was copied."""
+def _contents(directory: Path, data: Sequence[str]) -> _Contents:
+    """What `_walk` finds in a directory; of a copy, what was copied."""
     is_copy = directory.name == FOLDER and directory.resolve().parents[1].name == "runs"
     if is_copy and (directory / LIST).exists():  # trainings may have written next to their code
-        files, links = json.loads((directory / LIST).read_text(encoding="utf-8"))
-        return list(map(Path, files)), list(map(Path, links))
+        listed = json.loads((directory / LIST).read_text(encoding="utf-8"))
+        return _Contents(*(list(map(Path, names)) for names in listed))
     found = sorted(_walk(directory, data))
-    return [name for name, is_data in found if not is_data], [name for name, is_data in found if is_data]
+    kinds: tuple[_Kind, ...] = ("file", "data", "folder")
+    return _Contents(*([name for name, kind in found if kind == each] for each in kinds))
 
 
-def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
-    """Files of a directory by their relative paths, and data (True), of which directories are not entered.
+def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, _Kind]]:
+    """Files, data and folders of a directory by their relative paths. A directory of data is not entered.
 
     Without what is hidden or compiled, what trainings have written into the user's directory, virtual environments,
-    directories that this user may not read, and links to what holds the code.
+    what this user may not read, and links to what holds the code.
     Data are files with one of the `OUTPUT_ENDINGS`. A directory is, if `data` names it from the current one, or a link
     leads to it, if neither it nor a directory in it holds a Python file, or if it is both.
     """
     directory, home = directory.resolve(), Environment().root.resolve()
     named = [Path(text).resolve() for text in data if os.path.isdir(text)]  # noqa: PTH112  which takes any text
 
-    def walk(folder: Path, above: frozenset[Path]) -> Iterator[tuple[Path, bool]]:
+    def walk(folder: Path, above: frozenset[Path]) -> Iterator[tuple[Path, _Kind]]:
         if not os.access(folder, os.R_OK | os.X_OK):
             return
         for path in folder.iterdir():
             name = path.relative_to(directory)
-            if path.name.startswith(".") or path.name == "__pycache__" or name.parts[0] in OUTPUTS:
+            if name.parts[0] in OUTPUTS or _is_left_out(path):
                 continue
             if path.is_file():
-                yield name, path.suffix in OUTPUT_ENDINGS
+                yield name, "data" if path.suffix in OUTPUT_ENDINGS else "file"
             elif path.is_dir():
                 place, is_link = path.resolve(), path.is_symlink()
                 is_above = place == home or any(each.is_relative_to(place) for each in above)
@@ -338,11 +352,19 @@ def _walk(directory: Path, data: Sequence[str]) -> Iterator[tuple[Path, bool]]:
                     continue
                 is_named = place in named
                 if (is_link and is_named) or ((is_link or is_named) and not _holds_code(path)):
-                    yield name, True
+                    yield name, "data"
                 else:
+                    yield name, "folder"
                     yield from walk(path, above | {place})
 
     return walk(directory, frozenset({directory}))
+
+
+def _is_left_out(path: Path) -> bool:
+    """Whether a path is hidden, compiled, a link to what cannot be reached, or a file that this user may not read."""
+    if path.name.startswith(".") or path.name == "__pycache__" or not os.access(path, os.F_OK):
+        return True
+    return path.is_file() and not os.access(path, os.R_OK)
 
 
 def _holds_code(folder: Path) -> bool:
@@ -351,7 +373,7 @@ def _holds_code(folder: Path) -> bool:
 
 def _code_files(directory: Path, data: Sequence[str]) -> list[Path]:
     """Files of the user's directory, without data. Raises InputError: they are too large to be copied."""
-    files, _ = _contents(directory, data)
+    files = _contents(directory, data).files
     size = sum((directory / name).stat().st_size for name in files if (directory / name).exists())
     if size > MAX_BYTES:
         fault = f"--code {directory} holds {size / 2**20:,.0f} MiB, and each run copies at most {MAX_BYTES / 2**20:.0f}"

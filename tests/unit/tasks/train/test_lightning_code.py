@@ -124,6 +124,42 @@ def test_a_copy_keeps_scripts_executable_and_names_in_another_encoding(tmp_path)
     assert identities({}, run / FOLDER) == (identity,)
 
 
+def test_a_copy_and_copies_of_it_have_the_folders_without_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    directory, runs = tmp_path / "code", tmp_path / "home" / "runs"
+    outputs = directory / "results" / "epochs"
+    (directory / "net").mkdir(parents=True)
+    (directory / "net" / "layers.py").touch()
+    before = identities({}, directory)
+    outputs.mkdir(parents=True)
+    (outputs / ".gitkeep").touch()
+    for name in (".git", "__pycache__", "lightning_logs"):
+        (directory / name).mkdir()
+    copy(directory, runs / "1")
+    copied = runs / "1" / FOLDER
+    (copied / "results" / "epochs" / "x.txt").touch()
+    copy(copied, runs / "2")
+    list_written(copied)
+    copy(copied, runs / "3")
+    for number in ("1", "2", "3"):
+        copied = runs / number / FOLDER
+        folders = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_dir()}
+        assert folders == {"net", "results", "results/epochs"}
+        assert not (copied / "results" / "epochs").is_symlink()
+        assert identities({}, copied) == before
+    assert list((runs / "2" / FOLDER / "results" / "epochs").iterdir()) == []
+
+
+def test_an_older_copy_without_a_list_of_folders_is_copied(tmp_path):
+    directory, runs = tmp_path / "code", tmp_path / "runs"
+    directory.mkdir()
+    (directory / "net.py").touch()
+    copy(directory, runs / "1")
+    (runs / "1" / FOLDER / LIST).write_text('[["net.py"], []]')
+    copy(runs / "1" / FOLDER, runs / "2")
+    assert (runs / "2" / FOLDER / "net.py").exists()
+
+
 def test_code_that_changes_between_its_reading_and_its_copy_is_refused(tmp_path):
     directory, run = tmp_path / "code", tmp_path / "run"
     directory.mkdir()
@@ -306,6 +342,8 @@ def test_what_this_user_may_not_read_is_left_out(monkeypatch):
         (directory / "private" / "net.py").touch()
         assert identities({}, directory) != before
         (directory / "private").chmod(0)
+        (directory / "link").symlink_to("private/net.py")
+        (directory / "key.txt").touch(mode=0)
         directory.chmod(0o755)
         if is_root:
             os.setresuid(65534, 65534, 0)
