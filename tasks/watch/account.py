@@ -1,8 +1,8 @@
 """The clock of a training loop, which hooks move from part to part, and the order of its blocks.
 
 A block of steps as the user wrote them is measured next to one whose batches were read before. That takes no further
-step and no other order of the batches. A loader is read ahead only if that draws no random number in this process, so
-that the losses stay the same bit for bit.
+step and no other order of the batches. A loader is read ahead only as long as that draws no random number in this
+process, so that the losses stay the same bit for bit.
 """
 
 import math
@@ -37,6 +37,7 @@ UNCOUNTED = str, bytes, int, float, complex, type(None)
 """Types of the parts of a batch whose bytes are not counted, such as file names."""
 SEVERAL_LOADERS = "a step takes batches of several loaders"
 DRAWS_RANDOM = "the loader draws random numbers in the process of the training"
+SAMPLES_BY_CODE = "the sampler runs code of yours for each batch"
 PALINDROME: tuple[Kind, ...] = ("normal", "at_hand", "at_hand", "settle", "normal")
 
 Role = Literal["step", "other"]

@@ -1,16 +1,16 @@
-"""Generators of random numbers of the user's code that a loader may draw from in the process of the training."""
+"""What a loader does in this process: the generators that it may draw from, and the user's code in its sampler."""
 
 import gc
 from collections.abc import Iterator
 from itertools import islice
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.tasks.train.lightning.random_state import OTHERS, state_of
+from paceline.tasks.train.lightning.random_state import OTHERS, restore, state_of
 from paceline.tasks.train.user_code import is_of_user
 
 MAX_OBJECTS = 20_000
@@ -18,6 +18,10 @@ MAX_OBJECTS = 20_000
 LEAVES = str, bytes, int, float, complex, bool, type(None), torch.Tensor, np.ndarray, ModuleType
 ROOTS = "dataset", "sampler", "batch_sampler", "collate_fn", "generator"
 KINDS = torch.Generator, *OTHERS
+SOURCES = tuple, FunctionType, MethodType
+"""Types of what an iterator takes values from, next to other iterators."""
+DRAW_AT_START = "accelerate"
+"""Third party whose samplers draw random numbers only before the first batch of an epoch."""
 
 
 class Generators:
@@ -31,6 +35,35 @@ class Generators:
         return [
             each.get_state().tolist() if isinstance(each, torch.Generator) else state_of(each) for each in self._found
         ]
+
+    def set_states(self, states: list[Any]) -> None:
+        """Restore their `states`."""
+        for each, state in zip(self._found, states, strict=True):
+            if isinstance(each, torch.Generator):
+                each.set_state(torch.tensor(state, dtype=torch.uint8))
+            else:
+                restore(each, state)
+
+
+def runs_user_code(iterator: Any) -> bool:
+    """Whether the next value of an iterator takes code of the user's, such as a generator function of a sampler.
+
+    An iterator over a list takes none: the code that made the list has ended.
+    """
+    queue = [iterator]
+    seen = {id(iterator)}
+    for each in queue:
+        if isinstance(each, GeneratorType):
+            name = each.gi_frame.f_globals.get("__name__") if each.gi_frame is not None else None
+        else:
+            name = each.__module__ if isinstance(each, FunctionType) else type(each).__module__
+        if isinstance(name, str) and is_of_user(name) and name.partition(".")[0] != DRAW_AT_START:
+            return True
+        for one in gc.get_referents(each):
+            if id(one) not in seen and (isinstance(one, SOURCES) or hasattr(type(one), "__next__")):
+                seen.add(id(one))
+                queue.append(one)
+    return False
 
 
 def _reached(loader: Any) -> Iterator[Any]:

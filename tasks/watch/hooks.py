@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from paceline.tasks.train.lightning.random_state import RandomState, differ, random_state
-from paceline.tasks.watch.account import DRAWS_RANDOM, Account
-from paceline.tasks.watch.generators import Generators
+from paceline.tasks.train.lightning.random_state import RandomState, differ, random_state, set_random_state
+from paceline.tasks.watch.account import DRAWS_RANDOM, SAMPLES_BY_CODE, Account
+from paceline.tasks.watch.generators import Generators, runs_user_code
+
+States = tuple[RandomState, list[Any]]
 
 _followed: list[Account] = []
 """Hooks move the clock of the last one."""
@@ -68,27 +71,65 @@ class Batches:
         return batch
 
     def _read(self, number: int, *, is_ahead: bool, is_probing: bool) -> None:
-        for _ in range(number):
+        for place in range(number):
+            is_early = place > 0  # its step has not come yet
+            if place == 1 and runs_user_code(getattr(self._iterator, "_sampler_iter", self._iterator)):
+                self._account.stop_replay(SAMPLES_BY_CODE)
+                return
             before = self._states() if is_probing else None
             try:
+                early = self._take_samples() if is_early else None
                 batch = next(self._iterator)
             except Exception as error:  # noqa: BLE001  raised when its batch is due
                 self._end = error
                 return
+            is_drawn = before is not None and self._num_read > 0 and self._have_changed(before)
+            if is_drawn:
+                self._account.stop_replay(DRAWS_RANDOM)
+            if is_drawn and early is not None:
+                self._undo(*early)
+                return
             self._ahead.append((batch, is_ahead))
             self._num_read += 1
-            if before is None or self._num_read == 1:
-                continue
-            after = self._states()
-            if before[1] != after[1] or differ(before[0], after[0]):
-                self._account.stop_replay(DRAWS_RANDOM)
+            if is_drawn:
                 return
 
-    def _states(self) -> tuple[RandomState, list[Any]]:
+    def _take_samples(self) -> tuple[Any, States] | None:
+        """Take the samples of the next batch, and the states before they are read; None if workers read them."""
+        if not isinstance(self._iterator, _SingleProcessDataLoaderIter):
+            return None
+        samples = self._iterator._next_index()
+        _let_read(self._iterator, samples)
+        return samples, self._states()
+
+    def _undo(self, samples: Any, before: States) -> None:
+        """Let the same samples be read again when their batch is due, with the random numbers of then."""
+        set_random_state(before[0], self._loader)
+        self._found_generators().set_states(before[1])
+        _let_read(self._iterator, samples)
+
+    def _states(self) -> States:
         """States of the generators of this process, and of those of the user's that the loader may draw from."""
+        return random_state(self._loader), self._found_generators().states()
+
+    def _have_changed(self, before: States) -> bool:
+        after = self._states()
+        return before[1] != after[1] or differ(before[0], after[0])
+
+    def _found_generators(self) -> Generators:
         if self._generators is None:
             self._generators = Generators(self._loader)
-        return random_state(self._loader), self._generators.states()
+        return self._generators
+
+
+def _let_read(iterator: Any, samples: Any) -> None:
+    """Let an iterator of torch read these samples next, and take no others from its sampler."""
+
+    def take() -> Any:
+        del iterator._next_index  # the one of its class follows
+        return samples
+
+    iterator._next_index = take
 
 
 @contextmanager

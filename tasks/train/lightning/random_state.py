@@ -46,7 +46,7 @@ def set_random_state(state: RandomState, loader: Any) -> None:
     for generator, own in zip(_owned(loader, torch.Generator), state["loader"], strict=False):
         generator.set_state(own)
     for generator, own in zip(_owned(loader, *OTHERS), state.get("own", ()), strict=False):  # none of earlier versions
-        _restore(generator, own)
+        restore(generator, own)
 
 
 def _owned(loader: Any, *kinds: type) -> list[Any]:
@@ -75,7 +75,8 @@ def _listed(state: Any) -> Any:
     return state.tolist() if isinstance(state, np.ndarray) else state
 
 
-def _restore(generator: Any, state: Any) -> None:
+def restore(generator: Any, state: Any) -> None:
+    """Restore a `state_of` a generator."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, np.random.RandomState):

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from paceline.tasks.watch import account as module
-from paceline.tasks.watch.account import DRAWS_RANDOM, Account
+from paceline.tasks.watch.account import DRAWS_RANDOM, SAMPLES_BY_CODE, Account
+from paceline.tasks.watch.generators import runs_user_code
 from paceline.tasks.watch.hooks import follow
 from paceline.tasks.watch.verdict import judge
 from tests.support.watched_loops import BATCH, CLOCK, NUM_SAMPLES, QUIET, Numbers, QuietWatch, train, watched
@@ -310,3 +311,119 @@ def test_a_loader_that_draws_from_a_generator_of_the_user_is_not_read_ahead(make
     assert account.why_not_measured == DRAWS_RANDOM
     (_, _), account = watched(DataLoader(Transformed(), BATCH), 2)
     assert not account.why_not_measured
+
+
+class RarelyDrawing(Transformed):
+    """Changes samples by a transform from the given one on, and notes the samples that are read."""
+
+    def __init__(self, transform, first):
+        super().__init__()
+        self.rare_transform, self.first, self.read = transform, first, []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        self.transform = self.rare_transform if index >= self.first else None
+        return super().__getitem__(index)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda number: number + torch.rand(8),
+        lambda: Transform(random.Random(0)),
+        lambda: Transform(torch.Generator().manual_seed(0)),
+        lambda: Transform(np.random.default_rng(0)),
+        lambda: Transform(np.random.RandomState(0)),
+    ],
+    ids=["that of torch", "of Python", "of torch", "of NumPy", "of NumPy's older kind"],
+)
+def test_a_read_ahead_that_is_the_first_one_to_draw_is_undone(make):
+    first = 13 * BATCH  # the third batch of the first block that is read ahead
+    losses, batches = train(DataLoader(RarelyDrawing(make(), first), BATCH))
+    numbers = RarelyDrawing(make(), first)
+    (watched_losses, watched_batches), account = watched(DataLoader(numbers, BATCH))
+    assert torch.equal(watched_batches, batches)
+    assert watched_losses == losses
+    assert account.why_not_measured == DRAWS_RANDOM
+    assert [index for index in range(NUM_SAMPLES) if numbers.read.count(index) == 2] == [*range(first, first + BATCH)]
+
+
+class Chunks(Sampler):
+    """Shuffles each part of the samples when it comes to that."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        for start in range(0, NUM_SAMPLES, NUM_SAMPLES // 10):
+            yield from (start + torch.randperm(NUM_SAMPLES // 10)).tolist()
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sampler_that_may_draw_between_batches_is_not_read_ahead(num_workers):
+    losses, batches = train(DataLoader(Numbers(), BATCH, sampler=Chunks(), num_workers=num_workers))
+    (watched_losses, watched_batches), account = watched(
+        DataLoader(Numbers(), BATCH, sampler=Chunks(), num_workers=num_workers)
+    )
+    assert torch.equal(watched_batches, batches)
+    assert watched_losses == losses
+    assert not account.blocks.at_hand
+    assert account.why_not_measured == SAMPLES_BY_CODE
+
+
+def count_in(module_name):
+    """A generator of a function of another module."""
+    variables = {"__name__": module_name}
+    exec("def count():\n    yield from [1, 2]", variables)
+    return variables["count"]()
+
+
+class Counter:
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: iter([1, 2]), False),
+        (lambda: zip(range(2), iter([1, 2]), strict=True), False),
+        (lambda: map(str, [1, 2]), False),
+        (lambda: (number for number in [1, 2]), True),
+        (lambda: zip(range(2), (number for number in [1, 2]), strict=True), True),
+        (lambda: map(from_module, [1, 2]), True),
+        (lambda: map(ByClass().plain, [1, 2]), True),
+        (lambda: iter(Counter()), True),
+        (lambda: count_in("samplers"), True),
+        (lambda: count_in("torch.utils.data"), False),
+        (lambda: count_in("accelerate.data_loader"), False),
+    ],
+    ids=[
+        "a list",
+        "lists",
+        "of Python",
+        "generator",
+        "generator inside",
+        "function",
+        "method",
+        "class",
+        "module",
+        "engine",
+        "third party",
+    ],
+)
+def test_the_code_that_an_iterator_runs_for_each_value(make, expected):
+    iterator = make()
+    next(iterator)
+    assert runs_user_code(iterator) == expected
+
+
+def test_a_generator_that_has_ended_runs_no_code():
+    ended = (number for number in [1])
+    assert list(ended) == [1]
+    assert not runs_user_code(ended)
