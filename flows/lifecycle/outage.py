@@ -141,7 +141,7 @@ def report(create: Callable[..., object], **arguments: Any) -> None:
     """Call a function of `prefect.artifacts` once the API answers; log a failure."""
     wait_for_api()
     try:
-        create(**arguments)
+        create(**arguments, _sync=True)  # else it returns a coroutine in an asynchronous flow
     except httpx.HTTPError as error:
         get_run_logger().warning("Prefect has not taken %r (%s)", arguments["description"], error)
 

@@ -5,10 +5,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 import paceline
 from paceline.tasks.errors import InputError
@@ -40,6 +44,38 @@ def test_own_lightning_code_is_no_preset():
     with pytest.raises(InputError, match="takes presets") as refusal, paceline.session(config):
         pass
     assert "own_session" in refusal.value.hint
+
+
+SHOW_RESULTS = """
+import asyncio
+from paceline.flows.lifecycle.mlflow_views import link
+from paceline.flows.lifecycle.outage import publish
+from prefect import flow
+from prefect.runtime import flow_run
+
+@flow
+async def show_results():
+    publish([("accuracy", "0.9")], "summary", "What the run achieved")
+    link("http://127.0.0.1:5000", "Similar runs")
+    print(flow_run.get_id())
+
+asyncio.run(show_results())
+"""
+
+
+def test_an_asynchronous_flow_shows_its_results_in_prefect(prefect_url, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_API_URL", prefect_url)
+    script = tmp_path / "show_results.py"
+    script.write_text(SHOW_RESULTS)
+    done = start(script, home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as client:
+        mine = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(done.stdout.strip())]))
+        artifacts = client.read_artifacts(flow_run_filter=mine)
+    assert {one.key: one.description for one in artifacts} == {
+        "summary": "What the run achieved",
+        "mlflow-view": "Similar runs",
+    }
 
 
 @pytest.mark.slow
