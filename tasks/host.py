@@ -6,14 +6,10 @@ import shutil
 import signal
 import socket
 import struct
-import sys
 import time
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
@@ -110,26 +106,3 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # it died before the request
-
-
-def has_one_thread() -> bool:
-    """Whether this process has one thread, so that a fork of it loses none; False on systems without /proc."""
-    with suppress(OSError):
-        return len(list(Path("/proc/self/task").iterdir())) == 1
-    return False
-
-
-def leave(program: Callable[[], int]) -> NoReturn:
-    """Run the work of a forked process, and end the process before it returns to the code that has forked it."""
-    status = 1
-    try:
-        status = program()
-    except SystemExit as leaving:  # as the interpreter does
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        sys.stderr.write("" if isinstance(leaving.code, int | None) else f"{leaving.code}\n")
-    except BaseException:  # noqa: BLE001  into the log
-        traceback.print_exc()
-    finally:
-        with suppress(Exception):  # the user's code may have closed it
-            sys.stdout.flush()
-        os._exit(status)

@@ -122,12 +122,11 @@ def check(
     if config.cluster.address is not None:
         require_packages(config.cluster.address, config.packages)
     plan = resolve(config, hardware, 0)  # refuses without the data what the devices cannot do
-    if prestart is not None:
-        prestart.start_fork_server(plan)  # before the import of Prefect, which takes a second
     check_prefect(environment)
     _check_home(environment)
     check_reachable(environment.tracking_uri)
     if prestart is not None:
+        prestart.start_fork_server(plan)
         prepare_api(environment)  # early; the Prestart ends it if no flow uses it
     with list_on(config.cluster.address):
         listing = list_data(config.stored_data)

@@ -79,6 +79,7 @@ def start(config: Config, resume: str | None = None) -> dict[str, Any]:
     environment = Environment()
     with ExitStack() as stack:
         stack.callback(prefect_api.stop_unused_api)
+        prefect_api.import_api(environment)  # while the imports below need one core
         from paceline.flows.checks import preflight
         from paceline.flows.checks.prestart import Prestart
 
@@ -101,11 +102,11 @@ def _prepare_own(stack: ExitStack, known: Config | None) -> None:
     from paceline.flows.lifecycle.prefect_api import prepare_api
 
     environment = Environment()
-    prepare_api(environment)  # it ends with this process, which it can fork before the cluster has a thread here
     if known is not None and known.cluster.kind == "local":
         stack.callback(prestart.close_ahead)
         if (plan := prestart.plan_of(known, environment)) is not None:
             prestart.open_ahead(known, plan, environment)
+    prepare_api(environment)  # it ends with this process
     import paceline.flows.run.lightning  # noqa: F401
 
 

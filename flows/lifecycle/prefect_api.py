@@ -1,32 +1,39 @@
 """Prefect's temporary API: an API on loopback while a command runs, if no server is given.
 
-Prefect's own starts with the flow, imports its server here too (1.4 s), and outlives this process if it is killed.
+Prefect's own starts with the flow, imports its server here too (1.4 s), and outlives this process if it is killed. As a
+program, this module is that API.
 """
 
 import atexit
 import fcntl
+import gc
+import importlib
 import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
+import warnings
 from contextlib import suppress
 from http import HTTPStatus
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import api_process
 from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.host import die_with
 from paceline.tasks.http import ANSWER_SECONDS, ask, status
 from paceline.tasks.track.connectivity import check_address
 
 END_SECONDS = 5.0
+SERVE = b"serve"
+"""What makes an imported API serve."""
 AWAY_SECONDS = 1800.0  # longest wait of a flow for an API that does not answer
 POLL_SECONDS = 2.0
 
 
 class TemporaryApi:
-    """An API that runs or starts; its socket takes connections at once."""
+    """An API that runs or starts; its socket takes connections at once. It is only imported until `serve` is called."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -34,9 +41,24 @@ class TemporaryApi:
             descriptor = fcntl.fcntl(listening, fcntl.F_DUPFD_CLOEXEC, 3)  # not 0 or 1, which may be closed here
             # Other users of this host reach its loopback too, and could read this run's log or cancel it.
             self.auth = f"paceline:{secrets.token_urlsafe(32)}"
-            self._process = api_process.start(descriptor, self.auth)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(descriptor), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=2,  # stdout is for the outcome
+                env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": self.auth},
+                pass_fds=[descriptor],
+                start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
+            )
             os.close(descriptor)
         self.is_used = False  # whether a flow uses its address
+
+    def serve(self) -> None:
+        """Let it prepare its database and answer; again, this has no effect."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        if not stdin.closed:
+            with suppress(BrokenPipeError), stdin:  # it has ended, which `wait` reports
+                stdin.write(SERVE)
 
     def url(self, seconds: float) -> str:
         """Wait until the API answers, and return its address; raise RunError if it does not."""
@@ -64,17 +86,27 @@ class TemporaryApi:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECONDS)
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 _running: list[TemporaryApi] = []
 _given_up: set[str] = set()  # addresses of APIs that were away for longer than a flow waits
 
 
+def import_api(environment: Environment) -> None:
+    """Start to import the API of this process, unless a server is named; `prepare_api` lets it serve.
+
+    Where Prefect is imported already, a profile of it may name a server, and `prepare_api` starts the API as soon.
+    """
+    if not environment.prefect_api_url and not _running and "prefect" not in sys.modules:
+        _running.append(TemporaryApi())
+
+
 def start_api() -> TemporaryApi:
     """Start the API of this process, or return the running one; it ends with the process."""
     if not _running:
         _running.append(TemporaryApi())
+    _running[0].serve()
     return _running[0]
 
 
@@ -170,3 +202,24 @@ def prefect_server(environment: Environment) -> str | None:
     from prefect.settings import get_current_settings
 
     return get_current_settings().api.url
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Import the API, and serve it on a listening socket when stdin says so, until the process `parent` ends."""
+    die_with(parent)
+    gc.disable()  # a quarter of the time of all these imports
+    with suppress(Exception), warnings.catch_warnings(action="ignore"):  # the import below fails again, if it serves
+        importlib.import_module("prefect.server.api.server")
+    if sys.stdin.buffer.read(len(SERVE)) != SERVE:
+        return
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    app = create_app(ephemeral=True, final=True)
+    gc.freeze()
+    gc.enable()
+    uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run([socket.socket(fileno=descriptor)])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

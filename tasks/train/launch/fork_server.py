@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.tasks.host import has_one_thread, leave, peer_user
+from paceline.tasks.host import peer_user
 from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.standby import NUM_DESCRIPTORS, PARENT, become_rank, die_with_supervisor
 
@@ -168,7 +169,7 @@ class _Server:
         """Fork the process that answers requests, in an environment of its own."""
         pid = os.fork()
         if not pid:
-            leave(partial(self._answer, module, environment))
+            _leave(partial(self._answer, module, environment))
         os.close(self._requests)
         pidfd = os.pidfd_open(pid)
         self._watch(pidfd, partial(self._end_answers, pid, pidfd))
@@ -218,7 +219,7 @@ class _Server:
             if len(descriptors) == NUM_DESCRIPTORS and self._can_fork(order) and not _has_closed(supervisor):
                 pid = os.fork()
                 if not pid:
-                    leave(partial(self._run, order, descriptors, supervisor))
+                    _leave(partial(self._run, order, descriptors, supervisor))
         for descriptor in descriptors:
             os.close(descriptor)
         if pid is None:
@@ -227,8 +228,9 @@ class _Server:
             self._watch_rank(pid, supervisor)
 
     def _can_fork(self, order: Order) -> bool:
+        num_threads = len(list(Path("/proc/self/task").iterdir()))  # a fork has the calling one alone
         is_equal = comparable(order.environment) == comparable(self._started_with)
-        return self._rank_module is not None and has_one_thread() and is_equal
+        return self._rank_module is not None and num_threads == 1 and is_equal
 
     def _watch_rank(self, pid: int, supervisor: socket.socket) -> None:
         with suppress(OSError):  # it has done so itself, and perhaps ended
@@ -302,6 +304,22 @@ def _has_closed(supervisor: socket.socket) -> bool:
 def comparable(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that must be equal in a server and in an order: all but Dask's and Paceline's own."""
     return {name: value for name, value in environment.items() if not name.startswith((*DASK_PREFIXES, "PACELINE_"))}
+
+
+def _leave(program: Callable[[], int]) -> NoReturn:
+    """Run the work of a forked process, and end the process before it returns to the code of the server."""
+    status = 1
+    try:
+        status = program()
+    except SystemExit as leaving:  # as the interpreter does
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        sys.stderr.write("" if isinstance(leaving.code, int | None) else f"{leaving.code}\n")
+    except BaseException:  # noqa: BLE001  into the log
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):  # the user's code may have closed it
+            sys.stdout.flush()
+        os._exit(status)
 
 
 def main(listening: int, environment: int, rank_module: str, answer_module: str, *before: str) -> NoReturn:

@@ -15,7 +15,7 @@ RECORDER = Path(__file__).parents[2] / "support" / "recorded"
 KINDS = {
     "server": "paceline.tasks.train.launch.fork_server",
     "rank": "paceline.tasks.train.rank.main",
-    "api": "paceline.flows.lifecycle.api_process",
+    "api": "paceline.flows.lifecycle.prefect_api",
     "guardian": "paceline.flows.lifecycle.guardian",
     "scheduler": "dask_scheduler",
     "nanny": "dask_worker",

@@ -12,21 +12,22 @@ import pytest
 
 from paceline.flows.lifecycle.prefect_api import TemporaryApi
 from paceline.tasks.errors import RunError
+from tests.support.patience import until
 
 COMMAND = """
-import os, subprocess, sys, time
+import os, sys, time
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.prefect_api import start_api, stop_unused_api
 environment = Environment()
-if sys.argv[2] == "fork":
-    import prefect
-api = start_api()
-print(api._process.pid, "program" if isinstance(api._process, subprocess.Popen) else "fork", flush=True)
+if sys.argv[1] not in ("used", "unused", "begun"):
+    prefect_api.import_api(environment)
+    api = prefect_api._running[0]
+else:
+    api = start_api()
+print(api._process.pid, flush=True)
 if "=" in sys.argv[1]:  # as in a profile of Prefect's
     name, _, os.environ[name] = sys.argv[1].partition("=")
-    from prefect.context import refresh_global_settings_context
-    refresh_global_settings_context()
     print(prefect_api.prepare_api(environment), flush=True)
 if sys.argv[1] == "unused":
     stop_unused_api()
@@ -37,18 +38,16 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(params=["fork", "program"])
-def command(request):
+@pytest.fixture
+def command():
     """Starts a command with an API in a given state; returns it and the API's process id."""
     started = []
 
     def start(state):
-        arguments = [sys.executable, "-c", COMMAND, state, request.param]
+        arguments = [sys.executable, "-c", COMMAND, state]
         process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
-        api, way = process.stdout.readline().split()
-        assert way == request.param
-        return process, int(api)
+        return process, int(process.stdout.readline())
 
     yield start
     for process in started:
@@ -69,8 +68,6 @@ def test_it_answers_until_its_command_ends(command):
     assert urllib.request.urlopen(f"{url}/health", timeout=10).read() == b"true"
     with pytest.raises(urllib.error.HTTPError, match="401"):  # other users of the host reach its port
         urllib.request.urlopen(f"{url}/admin/version", timeout=10)
-    stdin = Path(f"/proc/{process.pid}/fd/0").readlink()
-    assert stdin not in [descriptor.readlink() for descriptor in Path(f"/proc/{api}/fd").iterdir()]
     process.communicate()  # its stdin ends, and so does it
     assert process.returncode == 0
     assert ended(api)
@@ -81,8 +78,17 @@ def test_one_that_nobody_waited_for_is_ended_at_once(command):
     assert ended(api)
 
 
+def test_it_prepares_no_database_until_the_checks_of_a_run_have_passed(command, monkeypatch, tmp_path):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    process, api = command("imported")
+    until(lambda: "pipe" in Path(f"/proc/{api}/wchan").read_text(), "API that waits for its order")
+    assert not list(tmp_path.glob("prefect.db*"))
+    process.communicate()
+    assert ended(api)
+
+
 @pytest.mark.parametrize("named", ["PREFECT_API_URL=http://127.0.0.1:9/api", "PREFECT_SERVER_EPHEMERAL_ENABLED=false"])
-def test_one_that_no_flow_uses_ends_where_prefects_own_settings_need_none(command, named):
+def test_an_imported_one_ends_where_prefects_own_settings_need_none(command, named):
     process, api = command(named)
     assert process.stdout.readline() == "None\n"
     assert ended(api)
@@ -104,6 +110,7 @@ def test_it_dies_with_a_command_that_is_killed(command):
 def test_why_it_cannot_start(monkeypatch):
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////proc/nothing/prefect.db")
     api = TemporaryApi()
+    api.serve()
     with pytest.raises(RunError, match=r"ended with status 3 .*prefect server start"):
         api.url(60)
     api.end()

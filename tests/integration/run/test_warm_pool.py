@@ -215,7 +215,7 @@ def test_own_code_is_that_of_now(paceline, waiting, tmp_path):
 def test_a_run_after_a_crash_of_the_pool_is_cold(paceline, waiting, part):
     keeper, processes = waiting
     names = {"keeper": keeper}
-    names["API"] = next(one for one in processes if any("api_process" in word for word in one.cmdline()))
+    names["API"] = next(one for one in processes if any("prefect_api" in word for word in one.cmdline()))
     names["worker"] = next(one for one in processes if any("spawn_main" in word for word in one.cmdline()))
     names[part].kill()
     if part == "keeper":
