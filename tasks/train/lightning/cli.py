@@ -65,11 +65,14 @@ class _Parser(LightningArgumentParser):
         self._class_defaults: dict[str, Settings] = {}
         """Defaults of arguments of `model` and `data`, until their classes are known."""
 
-    def parse_string(self, text: str, *, _fail_no_subcommand: bool = False, **options: Any) -> Any:
-        """The settings of `content`, whatever the text; paths in them start from the folder of `file`, as in a file."""
+    def parse_string(self, content: str, path: Any = "", **options: Any) -> Any:
+        """The settings of a text; {} stands for `content`. Its paths start from the folder of `file`, as in a file."""
+        if path or content != "{}" or self._content is None:  # of another configuration that `config` names
+            return super().parse_string(content, path, **options)
         from jsonargparse import Namespace
         from jsonargparse import Path as FoundPath  # type: ignore[attr-defined]  # it is documented
 
+        options.pop("_fail_no_subcommand", None)  # parse_object does not take it
         with FoundPath(self._file, mode="fr").relative_path_context() if self._file else nullcontext():
             parsed = self.parse_object(copy.deepcopy(self._content), **options)
 
@@ -152,9 +155,9 @@ def _of_class(key: str) -> str:
 class ModuleCLI(LightningCLI):
     """LightningCLI for any module and data, without subcommands.
 
-    `arguments` are those of its command line, or a configuration. `--config` with any text stands for `content`, that
-    of `file`. `own`, or `cli` of the configuration, is the path of the user's subclass of LightningCLI, whose links and
-    arguments it has too. Raises InputError: they are wrong.
+    `arguments` are those of its command line, or a configuration. `--config {}` stands for `content`, that of `file`.
+    `own`, or `cli` of the configuration, is the path of the user's subclass of LightningCLI, whose links and arguments
+    it has too. Raises InputError: they are wrong.
     """
 
     parser: _Parser

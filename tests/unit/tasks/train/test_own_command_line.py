@@ -304,6 +304,20 @@ def test_texts_and_plain_values_arrive_as_in_a_script(init_args, arguments):
     assert repr(rank) == repr(arguments_of_script(init_args, *arguments))
 
 
+def test_a_file_that_names_another_file_has_its_settings_too_as_in_a_script(tmp_path):
+    other = {"seed_everything": 5, "trainer": FIT["trainer"] | {"max_epochs": 9}}
+    content = {"config": "other.yaml", "model": {"class_path": f"{HERE}.Net"}, "seed_everything": 3}
+    (tmp_path / "other.yaml").write_text(json.dumps(other))
+    (tmp_path / "main.yaml").write_text(json.dumps(content))
+    file = str(tmp_path / "main.yaml")
+    settings = ModuleCLI(["--config", "{}"], only_parse=True, content=content, file=file).settings()
+    options = {"subclass_mode_model": True, "run": False, "save_config_callback": None}
+    script = LightningCLI(LightningModule, Numbers, args=["--config", file], **options)
+    expected = script.trainer.max_epochs, script.config.seed_everything
+    assert (settings["trainer"]["max_epochs"], settings["seed_everything"]) == expected == (9, 3)
+    assert "config" not in settings
+
+
 class Methods(LightningModule):
     """Has arguments with names of methods of a Namespace, and with other names that LightningCLI uses itself."""
 
