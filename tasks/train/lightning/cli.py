@@ -1,13 +1,12 @@
-"""The user's classes, as LightningCLI reads and instantiates them, and its refusals in Paceline's words."""
+"""The user's classes, as LightningCLI reads and instantiates them."""
 
 import copy
 import inspect
 import json
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Self
@@ -18,7 +17,6 @@ from lightning.pytorch.callbacks import ProgressBar, StochasticWeightAveraging, 
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from paceline.conf.hints import did_you_mean, suggest
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.files import TEMPORARY_SUFFIX
 from paceline.tasks.records.data import PreparedPartitions
@@ -30,28 +28,14 @@ from paceline.tasks.train.lightning.plain_settings import (
     with_yaml_numbers,
     without_objects,
 )
-from paceline.tasks.train.user_code import find_user_error
+from paceline.tasks.train.refusals import own_refusals
 
 Settings = dict[str, Any]
 AVERAGES = (WeightAveraging, StochasticWeightAveraging)
 """Callbacks that average whole weights."""
 CLASSES = ("model", "data")
 """Sections of LightningCLI that are a class with its arguments."""
-_KEY = re.compile(r'Parser key "([\w.]+)"')
-_PATH = re.compile(r"Problem with given class_path '([^']+)'")
-_IMPORT = re.compile(r"(No module named '[^']+'|module '([^']+)' has no attribute '([^']+)')")
-_OTHER_CLASS = re.compile(r"Import path (?:(\S+) )?does not correspond to a subclass of (\w+)")
-_OPTION = re.compile(
-    r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'|unrecognized arguments: --([\w.]+)"
-)
-_REQUIRED = re.compile(r"arguments are required: ([\w., ]+)")
-_EXPECTED = re.compile(r"Expected an? (.*)\. Got value: (.*)")
-_TYPES = re.compile(r"Subtypes: \[(.*)\]")  # the forms of a union
-_CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
-_LITERAL = re.compile(r"typing\.Literal\[(.*?)\]")
-_MEMBERS = re.compile(r"member of <enum '\w+'>: \{(.*)\}")
 _FOLDER = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
-_GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(.*)")
 
 
 class _Parser(LightningArgumentParser):
@@ -184,7 +168,7 @@ class ModuleCLI(LightningCLI):
         self._options, self._partitions, self._only_parse = trainer or {}, partitions, only_parse
         self._given = arguments.get("trainer", {}) if isinstance(arguments, dict) else {}
         self._arguments: Any = arguments
-        with _own_refusals():
+        with own_refusals():
             super().__init__(
                 args={key: value for key, value in arguments.items() if key != "cli"}
                 if isinstance(arguments, dict)
@@ -271,7 +255,7 @@ class ModuleCLI(LightningCLI):
         trainer = tree.pop("trainer", {})
         given = {name: value for name, value in trainer.items() if value != defaults.get(name)}
         tree = {name: value for name, value in (tree | {"trainer": given}).items() if value is not None}
-        with _own_refusals():
+        with own_refusals():
             again = self.parser.parse_object(copy.deepcopy(tree))
         remove_changed(tree, self.config, again, named, "")
         return tree | self._own()
@@ -295,20 +279,6 @@ class ModuleCLI(LightningCLI):
 
     def _own(self) -> Settings:
         return {} if self.own is None else {"cli": {"class_path": self.own}}
-
-
-@contextmanager
-def _own_refusals() -> Iterator[None]:
-    """Raise errors of jsonargparse as InputError; all others are the user's own."""
-    try:
-        yield
-    except Exception as error:
-        if type(error).__name__ != "ArgumentError":
-            raise
-        found = find_user_error(error)
-        if found is None or not found.is_import or _IMPORT.search(str(error)):
-            raise refusal(str(error)) from error
-        raise InputError(f"importing your code raised {found}", hint=found.hint) from error
 
 
 def _several(callbacks: Any) -> list[Any]:
@@ -421,62 +391,3 @@ def check_prediction(settings: Settings) -> None:
 def load_class(path: str) -> Any:
     """The class of a class path; it may be inside another class."""
     return resolve_name(path)
-
-
-def refusal(message: str) -> InputError:
-    """An error of jsonargparse (4.53) as fault and hint."""
-    keys, path = _KEY.findall(message), _PATH.search(message)
-    key = keys[0] if keys else ""
-    if found := _IMPORT.search(message):
-        class_path, setting = path[1] if path else "", f"{key}.class_path"
-        fault = f"{setting}={class_path} cannot be imported ({found[1]})"
-        hint = "check its name, install its package, or give the directory that holds it: --code DIR"
-        owner, absent = found[2] or "", found[3]
-        if owner in sys.modules and class_path == f"{owner}.{absent}":
-            classes = [name for name, value in vars(sys.modules[owner]).items() if isinstance(value, type)]
-            named = suggest(absent, classes)
-            hint = f"use {setting}={owner}.{named}" if named else f"name a class that {owner} has"
-        elif owner and not class_path.startswith(f"{owner}."):  # an error of the code that was being imported
-            hint = f"fix the code of {class_path.rpartition('.')[0]}, or of what it imports"
-        return InputError(fault, hint=hint, setting=setting)
-    name, given = ".init_args.".join(keys) or "this setting", _GIVEN.search(message)
-    if found := _OTHER_CLASS.search(message):
-        fault = f"{name}.class_path={found[1] or (given and given[1])} is not a {found[2]}"
-        return InputError(fault, hint=f"name a subclass of {found[2]}", setting=f"{name}.class_path")
-    if found := _OPTION.search(message):
-        option = found[2] or found[3]
-        if path is None:
-            name = f"{found[1]}.{option}" if found[1] else option
-            return InputError(f"LightningCLI has no setting {name}", hint=f"remove {name}", setting=name)
-        names = list(inspect.signature(load_class(path[1])).parameters)
-        hint = did_you_mean(suggest(option, names), f"its arguments are: {', '.join(names) or 'none'}")
-        name = f"{key}.init_args.{option}"
-        return InputError(f"{name} is not an argument of {path[1]}", hint=hint, setting=name)
-    if found := _REQUIRED.search(message):
-        owners = _PATH.findall(message)
-        absent = [f"{name}.init_args.{option}" if owners else option for option in found[1].split(", ")]
-        fault = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
-        if owners:
-            fault += f" in the settings of {owners[-1]}"
-        example = {"model": "model.class_path=acme.lit.Tagger"}
-        hint = "add " + " ".join(example.get(each, f"{each}=VALUE") for each in absent)
-        return InputError(fault, hint=hint, setting=absent[0])
-    inner = message[max([0, *(match.end() for match in _KEY.finditer(message))]) :]
-    forms, expected = _TYPES.search(inner), _EXPECTED.search(inner)
-    text = given[1] if given and forms else expected[2] if expected else None
-    kind = forms[1] if forms else expected[1] if expected else None
-    rule = _rule(kind) if kind else f"is not valid ({one_line(ValueError(message))[:200]})"
-    typed = name if text is None else f"{name}={text.strip()}"
-    return InputError(f"{typed} {rule}", hint=f"give {name} another value", setting=name)
-
-
-def _rule(types: str) -> str:
-    """The rule for a value, by the types that jsonargparse names."""
-    if members := _MEMBERS.search(types):
-        return f"must be one of {members[1].replace(',', ', ')}"
-    choices = [choice for found in _LITERAL.findall(types) for choice in found.split(", ")]
-    names = re.split(r", (?![^\[]*\])", _CLASS.sub(r"\1", types).replace("NoneType", "null"))
-    others = [name for name in names if not _LITERAL.fullmatch(name)]
-    if not choices:
-        return f"must be of type {' or '.join(others)}"
-    return " or ".join([f"must be one of {', '.join(dict.fromkeys(choices))}", *others])
