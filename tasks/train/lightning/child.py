@@ -210,7 +210,7 @@ def _do(request: Request, note_stage: Callable[[str], None] = lambda stage: None
 
 
 def _settings_in(file: str) -> dict[str, Any]:
-    """The settings of a file of LightningCLI. Raises InputError: it has none."""
+    """The settings of a file of LightningCLI. Raises InputError: it has none, or its trainer has no arguments."""
     from jsonargparse import get_loader
 
     tree = get_loader("yaml")(Path(file).read_text(encoding="utf-8"))
@@ -221,6 +221,9 @@ def _settings_in(file: str) -> dict[str, Any]:
     if not isinstance(tree, dict) or not tree:
         hint = "add the section of your model: model: {class_path: acme.lit.Tagger}"
         raise InputError(f"{file} has no settings", hint=hint, setting="file")
+    if not isinstance(trainer := tree.get("trainer", {}), dict | str):  # a text is the name of a file
+        hint = "give the arguments of the Trainer, for example trainer: {max_epochs: 10}"
+        raise InputError(f"trainer={trainer!r} has no names of arguments", hint=hint, setting="trainer")
     return tree
 
 

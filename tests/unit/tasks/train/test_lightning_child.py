@@ -228,6 +228,16 @@ def test_a_file_without_settings_is_refused(tmp_path, text):
         child._do(child.Request(task="parse", file=str(file)))
 
 
+@pytest.mark.parametrize(
+    "text", ["trainer: [1]\n", "fit:\n  trainer: 3\n", "trainer: false\nmodel: {class_path: a.B}\n"]
+)
+def test_a_section_of_the_trainer_that_names_no_arguments_is_refused(tmp_path, text):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with refused("trainer", "max_epochs"):
+        child._do(child.Request(task="parse", file=str(file)))
+
+
 @pytest.mark.parametrize("text", ["trainer:\nseed_everything: 3\n", "fit:\n  trainer:\n  seed_everything: 3\n"])
 def test_a_section_of_the_trainer_without_lines_counts_as_absent(answer, tmp_path, text):
     file = tmp_path / "config.yaml"

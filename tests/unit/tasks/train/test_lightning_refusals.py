@@ -5,15 +5,18 @@ from enum import Enum
 from typing import Literal
 
 import pytest
+import torch
 from lightning import LightningDataModule, LightningModule
 from torch import nn
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning.cli import ModuleCLI
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # advice of Lightning and jsonargparse
 
 HERE = __name__
+CPU = torch.device("cpu")
 ELSEWHERE = "check its name, install its package, or give the directory that holds it: --code DIR"
 
 
@@ -58,6 +61,20 @@ class Named(LightningDataModule):
     """Takes arguments of all names."""
 
     def __init__(self, **named: int) -> None:
+        super().__init__()
+
+
+class Inner:
+    """Has an argument with the name of a section."""
+
+    def __init__(self, model: int = 1) -> None:
+        pass
+
+
+class Outer(LightningModule):
+    """Has a class as a default, in place of an instance."""
+
+    def __init__(self, device: torch.device = CPU, model: Inner | None = None, layer: nn.Module = nn.ReLU) -> None:
         super().__init__()
 
 
@@ -155,8 +172,67 @@ def test_a_class_that_cannot_be_imported_is_refused_with_what_helps(tmp_path, mo
     assert refused.value.hint == hint
 
 
-def parse(*arguments):
+@pytest.mark.parametrize(
+    ("arguments", "setting", "data"),
+    [
+        (("model.init_args.width+=3",), "model.init_args.width", ["model.init_args.width=VALUE"]),
+        (("trainer.max_epochs+=3",), "trainer.max_epochs", ["trainer.max_epochs=VALUE"]),
+        (("model.init_args.widht+=3",), "model.init_args.widht", ["width?"]),
+        (("trainer=fast",), "trainer", ["fast"]),
+        (
+            ("model.init_args.layer=torch.nn.ReLU", "model.init_args.layer.slope=1"),
+            "model.init_args.layer.init_args.slope",
+            ["inplace"],
+        ),
+        (
+            ("model.init_args.layer=torch.nn.ReLUX",),
+            "model.init_args.layer.class_path",
+            ["model.init_args.layer.class_path=torch.nn.ReLU"],
+        ),
+    ],
+)
+def test_a_setting_that_is_refused_is_named(arguments, setting, data):
+    with refused(setting, *data):
+        parse(*(f"--{each}" for each in arguments))
+
+
+@pytest.mark.parametrize(
+    ("content", "setting"),
+    [
+        ({"data": {"class_path": f"{HERE}.Words", "directory": "x"}}, "data.directory"),
+        ({"data": {"class_path": f"{HERE}.Words", "directory": "x", "init_args": {}}}, "data.directory"),
+        (
+            {"trainer": {"callbacks": [{"class_path": "EarlyStopping", "monitor": "loss"}]}},
+            "trainer.callbacks.monitor",
+        ),
+        ({"trainer": {"logger": {"class_path": "CSVLogger", "save_dir": "x"}}}, "trainer.logger.save_dir"),
+    ],
+)
+def test_an_argument_next_to_the_path_of_its_class_is_refused(content, setting):
+    with refused(setting, "class_path", "init_args"):
+        parse("--config", "{}", content=content)
+
+
+@pytest.mark.parametrize(
+    ("init_args", "setting", "data"),
+    [
+        ({"device": "cpu"}, "model.init_args.device", ["cpu"]),
+        (
+            {"model": {"class_path": f"{HERE}.Inner", "init_args": {"model": "x"}}},
+            "model.init_args.model.init_args.model",
+            ["model.init_args.model.init_args.model=x", "int"],
+        ),
+        ({}, "model.init_args.layer", ["torch.nn.modules.activation.ReLU"]),
+    ],
+)
+def test_what_a_value_is_refused_for_is_shown(init_args, setting, data):
+    model = {"class_path": f"{HERE}.Outer", "init_args": init_args}
+    with refused(setting, *data):
+        ModuleCLI(["--config", "{}"], only_parse=True, content={"model": model})
+
+
+def parse(*arguments, content=None):
     """Read the settings of both classes with these arguments."""
     given = [f"--model={HERE}.Tagger", "--model.init_args.directory=x"]
     words = [f"--data={HERE}.Words", "--data.init_args.directory=x"]
-    return ModuleCLI([*given, *words, *arguments], only_parse=True).settings()
+    return ModuleCLI([*given, *words, *arguments], only_parse=True, content=content).settings()
