@@ -335,7 +335,7 @@ class SaveCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        position, number = _position(trainer), batch_idx + 1
+        position, number = _position(trainer), trainer.fit_loop.batch_idx + 1  # a `dataloader_iter` has its own index
         self._kept.note(trainer)
         self._check_written(trainer)
         if self._saves_ends_only or self._every is None:
