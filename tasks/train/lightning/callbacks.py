@@ -290,7 +290,7 @@ class SaveCheckpoint(Checkpoint):
         """Let Lightning end a batch, which it does after the hooks of callbacks and of the module; then save."""
         end()
         number, self._num_to_save = self._num_to_save, 0
-        if number:
+        if number and not _stops(trainer):  # else the end of the epoch follows, which saves
             self._save(trainer, number)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -359,7 +359,7 @@ class SaveCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._kept.note(trainer)
-        is_last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        is_last = _stops(trainer) or trainer.current_epoch + 1 == trainer.max_epochs
         is_last |= trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
         if is_last or self._interval is None or self._is_due or self._interval_is_over(trainer):
             self._save(trainer, 0, is_last=is_last)
@@ -414,8 +414,7 @@ class SaveCheckpoint(Checkpoint):
                 ranks = gathered
             positions, metrics = map(list, zip(*ranks, strict=True))
             self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
-            has_stopped = trainer.should_stop and not num_trained  # inside an epoch, its end is still to come
-            self._saved |= {"should_stop": has_stopped, "num_kept": self._kept.number}
+            self._saved |= {"should_stop": bool(trainer.should_stop), "num_kept": self._kept.number}
             writer.hold()
             self._num_held = num_trained
             trainer.save_checkpoint(path)
@@ -445,6 +444,11 @@ def _settings(trainer: Trainer) -> Any:
 def _position(trainer: Trainer) -> int:
     """Batches trained so far, over all epochs."""
     return trainer.fit_loop.total_batch_idx + 1
+
+
+def _stops(trainer: Trainer) -> bool:
+    """Whether Lightning ends the training now: a stop was asked for, after `min_epochs` and `min_steps`."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 
 def _log_steps(trainer: Trainer) -> int:

@@ -193,6 +193,20 @@ class Fetching(Module):
         super().log(*args, batch_size=8, **options)
 
 
+class Stopping(Module):
+    """Asks for a stop in the sixth batch, and may lose a rank in the validation after a batch."""
+
+    lost_after = None
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.fit_loop.total_batch_idx == 5:
+            self.trainer.should_stop = True
+
+    def on_validation_start(self):
+        if self.trainer.fit_loop.total_batch_idx == self.lost_after:
+            raise ConnectionError("a rank is lost")
+
+
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice
 @pytest.mark.parametrize("every", [3, None])
 @pytest.mark.parametrize(
@@ -203,6 +217,9 @@ class Fetching(Module):
         (Skipping, {}, [16]),
         (Lacking, {}, [14]),
         (Fetching, {}, [5, 7]),
+        (Stopping, {"min_epochs": 2}, [7]),
+        (Stopping, {"min_steps": 12}, [7]),
+        (Stopping, {"min_steps": 12}, [11]),
     ],
 )
 def test_hooks_and_steps_of_a_batch_have_the_same_effects_after_a_resume(tmp_path, kind, options, stops, every):
@@ -218,6 +235,21 @@ def test_hooks_and_steps_of_a_batch_have_the_same_effects_after_a_resume(tmp_pat
         for each in (curve, rest)
     )
     assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+@pytest.mark.parametrize(("loader", "options", "every", "lost_after"), [("shuffled", {}, 3, 5)])
+def test_a_training_that_is_lost_in_a_validation_validates_again(
+    tmp_path, monkeypatch, loader, options, every, lost_after
+):
+    weights, curve = train(loader, options, kind=Stopping)
+    monkeypatch.setattr(Stopping, "lost_after", lost_after)
+    with pytest.raises(ConnectionError):
+        train(loader, options, tmp_path, every, kind=Stopping)
+    monkeypatch.undo()
+    resumed, rest = train(loader, options, tmp_path, every, kind=Stopping)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    assert rest["val_loss", lost_after] == curve["val_loss", lost_after]
 
 
 class Keeper(pl.Callback):
