@@ -346,7 +346,7 @@ class SaveCheckpoint(Checkpoint):
             self._is_due = self._interval_is_over(trainer)
         every = trainer.val_check_batch or math.inf  # counted within the epoch, or over all
         validates = 0 in (number % every, position % every)
-        is_last = number >= trainer.num_training_batches
+        is_last = trainer.fit_loop.epoch_loop._num_ready_batches_reached()
         if self._is_due and not validates and not is_last and number % trainer.accumulate_grad_batches == 0:
             if len(self._state.feeds()) > 1:
                 self._account.note(SEVERAL)

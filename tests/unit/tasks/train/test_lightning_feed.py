@@ -238,7 +238,10 @@ def test_hooks_and_steps_of_a_batch_have_the_same_effects_after_a_resume(tmp_pat
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's advice
-@pytest.mark.parametrize(("loader", "options", "every", "lost_after"), [("shuffled", {}, 3, 5)])
+@pytest.mark.parametrize(
+    ("loader", "options", "every", "lost_after"),
+    [("shuffled", {}, 3, 5), ("without length", READ_AHEAD | {"min_epochs": 2}, 4, 7)],
+)
 def test_a_training_that_is_lost_in_a_validation_validates_again(
     tmp_path, monkeypatch, loader, options, every, lost_after
 ):
