@@ -72,6 +72,8 @@ class StepAccount(StepParts):
         """Losses of this rank's steps, earlier attempts included; NaN for a step that returned none."""
         self.windows: list[Window] = []
         self.window_samples: list[int] = []
+        self.knows_samples = True
+        """Whether the samples of all windows are known."""
         self.num_units: Counter[str] = Counter()
         """Other units of all batches, over all ranks."""
         self.startup_seconds: float | None = None
@@ -108,9 +110,11 @@ class StepAccount(StepParts):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        self._num_samples += self._counts[0]  # not before: a hook may skip the batch
-        self._window_units.update(self._counts[1])
-        if not self.losses and not self._pending:
+        samples, units = self._counts
+        self._counts = 0.0, {}  # of a batch that is None: Lightning trains none, and calls this hook alone
+        self._num_samples += samples  # not before: a hook may skip the batch
+        self._window_units.update(units)
+        if batch is not None and not self.losses and not self._pending:
             require_loss(pl_module, outputs)
         loss = loss_value(outputs)
         self._pending.append(torch.tensor(math.nan) if loss is None else loss)
@@ -144,6 +148,7 @@ class StepAccount(StepParts):
         seconds = self._step_seconds() - before
         self.windows.append((first, len(losses), seconds))
         samples = self._num_samples * trainer.world_size  # Lightning's samplers give all ranks as many
+        self.knows_samples &= math.isfinite(samples)
         self.window_samples.append(int(samples) if math.isfinite(samples) else 0)
         counts = {unit: float(number) * trainer.world_size for unit, number in self._window_units.items()}
         self.num_units.update(counts)

@@ -135,7 +135,7 @@ def fit_module(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> Mo
             facts |= known_limit(spec, device, lambda: ValidityWatch(own_processes(spec), gpu_uuids=spec.devices))
     budget = stopwatch.budget()
     seconds = sum(duration for _, _, duration in account.windows)
-    samples = sum(account.window_samples) if all(account.window_samples) else 0
+    samples = sum(account.window_samples) if account.knows_samples else 0
     per_epoch = trainer.num_training_batches
     on_gpu = device.type == "cuda"
     data_wait = min(1.0, budget.get("data_wait", 0.0) / seconds) if seconds else None

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections import defaultdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,20 @@ def test_a_test_leaves_the_values_of_the_validation(pictures, make_spec, monkeyp
     values = [json.loads(line)[:2] for line in (Path(spec.directory) / FILE).read_text().splitlines()]
     assert ["test/one", 1] in values
     assert [value for name, value in values if name == "val/accuracy"] == [result.metrics["val/accuracy"]]
+
+
+def test_a_batch_that_is_none_is_not_counted(pictures, make_spec, monkeypatch):
+    from more_shapes import Perceptron
+
+    batches = count()
+    lose = lambda self, batch, _: batch if not self.trainer.training or next(batches) not in (0, 3) else None  # noqa: E731
+    monkeypatch.setattr(Perceptron, "on_before_batch_transfer", lose)
+    monkeypatch.setattr(Perceptron, "paceline", {"units": {"images": lambda batch: len(batch[0])}}, raising=False)
+    pictures["trainer"]["log_every_n_steps"] = 1
+    result = train(make_spec(settings=pictures, baseline="none"))
+    assert result.window_samples == (0, 16, 16, 0, *[16] * (result.num_batches - 4))
+    assert result.units_per_second["images"] == pytest.approx(result.samples_per_second)
+    assert result.samples_per_second == pytest.approx(16 * result.num_steps / sum(each[2] for each in result.windows))
 
 
 def test_a_rank_that_was_lost_in_its_test_tests_again(pictures, make_spec):
