@@ -30,7 +30,7 @@ class Restart(Record):
     rank: int | None  # where it was; None when it was none of the ranks
     num_ranks: int  # of the attempt that ended
     first_step: int  # step of the newest valid checkpoint, from which training resumed
-    lost_steps: int  # done before, and done again
+    lost_steps: int  # done again, at least: how far a killed rank came is known from its last report
     seconds: float  # from the moment at which the failure was noticed to the start of the next attempt's ranks
     wait_seconds: float = 0.0  # of them, while the cluster was not complete or did not answer; not for a busy device
 

@@ -151,7 +151,7 @@ def _restart_text(restart: Mapping[str, Any]) -> str:
     wait = restart.get("wait_seconds")  # older summaries have none
     waited = f" ({format_seconds(wait)} waiting for the cluster)" if wait else ""
     resumed = f"resumed from step {restart['first_step']} after {format_seconds(restart['seconds'])}{waited}"
-    return f"{restart['cause']}: {resumed}, {restart['lost_steps']} steps repeated"
+    return f"{restart['cause']}: {resumed}, at least {restart['lost_steps']} steps repeated"
 
 
 def energy_text(energy: Mapping[str, Any] | None) -> str:

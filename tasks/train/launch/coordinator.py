@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PROGRESS_FILE = "rank-0/progress.json"  # in the directory of an attempt
 LOOK_SECONDS = 3.0  # between checks for more workers, while a group is smaller than the configuration asks for
 
 Progress = Callable[[dict[str, Any]], None]
@@ -113,7 +114,7 @@ def scores_so_far(directory: Path) -> tuple[float, ...]:
     """Validation scores of all finished epochs of a run, earlier attempts included; rank 0 writes them as it trains."""
     for number in reversed(attempts(directory)):
         with suppress(FileNotFoundError):  # this attempt has not written one yet
-            facts = json.loads((directory / f"attempt-{number}/rank-0/progress.json").read_text(encoding="utf-8"))
+            facts = json.loads((directory / f"attempt-{number}" / PROGRESS_FILE).read_text(encoding="utf-8"))
             return tuple(facts.get("validation_scores", ()))  # own Lightning code has none
     return ()
 
@@ -212,6 +213,7 @@ class _Attempts:
             return group.watch(lambda: self._regroup_with_more(client))
         finally:
             self.steps_done, self.failed_at = group.steps_done, group.failed_at or time.monotonic()
+            self.steps_done = max(self.steps_done, self._logged_step())
             group.end()
 
     def _specs(self, client: Client, placements: list[Placement], resume_from: Path | None) -> list[RankSpec]:
@@ -277,6 +279,15 @@ class _Attempts:
             raise SupersededError(f"{fault}; check the locks in PACELINE_HOME with paceline doctor") from None
         except OSError as error:  # the rank reports it
             logger.debug("%s could not be created: %s", attempt, error)
+
+    def _logged_step(self) -> int:
+        """The step at which rank 0 of this process's last attempt wrote its progress last; 0 where there is none."""
+        if self._number == self._first:
+            return 0
+        path = self._job.directory / f"attempt-{self._number - 1}" / PROGRESS_FILE
+        with suppress(OSError, ValueError):  # none yet, or a file system that is gone
+            return int(json.loads(path.read_text(encoding="utf-8"))["step"])
+        return 0
 
     def require_newest(self) -> None:
         """Raise SupersededError if another process has started a newer attempt than the last one of this."""

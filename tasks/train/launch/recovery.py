@@ -102,7 +102,7 @@ class Recovery:
         )
         self.restarts.append(restart)
         waited = f" ({wait_seconds:.1f} s of them waiting for the cluster)" if wait_seconds else ""
-        text = "Resuming from step %d %.1f s after the failure%s; %d steps are repeated"
+        text = "Resuming from step %d %.1f s after the failure%s; at least %d steps are repeated"
         logger.warning(text, first_step, restart.seconds, waited, restart.lost_steps)
 
     def judge(

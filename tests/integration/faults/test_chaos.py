@@ -45,7 +45,7 @@ LATEST = 3.0
 CLEAR = ("error: ", "hint: ")
 RESTART = re.compile(
     r"Resuming from step \d+ ([\d.]+) s after the failure"
-    r"(?: \(([\d.]+) s of them waiting for the cluster\))?; (\d+) steps are repeated"
+    r"(?: \(([\d.]+) s of them waiting for the cluster\))?; at least (\d+) steps are repeated"
 )
 LONGEST_START = 60.0
 """Seconds; what seems longer had the clock set in between."""
@@ -96,7 +96,7 @@ class Record:
         lines.append(f"the wait for the cluster, which is not in it: {_distribution(waits)}")
         started = [seconds for facts in self.facts for seconds in facts.get("seconds_to_train", [])]
         lines.append(f"from the start of the ranks to the first losses: {_distribution(started)}")
-        lines.append(f"steps done again: at most {max((one['lost_steps'] for one in restarts), default=0)}")
+        lines.append(f"most steps known to be done again: {max((one['lost_steps'] for one in restarts), default=0)}")
         return "\n".join(lines)
 
 

@@ -165,8 +165,8 @@ def test_the_summary_reports_the_wait_of_a_restart_for_workers():
     gone = {"cause": "a worker is gone", "first_step": 60, "lost_steps": 0, "seconds": 9.5, "wait_seconds": 7.0}
     rows = dict(summary_table({"train": {"restarts": [killed, gone]}}))
     assert rows["restarts"] == (
-        "rank 1 failed: resumed from step 40 after 0.4 s, 3 steps repeated; "
-        "a worker is gone: resumed from step 60 after 9.5 s (7.0 s waiting for the cluster), 0 steps repeated"
+        "rank 1 failed: resumed from step 40 after 0.4 s, at least 3 steps repeated; "
+        "a worker is gone: resumed from step 60 after 9.5 s (7.0 s waiting for the cluster), at least 0 steps repeated"
     )
 
 

@@ -139,3 +139,14 @@ def test_scores_are_those_of_the_newest_attempt_that_has_any(tmp_path):
     write(tmp_path, 10, [0.1, 0.2, 0.3])
     write(tmp_path, 11, None)
     assert scores_so_far(tmp_path) == (0.1, 0.2, 0.3)
+
+
+def test_the_step_that_a_lost_rank_has_written_is_known(tmp_path):
+    attempts = attempts_of(tmp_path)
+    assert attempts._logged_step() == 0
+    place = attempts._job.directory / "attempt-0" / "rank-0"
+    place.mkdir(parents=True)
+    (place / "progress.json").write_text(json.dumps({"step": 13}))
+    assert attempts._logged_step() == 13
+    attempts._first = attempts._number
+    assert attempts._logged_step() == 0, "of an attempt of another process"
