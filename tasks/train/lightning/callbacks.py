@@ -222,6 +222,7 @@ class SaveCheckpoint(Checkpoint):
         self._unused = ModelCheckpoint(dirpath=directory)
         self.last: Path | None = None
         self._kept, self._num_kept = KeptModels(directory / "kept_models.txt"), 0
+        self._kept_states: dict[str, dict[str, Any]] = {}  # at the checkpoint that the training resumed from
         self._saved: dict[str, Any] = {}
         self._resume: Position | None = None
         self._metrics: dict[str, Any] = {}
@@ -258,6 +259,7 @@ class SaveCheckpoint(Checkpoint):
             self._metrics = (state_dict.get("metrics") or [{}] * self._world_size)[self._rank]
         self._account.losses = list(state_dict.get("losses", []))
         self._should_stop, self._num_kept = bool(state_dict.get("should_stop")), state_dict.get("num_kept", 0)
+        self._kept_states = state_dict.get("kept_states", {})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._state.call_epoch_start_hooks = partial(call_epoch_start_hooks, trainer)
@@ -284,7 +286,8 @@ class SaveCheckpoint(Checkpoint):
             total = loop.epoch_loop.batch_progress.total
             total.started, total.processed, total.completed = total.ready, total.ready, total.ready - 1
         is_restart = self._is_restart and self._should_stop is not None
-        self._kept.restore(trainer, self._num_kept if is_restart else 0)
+        kept = (self._num_kept, self._kept_states) if is_restart else (0, {})
+        self._kept.restore(trainer, *kept)
         if is_restart:
             trainer.should_stop = bool(self._should_stop)
             run_or_end(trainer, run)
@@ -420,6 +423,7 @@ class SaveCheckpoint(Checkpoint):
             positions, metrics = map(list, zip(*ranks, strict=True))
             self._saved = {"positions": positions, "losses": self._account.losses, "metrics": metrics}
             self._saved |= {"should_stop": bool(trainer.should_stop), "num_kept": self._kept.number}
+            self._saved["kept_states"] = self._kept.states(trainer)
             writer.hold()
             self._num_held = num_trained
             trainer.save_checkpoint(path)

@@ -1,7 +1,7 @@
 """The user's callbacks and hooks around a resume: what ModelCheckpoint keeps, and what an epoch's start sets."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -23,6 +23,8 @@ from paceline.tasks.train.rank.callbacks import write_atomically
 
 ENGINES = ("lightning", "pytorch_lightning", "paceline")
 """Packages with callbacks that are not the user's."""
+UNSAVED = ("_last_checkpoint_saved", "_last_global_step_saved", "_defer_save_until_validation")
+"""Attributes of ModelCheckpoint that decide what it saves next, and that its state lacks in Lightning 2.6."""
 EPOCH_CALLBACKS = (GradientAccumulationScheduler, StochasticWeightAveraging)
 """Callbacks of Lightning that set something at the start of an epoch. Called twice, they set the same."""
 
@@ -43,7 +45,7 @@ def best_models(trainer: Trainer) -> tuple[BestModel, ...]:
 class KeptModels:
     """Which files the user's ModelCheckpoint callbacks have saved in this run, for a restart; on all ranks.
 
-    The names are lines of a file, in their order. A checkpoint has their number.
+    The names are lines of a file, in their order. A checkpoint has their number, and what `states` returns.
     """
 
     def __init__(self, file: Path) -> None:
@@ -65,11 +67,16 @@ class KeptModels:
             with self._file.open("a", encoding="utf-8") as file:
                 file.writelines(f"{name}\n" for name in new)
 
-    def restore(self, trainer: Trainer, number: int) -> None:
+    def states(self, trainer: Trainer) -> dict[str, dict[str, Any]]:
+        """The attributes of each callback that Lightning does not save, by its `state_key`, with its `dirpath`."""
+        names = ("dirpath", *UNSAVED)
+        return {each.state_key: {name: getattr(each, name) for name in names} for each in _callbacks(trainer)}
+
+    def restore(self, trainer: Trainer, number: int, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Let files and callbacks agree: remove files of steps that are repeated, and forget those that are gone.
 
         Else such a file would stay, and that of the repeated step would get another name. `number` is that of the
-        names at the checkpoint; 0 without one.
+        names at the checkpoint, and `states` are those of the callbacks; 0 and none without a checkpoint.
         """
         text = self._file.read_text(encoding="utf-8") if trainer.is_global_zero and self._file.exists() else ""
         noted: list[str] = trainer.strategy.broadcast(text.splitlines())
@@ -80,6 +87,7 @@ class KeptModels:
             trainer.strategy.remove_checkpoint(name)
         self._known = {*noted[:number], *_names(trainer)}
         for each in _callbacks(trainer):
+            _set_unsaved(each, states.get(each.state_key, {}), trainer)
             scores = each.best_k_models
             if not scores and each.best_model_path and not each.file_exists(each.best_model_path, trainer):
                 each.best_model_path = ""  # the newest one, without a metric
@@ -168,6 +176,17 @@ def _finite(score: torch.Tensor | None) -> float | None:
 
 def _callbacks(trainer: Trainer) -> list[ModelCheckpoint]:
     return [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+
+
+def _set_unsaved(callback: ModelCheckpoint, state: Mapping[str, Any], trainer: Trainer) -> None:
+    """Set the attributes that Lightning does not save, unless the callback has another folder now."""
+    if state.get("dirpath") != callback.dirpath:
+        return
+    for name in UNSAVED:
+        setattr(callback, name, state[name])
+    last = callback._last_checkpoint_saved
+    if last and not callback.file_exists(last, trainer):
+        callback._last_checkpoint_saved = ""
 
 
 def _names(trainer: Trainer) -> list[str]:

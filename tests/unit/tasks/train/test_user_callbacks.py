@@ -168,6 +168,55 @@ def test_files_of_steps_that_are_repeated_are_replaced(
     assert sorted(kept[1].values()) == steps
 
 
+def files_with_steps(directory):
+    """The step of each file that a callback has kept, and whether the file is a link."""
+    steps = lambda path: torch.load(path, weights_only=True)["global_step"]  # noqa: E731
+    return {path.name: (steps(path), path.is_symlink()) for path in Path(directory).iterdir()}
+
+
+RISING = {"monitor": "number", "save_last": True}
+DEFERRED = {"monitor": "number", "every_n_train_steps": 3, "save_top_k": -1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trainer", "stop_at", "kept"),
+    [
+        (RISING, {}, 10, {"epoch=0-step=6.ckpt": (6, False), "last.ckpt": (6, False)}),
+        (RISING | {"save_last": "link"}, {}, 10, {"epoch=0-step=6.ckpt": (6, False), "last.ckpt": (6, True)}),
+        (
+            DEFERRED,
+            {"max_epochs": 1, "limit_train_batches": 8, "val_check_interval": 4},
+            3,
+            {f"epoch=0-step={n}.ckpt": (n, False) for n in (4, 6)},
+        ),
+    ],
+    ids=["the last file", "a link", "a save after the validation"],
+)
+def test_a_restart_saves_when_an_undisturbed_training_does(
+    settings, make_spec, monkeypatch, tmp_path, arguments, trainer, stop_at, kept
+):
+    from more_shapes import Perceptron
+
+    def step(self, batch, batch_idx):
+        if self.trainer.fit_loop.total_batch_idx == stop_at and not is_lost:
+            is_lost.append(True)
+            raise ConnectionError("once")
+        return trained(self, batch, batch_idx)
+
+    is_lost, trained = [], Perceptron.training_step
+    monkeypatch.setattr(Perceptron, "training_step", step)
+    validate = lambda self, batch, batch_idx: self.log("number", float(self.global_step))  # noqa: E731
+    monkeypatch.setattr(Perceptron, "validation_step", validate)
+    settings["trainer"]["callbacks"][0]["init_args"] = arguments | {"dirpath": str(tmp_path / "kept")}
+    settings["trainer"] |= {"limit_train_batches": 6} | trainer
+    spec = make_spec(settings=settings, baseline="none", execution={"checkpoint_steps": 3})
+    with pytest.raises(ConnectionError):
+        train(spec)
+    newest = newest_valid_checkpoint(Path(spec.checkpoint_directory))
+    train(spec.model_copy(update={"resume_from": str(newest)}))
+    assert files_with_steps(tmp_path / "kept") == kept
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_the_file_that_a_training_starts_from_stays(settings, make_spec, monkeypatch, tmp_path, is_lost):
     from more_shapes import Perceptron
