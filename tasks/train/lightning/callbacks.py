@@ -288,6 +288,7 @@ class SaveCheckpoint(Checkpoint):
         is_restart = self._is_restart and self._should_stop is not None
         kept = (self._num_kept, self._kept_states) if is_restart else (0, {})
         self._kept.restore(trainer, *kept)
+        writer_of(trainer).before_foreign = partial(self._kept.note, trainer)
         if is_restart:
             trainer.should_stop = bool(self._should_stop)
             run_or_end(trainer, run)

@@ -14,9 +14,9 @@ import shutil
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,14 @@ class AtomicCheckpointIO(CheckpointIO):
         self._may_write, self._is_dropped = threading.Event(), False
         self._may_write.set()
         self.write_seconds = 0.0  # seconds of the last write in the thread
+        self.before_foreign: Callable[[], None] = lambda: None
+        """Called before a checkpoint of the user's code is written."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
         if self._is_foreign(path):
-            with self._during():
+            self.before_foreign()
+            with self._during(), _no_part_of(path):
                 TorchCheckpointIO().save_checkpoint(checkpoint, path, storage_options)
             return
         if self._written is not None:  # else `hold` has waited, which `wait` would undo
@@ -179,6 +182,19 @@ class AtomicCheckpointIO(CheckpointIO):
         self.release()
         self._executor.shutdown()
         self.wait()
+
+
+@contextmanager
+def _no_part_of(path: str | Path) -> Iterator[None]:
+    """Remove a local file that the body has begun, if the disk did not take all of it."""
+    is_new = "://" not in str(path) and not os.path.lexists(path)
+    try:
+        yield
+    except OSError:
+        if is_new:
+            with suppress(OSError):
+                Path(path).unlink(missing_ok=True)
+        raise
 
 
 def write_and_prune(path: Path, content: dict[str, Any], attempt: Path) -> None:

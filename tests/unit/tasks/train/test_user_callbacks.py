@@ -1,10 +1,12 @@
 """The user's own callbacks in a rank, compared with Lightning alone: ModelCheckpoint, and starts of epochs."""
 
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -215,6 +217,30 @@ def test_a_restart_saves_when_an_undisturbed_training_does(
     newest = newest_valid_checkpoint(Path(spec.checkpoint_directory))
     train(spec.model_copy(update={"resume_from": str(newest)}))
     assert files_with_steps(tmp_path / "kept") == kept
+
+
+@pytest.mark.parametrize(("error", "parts"), [(OSError(ENOSPC, "full"), []), (RuntimeError("killed"), [b"part"])])
+def test_a_part_of_a_file_is_replaced(settings, make_spec, monkeypatch, tmp_path, error, parts):
+    def save(self, checkpoint, path, storage_options=None):
+        if Path(path).name == "epoch=1-step=10.ckpt" and not lost:
+            lost.append(Path(path))
+            Path(path).write_bytes(b"part")
+            raise error
+        write(self, checkpoint, path, storage_options)
+
+    lost, write = [], TorchCheckpointIO.save_checkpoint
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", save)
+    settings["trainer"]["callbacks"][0]["init_args"] = {"every_n_train_steps": 2, "save_top_k": -1}
+    settings["trainer"] |= {"max_epochs": 2, "limit_train_batches": 6}
+    keep_in(settings, tmp_path / "kept")
+    spec = make_spec(settings=settings, baseline="none", execution={"checkpoint_steps": 3})
+    with pytest.raises(type(error)):
+        train(spec)
+    assert [path.read_bytes() for path in lost if path.exists()] == parts
+    newest = newest_valid_checkpoint(Path(spec.checkpoint_directory))
+    train(spec.model_copy(update={"resume_from": str(newest)}))
+    files = files_with_steps(tmp_path / "kept")
+    assert files == {f"epoch={(step - 1) // 6}-step={step}.ckpt": (step, False) for step in range(2, 13, 2)}
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
