@@ -32,7 +32,8 @@ LOUD = (
     "{MLFLOW_TRACKING_PASSWORD}, password: planted6, {DATABASE_URL} and Authorization: Bearer planted7"
 )
 FORMS = {form for secret in SECRETS for form in (secret, quote(secret, safe=""))}
-FORMS |= {base64.b64encode(value.encode()).decode().rstrip("=") for value in ENVIRONMENT.values()}
+LONG = [value for value in ENVIRONMENT.values() if len(value) > 8]  # a name is in the bytes of a picture by chance
+FORMS |= {base64.b64encode(value.encode()).decode().rstrip("=") for value in LONG}
 PATTERN = re.compile("|".join(re.escape(form) for form in FORMS).encode())
 PLACES = {
     "data.root": "s3://me:planted4@bucket/x",
