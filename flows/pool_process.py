@@ -59,6 +59,7 @@ def _prepare(config: Config, plan: Plan) -> None:
 
     for name in ENGINES:
         importlib.import_module(f"paceline.{name}")
+    prestart.was_started_ahead = True
     prestart.start_ahead(config, plan, Environment())
 
 

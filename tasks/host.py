@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import struct
-import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -78,20 +77,19 @@ program_start: float | None = None
 """When the program `paceline` was started, as `process_start`; None in a warm pool, and in a process of the user's."""
 
 
-def find_program_start() -> float | None:
-    """When the program of this process was started; for its first lines.
+def find_program_start(now: float, processor: float) -> float | None:
+    """When the program of this process was started: its first lines read the two clocks `now` and `processor`.
 
     A script may install or wait for long before it becomes this program with `exec`. The kernel keeps no time of that,
     and the processor time so far is about what the start of the interpreter took.
     """
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
     started = process_start()
-    return now - time.process_time() if started is not None and now - started > SCRIPT_SECONDS else started
+    return now - processor if started is not None and now - started > SCRIPT_SECONDS else started
 
 
 PR_SET_PDEATHSIG = 1
 SCRIPT_SECONDS = 20.0
-"""A process that is older when its program begins was a script before."""
+"""A process that is older at the first line of its program is taken for a script that has become this program."""
 
 
 def peer_user(connection: socket.socket) -> int:

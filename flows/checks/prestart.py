@@ -34,6 +34,7 @@ from paceline.tasks.train.lightning import child
 from paceline.tasks.train.plan import resolve
 
 START_SECONDS = 120.0
+was_started_ahead = False  # whether this process was started before its run was known
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,9 @@ _current: ContextVar[Prestart | None] = ContextVar("prestart", default=None)
 
 
 def cold_seconds() -> float | None:
-    """Seconds since the start of this run's process; None where that may have had other work before."""
+    """Seconds since the start of this run's program; None where its process may have had other work before."""
+    if was_started_ahead:
+        return None
     started = host.process_start() if FLOW_RUN in os.environ else host.program_start if _current.get() else None
     return None if started is None else time.clock_gettime(time.CLOCK_BOOTTIME) - started
 

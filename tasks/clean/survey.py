@@ -191,6 +191,7 @@ def _damaged(home: Path, older_than: float) -> Iterator[Item]:
         "prepared/.damaged-*",
         "*.unfinished",
         "runs/*/checkpoints/*.damaged",
+        "runs/*/measured/*.damaged",
     ):
         for name in iglob(place, root_dir=home):  # noqa: PTH207  Path.glob fails where a directory vanishes
             yield _item("damaged files", home / name, older_than)

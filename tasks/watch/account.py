@@ -37,7 +37,7 @@ UNCOUNTED = str, bytes, int, float, complex, type(None)
 """Types of the parts of a batch whose bytes are not counted, such as file names."""
 SEVERAL_LOADERS = "a step takes batches of several loaders"
 DRAWS_RANDOM = "the loader draws random numbers in the process of the training"
-SAMPLES_BY_CODE = "the sampler runs code of yours for each batch"
+SAMPLES_BY_CODE = "the sampler runs code of its own for each batch"
 PALINDROME: tuple[Kind, ...] = ("normal", "at_hand", "at_hand", "settle", "normal")
 
 Role = Literal["step", "other"]

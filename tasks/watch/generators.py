@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -18,8 +19,8 @@ MAX_OBJECTS = 20_000
 LEAVES = str, bytes, int, float, complex, bool, type(None), torch.Tensor, np.ndarray, ModuleType
 ROOTS = "dataset", "sampler", "batch_sampler", "collate_fn", "generator"
 KINDS = torch.Generator, *OTHERS
-SOURCES = tuple, FunctionType, MethodType
-"""Types of what an iterator takes values from, next to other iterators."""
+SOURCES = tuple, FunctionType, MethodType, partial
+"""Types of what an iterator takes values from, next to other iterators and callable objects of the user's."""
 DRAW_AT_START = "accelerate"
 """Third party whose samplers draw random numbers only before the first batch of an epoch."""
 
@@ -60,7 +61,8 @@ def runs_user_code(iterator: Any) -> bool:
         if isinstance(name, str) and is_of_user(name) and name.partition(".")[0] != DRAW_AT_START:
             return True
         for one in gc.get_referents(each):
-            if id(one) not in seen and (isinstance(one, SOURCES) or hasattr(type(one), "__next__")):
+            is_source = isinstance(one, SOURCES) or hasattr(type(one), "__next__")
+            if id(one) not in seen and (is_source or (callable(one) and is_of_user(type(one).__module__))):
                 seen.add(id(one))
                 queue.append(one)
     return False

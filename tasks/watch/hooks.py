@@ -95,7 +95,10 @@ class Batches:
                 return
 
     def _take_samples(self) -> tuple[Any, States] | None:
-        """Take the samples of the next batch, and the states before they are read; None if workers read them."""
+        """Take the samples of the next batch, and the states before they are read.
+
+        None for other iterators than torch's own that reads in this process.
+        """
         if not isinstance(self._iterator, _SingleProcessDataLoaderIter):
             return None
         samples = self._iterator._next_index()

@@ -72,6 +72,7 @@ class StepAccount(StepParts):
         """Losses of this rank's steps, earlier attempts included; NaN for a step that returned none."""
         self.windows: list[Window] = []
         self.window_samples: list[int] = []
+        self._has_trained = False  # whether a batch that is not None has ended
         self.knows_samples = True
         """Whether the samples of all windows are known."""
         self.num_units: Counter[str] = Counter()
@@ -114,8 +115,9 @@ class StepAccount(StepParts):
         self._counts = 0.0, {}  # of a batch that is None: Lightning trains none, and calls this hook alone
         self._num_samples += samples  # not before: a hook may skip the batch
         self._window_units.update(units)
-        if batch is not None and not self.losses and not self._pending:
+        if batch is not None and not self._has_trained:
             require_loss(pl_module, outputs)
+            self._has_trained = True
         loss = loss_value(outputs)
         self._pending.append(torch.tensor(math.nan) if loss is None else loss)
         if _position(trainer) % _log_steps(trainer) == 0:
@@ -230,7 +232,7 @@ class SaveCheckpoint(Checkpoint):
         self._next_step = 0  # next batch after which a checkpoint may be due; the same on all ranks
         self._is_due = self._saves_ends_only = self._has_run = False
         self._should_stop: bool | None = None  # of the trainer at the checkpoint; None without one
-        self._num_to_save = 0  # batches of the epoch in a checkpoint that is saved when the batch has ended; or 0
+        self._num_trained_to_save = 0  # of the epoch's batches, if a checkpoint is saved at the end of this batch
         self._num_held = 0  # batches of the epoch in the last checkpoint; 0 at its end
         self._is_checked = rank != 0  # whether the first checkpoint was read again
 
@@ -288,7 +290,7 @@ class SaveCheckpoint(Checkpoint):
         is_restart = self._is_restart and self._should_stop is not None
         kept = (self._num_kept, self._kept_states) if is_restart else (0, {})
         self._kept.restore(trainer, *kept)
-        writer_of(trainer).before_foreign = partial(self._kept.note, trainer)
+        writer_of(trainer).before_user_checkpoint = partial(self._kept.note, trainer)
         if is_restart:
             trainer.should_stop = bool(self._should_stop)
             run_or_end(trainer, run)
@@ -298,7 +300,9 @@ class SaveCheckpoint(Checkpoint):
     def _end_batch(self, trainer: Trainer, end: Callable[[], None]) -> None:
         """Let Lightning end a batch, which it does after the hooks of callbacks and of the module; then save."""
         end()
-        number, self._num_to_save = self._num_to_save, 0
+        if not trainer.training:  # in a validation that the module runs itself
+            return
+        number, self._num_trained_to_save = self._num_trained_to_save, 0
         if number and not _stops(trainer):  # else the end of the epoch follows, which saves
             self._save(trainer, number)
 
@@ -344,6 +348,7 @@ class SaveCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._num_trained_to_save = 0  # a hook of the batch before may have ended the epoch
         position, number = _position(trainer), trainer.fit_loop.batch_idx + 1  # a `dataloader_iter` has its own index
         self._kept.note(trainer)
         self._check_written(trainer)
@@ -361,7 +366,7 @@ class SaveCheckpoint(Checkpoint):
                 self._account.note(SEVERAL)
                 self._saves_ends_only = True
                 return
-            self._num_to_save = number
+            self._num_trained_to_save = number
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._kept.note(trainer)
@@ -457,7 +462,7 @@ def _position(trainer: Trainer) -> int:
 
 
 def _stops(trainer: Trainer) -> bool:
-    """Whether Lightning ends the training now: a stop was asked for, after `min_epochs` and `min_steps`."""
+    """Whether a stop that was asked for ends the training now, after `min_epochs` and `min_steps`."""
     return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 

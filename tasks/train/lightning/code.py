@@ -264,14 +264,24 @@ def link_written(source: Path, copied: Path, data: Sequence[str] = ()) -> Iterat
     yield
     for name, _ in _walk(source, data):
         if name not in before:
-            top = next((each for each in _downwards(name) if not os.path.lexists(copied / each)), None)
+            top = next((each for each in _downwards(name) if _is_free(copied / each)), None)
             if top is not None:
+                if os.path.lexists(copied / top):
+                    (copied / top).rmdir()
                 (copied / top).symlink_to((source / top).resolve())
+
+
+def _is_free(place: Path) -> bool:
+    """Whether a link can take this place: nothing is there, or a folder that is empty."""
+    return not os.path.lexists(place) or (place.is_dir() and not place.is_symlink() and not any(place.iterdir()))
 
 
 def list_written(copied: Path) -> None:
     """Record what was written into a copy, or linked there, as links, so that copies of it link there too."""
     contents = _contents(copied, ())
+    linked = [name for name in contents.folders if (copied / name).is_symlink()]  # they were empty before
+    folders = [name for name in contents.folders if name not in linked]
+    contents = _Contents(contents.files, [*contents.links, *linked], folders)
     links = contents.links
     known = {part for names in contents for name in names for part in (name, *name.parents)}
     for name, _ in sorted(_walk(copied, ())):

@@ -84,8 +84,8 @@ class AtomicCheckpointIO(CheckpointIO):
     """Lightning's checkpoint plugin with atomic writes in a thread, one at a time, for the attempt with a directory.
 
     Where `checkpoints` is given, only those in this directory are written so, and others at once, as by Lightning, in
-    the context `during`. The user's file that the training started from, `start`, is not removed: Lightning keeps it
-    too, but knows only the copy of the run.
+    the context `during`. The user's file that the training started from, `start`, is not removed. Lightning
+    would keep it too, but was given the run's copy.
     """
 
     # Lightning's `AsyncCheckpointIO` (2.6) copies on the GPU, queues checkpoints, reports errors a checkpoint later.
@@ -103,13 +103,13 @@ class AtomicCheckpointIO(CheckpointIO):
         self._may_write, self._is_dropped = threading.Event(), False
         self._may_write.set()
         self.write_seconds = 0.0  # seconds of the last write in the thread
-        self.before_foreign: Callable[[], None] = lambda: None
+        self.before_user_checkpoint: Callable[[], None] = lambda: None
         """Called before a checkpoint of the user's code is written."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy the checkpoint to the host, and write it in the thread. Raises OSError: the one before was lost."""
         if self._is_foreign(path):
-            self.before_foreign()
+            self.before_user_checkpoint()
             with self._during(), _no_part_of(path):
                 TorchCheckpointIO().save_checkpoint(checkpoint, path, storage_options)
             return

@@ -55,7 +55,7 @@ class KeptModels:
         """Of the names so far."""
 
     def note(self, trainer: Trainer) -> None:
-        """Write down the names of new files, on rank 0 before they are written: a loss may leave a part of one."""
+        """Write down the names of new files, on rank 0 before they are written: a lost rank may leave a part of one."""
         known = self._known
         if known is None or known.issuperset(names := _names(trainer)):
             return

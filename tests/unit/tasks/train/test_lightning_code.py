@@ -292,11 +292,15 @@ def test_what_a_training_writes_next_to_its_code_is_no_code(tmp_path, monkeypatc
     assert identities({}, run / FOLDER) != identities({}, directory)
 
 
-def test_what_prepare_data_writes_next_to_the_code_is_linked(tmp_path, monkeypatch):
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_prepare_data_writes_next_to_the_code_is_linked(tmp_path, monkeypatch, exists):
     directory, copied = tmp_path / "code", tmp_path / "home" / "runs" / "1" / FOLDER
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
     (directory / "net").mkdir(parents=True)
     (directory / "net" / "layers.py").touch()
+    if exists:
+        (directory / "data").mkdir()
+        (directory / "data" / ".gitkeep").touch()
     copy(directory, copied.parent)
     before = identities({}, copied)
     with link_written(directory, copied):

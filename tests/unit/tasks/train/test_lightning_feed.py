@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from paceline.tasks.errors import InputError
 from paceline.tasks.train.lightning.callbacks import RELOADS, WORKERS, StepAccount
 from paceline.tasks.train.rank.checkpoint import checkpoint_path, newest_valid_checkpoint
 from tests.support.feed_trainings import NUM_BATCHES, NUM_EPOCHS, READ_AHEAD, Curve, Module, train
@@ -176,6 +177,14 @@ class Averaging(Module):
         self.average.lerp_(self.net[0].weight.detach(), float(torch.rand(())))
 
 
+class Ending(Module):
+    """Ends its first epoch in its own hook of the third batch's end, where a checkpoint may be due."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.fit_loop.total_batch_idx == 2:
+            raise StopIteration
+
+
 class Lacking(Module):
     """Has a batch of each epoch without a usable sample, which Lightning leaves out."""
 
@@ -191,6 +200,22 @@ class Fetching(Module):
 
     def log(self, *args, **options):
         super().log(*args, batch_size=8, **options)
+
+
+class Lossless(Module):
+    """Has a first batch without a usable sample, and returns no loss."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        return None if self.trainer.training and self.trainer.fit_loop.total_batch_idx == -1 else batch
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice
+def test_a_step_without_a_loss_is_refused_after_a_first_batch_that_is_none(tmp_path):
+    with pytest.raises(InputError, match="returned None"):
+        train("shuffled", {}, tmp_path, kind=Lossless)
 
 
 class Stopping(Module):
@@ -215,6 +240,7 @@ class Stopping(Module):
         (Averaging, {}, [13]),
         (Skipping, {}, [10]),
         (Skipping, {}, [16]),
+        (Ending, {}, [5]),
         (Lacking, {}, [14]),
         (Fetching, {}, [5, 7]),
         (Stopping, {"min_epochs": 2}, [7]),

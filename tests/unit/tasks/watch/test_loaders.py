@@ -1,6 +1,7 @@
 """Loaders and batches of all kinds: their lengths, their sizes, and several of them in one step."""
 
 import random
+from functools import partial
 from itertools import islice
 from types import ModuleType
 
@@ -380,6 +381,11 @@ def count_in(module_name):
     return variables["count"]()
 
 
+class Doubling:
+    def __call__(self, value):
+        return 2 * value
+
+
 class Counter:
     def __iter__(self):
         return self
@@ -397,6 +403,9 @@ class Counter:
         (lambda: (number for number in [1, 2]), True),
         (lambda: zip(range(2), (number for number in [1, 2]), strict=True), True),
         (lambda: map(from_module, [1, 2]), True),
+        (lambda: map(partial(from_module), [1, 2]), True),
+        (lambda: map(partial(int, base=3), ["1", "2"]), False),
+        (lambda: map(Doubling(), [1, 2]), True),
         (lambda: map(ByClass().plain, [1, 2]), True),
         (lambda: iter(Counter()), True),
         (lambda: count_in("samplers"), True),
@@ -410,6 +419,9 @@ class Counter:
         "generator",
         "generator inside",
         "function",
+        "partial function",
+        "partial of Python",
+        "callable object",
         "method",
         "class",
         "module",
