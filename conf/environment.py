@@ -76,7 +76,10 @@ class Environment(BaseSettings):
     """`off` where runs that Prefect starts may go without TLS between the Dask parts."""
 
     code_given: str = Field(default="", validation_alias="PACELINE_CODE")
-    """Directories and packages of own Lightning code that runs which Prefect starts may import, with commas between."""
+    """Directories and packages of own Lightning code that runs which Prefect starts may import, with commas between.
+
+    `%2C` stands for a comma in a path.
+    """
 
     cache_given: Path | None = Field(default=None, validation_alias="PACELINE_CACHE")
     """Directory for copies of what workers of this host read from an object store; best on a disk of the host."""

@@ -46,14 +46,19 @@ def check_code(own: Lightning, environment: Environment) -> None:
     """Raise InputError for own Lightning code that only Prefect's API names."""
     if not is_from_api():
         return
-    allowed = f",{environment.code_given},"
+    allowed = environment.code_given.split(",")
     if own.code is not None and Path(own.code).resolve().is_relative_to((environment.root / "runs").resolve()):
-        allowed += f"{own.code},"  # the copy of a run
-    foreign = [name for name in _sources(own) if f",{name}," not in allowed]  # a path may have commas
+        allowed.append(_listed(own.code))  # the copy of a run
+    foreign = [name for name in _sources(own) if _listed(name) not in allowed]
     if foreign:
         fault = f"{foreign[0]} is not code that a run which Prefect starts may import on this host"
-        given = ",".join(filter(None, [environment.code_given, *foreign]))
+        given = ",".join(filter(None, [environment.code_given, *map(_listed, foreign)]))
         raise InputError(fault, hint=f"where the flows are started, export PACELINE_CODE={given}", setting="lightning")
+
+
+def _listed(name: str) -> str:
+    """A directory or package in PACELINE_CODE, which has commas between them."""
+    return name.replace(",", "%2C")
 
 
 def _sources(own: Lightning) -> tuple[str, ...]:
@@ -67,7 +72,7 @@ def _sources(own: Lightning) -> tuple[str, ...]:
 def allow(cluster: Cluster, own: Lightning | None = None) -> None:
     """Let the flow runs that this process starts join the cluster, and import the code, that its command line names."""
     if own is not None and own.settings:
-        os.environ["PACELINE_CODE"] = ",".join(_sources(own))
+        os.environ["PACELINE_CODE"] = ",".join(map(_listed, _sources(own)))
     if cluster.address is not None:
         os.environ["PACELINE_SCHEDULER"] = cluster.address
     if cluster.tls == "off":

@@ -109,7 +109,8 @@ def test_a_form_imports_only_the_code_of_its_host(as_deployment, tmp_path, monke
     own = Lightning(settings=settings, code=str(tmp_path))
     with refused("lightning", str(tmp_path)) as refusal:
         check_code(own, Environment())
-    assert refusal.value.hint.endswith(f"export PACELINE_CODE={tmp_path},acme")
+    listed = str(tmp_path).replace(",", "%2C")
+    assert refusal.value.hint.endswith(f"export PACELINE_CODE={listed},acme")
     allow(Cluster(), own)
     check_code(own, Environment())
     callback = {"class_path": "lightning.pytorch.callbacks.LambdaCallback"}
@@ -118,7 +119,11 @@ def test_a_form_imports_only_the_code_of_its_host(as_deployment, tmp_path, monke
         {"model": "mlflow.MlflowClient"},  # jsonargparse takes it for a class_path
         {"trainer": {"callbacks": [callback | {"init_args": {"on_fit_start": "mlflow.start_run"}}]}},
     )
-    for change in ({"code": "/elsewhere"}, *({"settings": settings} for settings in foreign)):
+    for change in (
+        {"code": "/elsewhere"},
+        {"code": f"{tmp_path},acme"},
+        *({"settings": settings} for settings in foreign),
+    ):
         with refused("lightning"):
             check_code(own.model_copy(update=change), Environment())
     path = tmp_path / "more.yaml"
