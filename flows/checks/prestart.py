@@ -184,7 +184,10 @@ def cold_seconds() -> float | None:
     """Seconds since the start of this run's program; None where its process may have had other work before."""
     if was_started_ahead:
         return None
-    started = host.process_start() if FLOW_RUN in os.environ else host.program_start if _current.get() else None
+    if FLOW_RUN in os.environ:  # Prefect has started this process for the run
+        started = host.process_start()
+    else:
+        started = host.program_start if _current.get() is not None else None
     return None if started is None else time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 

@@ -78,7 +78,7 @@ class Batches:
                 return
             before = self._states() if is_probing else None
             try:
-                early = self._take_samples() if is_early else None
+                early = self._take_samples() if is_early and is_probing else None
                 batch = next(self._iterator)
             except Exception as error:  # noqa: BLE001  raised when its batch is due
                 self._end = error

@@ -357,7 +357,7 @@ def partition_keys(data: Any) -> list[str]:
     returned, name = data.partitions(), type(data).__name__
     hint = f"return a list of different texts from {name}.partitions, of letters, digits, _, - and dots"
     if isinstance(returned, str) or not isinstance(returned, Iterable):
-        raise InputError(f"partitions of {name} returned {returned!r}, which is no list of keys", hint=hint)
+        raise InputError(f"partitions of {name} returned {returned!r}, which is not a list of keys", hint=hint)
     keys = list(returned)
     if not keys:
         raise InputError(f"partitions of {name} returned no key", hint=hint)

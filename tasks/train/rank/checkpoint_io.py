@@ -186,7 +186,7 @@ class AtomicCheckpointIO(CheckpointIO):
 
 @contextmanager
 def _no_part_of(path: str | Path) -> Iterator[None]:
-    """Remove a local file that the body has begun, if the disk did not take all of it."""
+    """Remove a new local file if the body could not write it completely."""
     is_new = "://" not in str(path) and not os.path.lexists(path)
     try:
         yield

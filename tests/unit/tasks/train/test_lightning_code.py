@@ -435,8 +435,8 @@ def test_the_same_name_in_another_directory_names_other_data(tmp_path, monkeypat
         (["a.tmp"], "'a.tmp'"),
         ([3], "3"),
         ([{"file": "a"}], "{'file': 'a'}"),
-        ("train", "'train', which is no list"),
-        (7, "7, which is no list"),
+        ("train", "'train', which is not a list"),
+        (7, "7, which is not a list"),
     ],
 )
 def test_keys_of_partitions_are_names_of_folders(keys, fault):
